@@ -1,0 +1,44 @@
+# make demo  a virtual environment, the package, and its main job on images made on the spot
+# make test  the same environment with the test tools, and every test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format bench gpu clean
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/dataloaders demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m bench
+
+# Machines with a GPU come with a torch of their own: this takes the python that is there.
+gpu:
+	$(PYTHON) -m bench --gpu
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp a purpose: the second call installs nothing unless pyproject.toml changed.
+$(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[vision]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/.installed-demo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

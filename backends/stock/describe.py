@@ -1,0 +1,128 @@
+"""What stock does with a loader, stage by stage, as `Plan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, Subset
+from torch.utils.data._utils.collate import default_convert
+
+from dataloaders.backend import Specification
+from dataloaders.plan import Plan, Stage
+
+from .order import is_known
+
+__all__ = ["describe"]
+
+
+def describe(loader: Specification, name: str, not_gathered: str | None, *, own: bool) -> Plan:
+    """The plan of ``loader``.
+
+    ``not_gathered`` is why its batches are fetched sample by sample, None if they are gathered;
+    ``own`` says that the loader's class has an iteration of its own, of which nothing is known.
+    """
+    if own:
+        how = f"{type(loader).__name__}.__iter__, the loader's own"
+        return Plan(name, (Stage("fetch", "as the loader decides", how),))
+    where = _place(loader)
+    gathered = not_gathered is None
+    stages = [Stage("sampler", "this process", _sampling(loader, gathered))]
+    if gathered:
+        how = f"one indexed gather a batch from {_called(loader.dataset)}, collated at once"
+        stages.append(Stage("fetch", where, how))
+    else:
+        stages.extend(_sample_stages(loader, where))
+    pinned = loader.pin_memory and torch.accelerator.is_available()
+    if loader.pin_memory:
+        stages.append(_pinning(loader))
+    delivers = "cpu (pinned)" if pinned else "cpu"
+    return Plan(name, tuple(stages), delivers, notes=_notes(loader, not_gathered))
+
+
+def _sample_stages(loader: Specification, where: str) -> list[Stage]:
+    dataset = _root(loader.dataset)
+    if isinstance(dataset, IterableDataset):
+        how = f"next(iter({_called(dataset)}))"
+    elif callable(getattr(loader.dataset, "__getitems__", None)):
+        how = f"{_called(loader.dataset)}.__getitems__(indices)"
+    else:
+        how = f"{_called(loader.dataset)}[index], sample by sample"
+    stages = [Stage("fetch", where, how)]
+    decode = getattr(dataset, "loader", None)  # as torchvision's folder datasets name it
+    if callable(decode):
+        stages.append(Stage("decode", where, _called(decode)))
+    transform = getattr(dataset, "transform", None) or getattr(dataset, "transforms", None)
+    if callable(transform):
+        stages.append(Stage("augment", where, _members(transform)))
+    if loader.collate_fn is default_convert:
+        how = "none: samples become tensors one by one"
+    else:
+        how = _called(loader.collate_fn)
+    stages.append(Stage("collate", where, how))
+    return stages
+
+
+def _sampling(loader: Specification, gathered: bool) -> str:
+    if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
+        return "none: the dataset decides its own order"
+    if loader.batch_sampler is None:
+        return type(loader.sampler).__name__
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    how = type(loader.batch_sampler).__name__
+    if inner is not None:
+        how += f" of {type(inner).__name__}"
+    if loader.batch_size is not None:
+        how += f", {loader.batch_size} a batch"
+        how += ", last short batch dropped" if loader.drop_last else ""
+    if gathered and not loader.num_workers and is_known(loader.batch_sampler):
+        how += ", as index tensors"
+    return how
+
+
+def _pinning(loader: Specification) -> Stage:
+    if not torch.accelerator.is_available():
+        return Stage(
+            "transfer",
+            "nowhere",
+            "pin_memory=True has no effect",
+            obstacle="no accelerator is available here; leave pin_memory out",
+        )
+    where = "a thread of this process" if loader.num_workers else "this process"
+    return Stage("transfer", where, "copied into pinned memory; the step copies to its device")
+
+
+def _notes(loader: Specification, not_gathered: str | None) -> tuple[str, ...]:
+    if not_gathered is not None:
+        return (f"fetched sample by sample, not by one gather a batch: {not_gathered}",)
+    if loader.num_workers:
+        return (
+            f"num_workers={loader.num_workers} with a dataset in memory: num_workers=0 gathers a "
+            "batch in this process, which is often quicker than sending it from a worker",
+        )
+    return ()
+
+
+def _place(loader: Specification) -> str:
+    count = loader.num_workers
+    if not count:
+        return "this process"
+    return "1 worker process" if count == 1 else f"{count} worker processes"
+
+
+def _root(dataset: Any) -> Any:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _called(thing: Any) -> str:
+    name = getattr(thing, "__name__", None)
+    return name if isinstance(name, str) else type(thing).__name__
+
+
+def _members(transform: Any) -> str:
+    members = getattr(transform, "transforms", None)
+    if isinstance(members, (list, tuple)):
+        return ", ".join(_called(member) for member in members)
+    return _called(transform)

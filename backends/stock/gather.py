@@ -1,0 +1,158 @@
+"""In-memory datasets: a whole batch by one indexed gather, instead of sample by sample.
+
+    TensorDataset(x, y), indices ──> [x.index_select(0, indices), y.index_select(0, indices)]
+
+The same batch as ``default_collate([dataset[i] for i in indices])``, to the bit, its containers
+included. The dataset's tensors are looked at anew for each batch, so that a dataset that changes
+under way changes as it does under torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data._utils import collate as torch_collate
+
+from dataloaders.batch import Batch
+
+from .order import Index, Table, as_index
+
+__all__ = ["Gatherer", "NotGatherable", "collates_as_torch", "obstacle"]
+
+
+class NotGatherable(Exception):
+    """This batch has to be fetched sample by sample."""
+
+
+class Gatherer:
+    """Batches of one in-memory dataset by one gather a tensor, for one epoch (or one worker)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._tables: dict[int, Table] = {}
+
+    def batch(self, index: Any) -> Batch:
+        """``default_collate([dataset[i] for i in index])``.
+
+        In host memory; in shared memory inside a DataLoader worker, as torch collates there.
+
+        Raises:
+            NotGatherable: `obstacle` names why, or an index is no plain integer.
+            IndexError, RuntimeError: an index is negative or too large. torch accepts negative
+                ones, so that a caller asks torch after any error.
+        """
+        if not collates_as_torch():
+            raise NotGatherable
+        return self._gather(self._dataset, index)
+
+    def _gather(self, dataset: Any, index: Index) -> Batch:
+        kind = type(dataset)
+        if kind is Subset:
+            if type(dataset.indices) not in _TABLES:
+                raise NotGatherable
+            table = self._tables.get(id(dataset))
+            if table is None:
+                table = self._tables[id(dataset)] = Table(dataset)
+            return self._gather(dataset.dataset, table.lookup(dataset.indices, index))
+        rows = as_index(index)
+        if rows is None:
+            raise NotGatherable
+        if kind is TensorDataset:
+            # default_collate makes a list of tuples into a list of columns.
+            return [_rows(tensor, rows) for tensor in dataset.tensors]
+        if kind is torch.Tensor:
+            return _rows(dataset, rows)
+        if kind is np.ndarray and _is_plain_array(dataset):
+            return _rows(torch.from_numpy(dataset), rows)
+        if kind is StackDataset:
+            children = dataset.datasets
+            if type(children) is dict:
+                return {key: self._gather(child, rows) for key, child in children.items()}
+            if type(children) is tuple:
+                return [self._gather(child, rows) for child in children]
+        raise NotGatherable
+
+
+def obstacle(dataset: Any) -> str | None:
+    """Why batches of ``dataset`` cannot be gathered, in a few words; None if they can."""
+    kind = type(dataset)
+    if kind is TensorDataset:
+        if not dataset.tensors:
+            return "the TensorDataset has no tensors"
+        return next((why for why in map(_not_plain, dataset.tensors) if why), None)
+    if kind is Subset:
+        if type(dataset.indices) not in _TABLES:
+            return f"the Subset's indices are a {type(dataset.indices).__name__}, not a list"
+        return obstacle(dataset.dataset)
+    if kind is StackDataset:
+        children = dataset.datasets
+        if type(children) not in (tuple, dict):
+            return f"the StackDataset holds a {type(children).__name__}"
+        parts = children.values() if type(children) is dict else children
+        return next((why for why in map(obstacle, parts) if why), None)
+    if kind is torch.Tensor:
+        return _not_plain(dataset)
+    if kind is np.ndarray:
+        return None if _is_plain_array(dataset) else "the array is not a plain, writable one"
+    return f"{kind.__name__} is not an in-memory dataset that is known"
+
+
+def collates_as_torch() -> bool:
+    """Whether ``default_collate`` still does what torch made it do (its table can be changed)."""
+    return torch_collate.default_collate_fn_map == _TORCHS_COLLATION
+
+
+_TABLES = (list, tuple, range, np.ndarray, torch.Tensor)
+
+_TORCHS_COLLATION: dict[Any, Any] = {
+    torch.Tensor: torch_collate.collate_tensor_fn,
+    np.ndarray: torch_collate.collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
+    float: torch_collate.collate_float_fn,
+    int: torch_collate.collate_int_fn,
+    str: torch_collate.collate_str_fn,
+    bytes: torch_collate.collate_str_fn,
+}
+
+
+def _rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    if _not_plain(tensor):
+        raise NotGatherable
+    if get_worker_info() is None:
+        return tensor.index_select(0, index)
+    # As torch's collation in a worker: straight into the shared memory that is sent.
+    shape = (len(index), *tensor.shape[1:])
+    elements = len(index) * (tensor.numel() // len(tensor))
+    whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
+    rows = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
+    return torch.index_select(tensor, 0, index, out=rows)
+
+
+def _not_plain(tensor: torch.Tensor) -> str | None:
+    if type(tensor) is not torch.Tensor:
+        return f"a {type(tensor).__name__} is not a plain torch.Tensor"
+    if not tensor.is_cpu:
+        return f"a tensor is on {tensor.device}, not in host memory"
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return "a tensor is sparse, nested or quantized"
+    if tensor.requires_grad:
+        return "a tensor requires grad"
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return "a tensor is not contiguous: store it as tensor.contiguous()"
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        return "a tensor has no elements or no dimension to index"
+    return None
+
+
+def _is_plain_array(dataset: np.ndarray[Any, Any]) -> bool:
+    return (
+        dataset.ndim >= 2
+        and dataset.size > 0
+        and dataset.dtype.isnative
+        and dataset.dtype.kind in "biufc"
+        and dataset.flags.c_contiguous
+        and dataset.flags.writeable
+    )

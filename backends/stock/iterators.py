@@ -1,0 +1,153 @@
+"""torch's own two iterators, with the gather in the place where they fetch a batch.
+
+num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
+num_workers > 0    torch's multi-process iterator over a view of the loader: its workers gather
+
+Everything else stays torch's: seeds, pinning, queues, worker start and shutdown, warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from dataloaders.backend import Specification
+from dataloaders.batch import Batch
+from dataloaders.specification import view_of
+
+from . import gather, order
+
+__all__ = ["gathering_iterator", "obstacle"]
+
+_TorchLoader = torch.utils.data.DataLoader
+
+
+def obstacle(loader: Specification) -> str | None:
+    """Why the batches of ``loader`` are not gathered, in a few words; None if they are."""
+    if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
+        return "an iterable dataset has no indices"
+    if loader.batch_sampler is None:
+        return "batch_size=None: the dataset makes its own batches"
+    if loader.collate_fn is not default_collate:
+        return "collate_fn is not torch's default_collate"
+    kind = type(loader)
+    if (
+        kind._get_iterator is not _TorchLoader._get_iterator
+        or kind._index_sampler is not _TorchLoader._index_sampler
+        or kind._auto_collation is not _TorchLoader._auto_collation
+    ):
+        return f"{kind.__name__} changes torch's iteration"
+    if loader.num_workers and type(loader.dataset) is np.ndarray:
+        return "a worker's copy of a bare array cannot be told to gather: use a TensorDataset"
+    if not gather.collates_as_torch():
+        return "default_collate_fn_map was changed"
+    return gather.obstacle(loader.dataset)
+
+
+def gathering_iterator(loader: Specification) -> _BaseDataLoaderIter:
+    """torch's iterator over ``loader``, for which there is no `obstacle`, fetching by gathers."""
+    if loader.num_workers == 0:
+        return _GatheringIterator(loader)
+    init = _GatherInWorker(loader.worker_init_fn)
+    return view_of(loader, collate_fn=_collate, worker_init_fn=init)._get_iterator()
+
+
+class _GatheringIterator(_SingleProcessDataLoaderIter):
+    def __init__(self, loader: Specification) -> None:
+        super().__init__(loader)
+        # Profiles show the name that they show for torch's iterator.
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        known = order.is_known(loader.batch_sampler)
+        if known:  # torch's iterator over it was not started: it has drawn nothing
+            self._sampler_iter = order.index_batches(loader.batch_sampler)
+        self._dataset_fetcher = _GatheringFetcher(loader, index_is_ours=known)
+
+    def __next__(self) -> Batch:
+        if _profiler_enabled():
+            return super().__next__()
+        # torch's own, without the profiler's record: that costs as much as all the rest here.
+        data = self._dataset_fetcher.fetch(next(self._sampler_iter))
+        if self._pin_memory:
+            data = pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
+        self._num_yielded += 1
+        return data
+
+
+class _GatheringFetcher(_MapDatasetFetcher):
+    """One gather a batch; torch's fetch of the same batch wherever that does not go through."""
+
+    def __init__(self, loader: Specification, *, index_is_ours: bool) -> None:
+        super().__init__(loader.dataset, True, loader.collate_fn, loader.drop_last)
+        self._gatherer = gather.Gatherer(loader.dataset)
+        self._index_is_ours = index_is_ours
+
+    def fetch(self, possibly_batched_index: Any) -> Batch:
+        index = possibly_batched_index
+        try:
+            return self._gatherer.batch(index)
+        except Exception:
+            # Whatever it was (an index out of range, a tensor that changed): torch decides
+            # below, outside this handler, what becomes of it and with which error.
+            pass
+        if self._index_is_ours and type(index) is torch.Tensor:
+            index = index.tolist()
+        return super().fetch(index)  # type: ignore[no-untyped-call]
+
+
+class _GatherInWorker:
+    """A worker_init_fn: the user's own, then the worker's copy of the dataset learns to gather.
+
+    The fetch in a worker asks the dataset for a whole batch if it has ``__getitems__``. Here it
+    gets one on the instance, in the worker alone: its class stays what the user's code expects.
+    """
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self._user = user
+
+    def __call__(self, worker_id: int) -> None:
+        if self._user is not None:
+            self._user(worker_id)
+        info = get_worker_info()
+        dataset: Any = info.dataset if info is not None else None
+        if gather.obstacle(dataset) is None:
+            dataset.__getitems__ = _BatchGetter(dataset)
+
+
+class _BatchGetter:
+    """``__getitems__`` of a dataset in a worker: a finished batch, or torch's list of samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._gatherer = gather.Gatherer(dataset)
+        self._by_sample = getattr(dataset, "__getitems__", None)
+
+    def __call__(self, index: list[Any]) -> Any:
+        try:
+            return _Collated(self._gatherer.batch(index))
+        except Exception:
+            pass  # as in _GatheringFetcher.fetch
+        if self._by_sample is not None:
+            return self._by_sample(index)
+        return [self._dataset[key] for key in index]
+
+
+class _Collated:
+    """A batch that needs no collation any more."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+
+def _collate(samples: Any) -> Batch:
+    return samples.batch if type(samples) is _Collated else default_collate(samples)

@@ -1,0 +1,290 @@
+"""Batches that cost nothing: like the real ones, made once on the device and reissued.
+
+    one real batch, like= or spec= ──Recipe──> pool of batches on the device ──> the step
+                      the loader's sampler ──> how many, and how short the last one is
+
+What a training loop does with these is all that it can do: the floor that no loader beats.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.utils.data
+from torch.utils.data import BatchSampler
+
+from dataloaders.backend import Backend, Session, Specification
+from dataloaders.batch import Batch, leaves, map_tensors, samples_in
+from dataloaders.errors import BackendUnavailable, OptionError
+from dataloaders.loader import DataLoader
+from dataloaders.plan import Plan, Stage
+from dataloaders.random_states import random_states_kept
+from dataloaders.specification import generators_of, view_of
+from dataloaders.synthesis import Recipe, TensorSpec, shortened
+
+__all__ = ["Synthetic", "TensorSpec"]
+
+
+# Not compared by value: tensors in ``like`` do not compare to one bool.
+@dataclass(frozen=True, eq=False)
+class Synthetic(Backend):
+    """Random batches with the real ones' structure, shapes, dtypes, strides and value ranges.
+
+    As many an epoch as the loader has, the last one as short. Floats are uniform between the
+    least and the greatest value of the real tensor, integers too, bools as often True. Tensors
+    whose values must fit together (offsets, boxes) get random ones like any other: pass those
+    in ``spec``. What cannot be made (sparse, nested and quantized tensors, subclasses, strings,
+    objects) is the real one, reissued. Containers are new in every batch, tensors are shared
+    with the batch a pool earlier; one that the step has written into is made again first.
+
+    Attributes:
+        like: a batch to be like; None reads one from the loader, in this process, leaving the
+            states of torch's, NumPy's, ``random``'s and the loader's own generators as they were.
+        spec: or a nesting of `TensorSpec`; real tensors in it are reissued as they are.
+        pool: how many different batches are made.
+        batches: how many an epoch has; None for the loader's own number.
+        seed: of the values.
+
+    Raises:
+        OptionError: both ``like`` and ``spec`` are given, or a number is out of range.
+    """
+
+    like: Batch = field(default=None, repr=False)
+    spec: Any = None
+    pool: int = 8
+    batches: int | None = None
+    seed: int = 0
+
+    name: ClassVar[str] = "synthetic"
+    delivers: ClassVar[Literal["host", "device"]] = "device"
+    same_samples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.like is not None and self.spec is not None:
+            raise OptionError("Synthetic(like=..., spec=...): give one of them, not both")
+        if self.spec is not None:
+            Recipe.spec(self.spec)  # a spec without a TensorSpec is told here
+        if not isinstance(self.pool, int) or self.pool < 1:
+            raise OptionError(f"Synthetic(pool={self.pool!r}): must be an int of at least 1")
+        if self.batches is not None and (not isinstance(self.batches, int) or self.batches < 0):
+            raise OptionError(
+                f"Synthetic(batches={self.batches!r}): must be an int of at least 0, or None for "
+                "the loader's own number"
+            )
+
+    def explain(self, loader: Specification) -> Plan:
+        """One stage, on the device; the obstacle is an epoch without a known length."""
+        device = str(_device(loader))
+        obstacle = None
+        if self.batches is None and _is_iterable(loader) and _length(loader.dataset) is None:
+            obstacle = (
+                f"{type(loader.dataset).__name__} is iterable and has no length, so how many "
+                "batches an epoch has is not known; say it: "
+                "backend=Synthetic(batches=1000), from backends.synthetic"
+            )
+        source = "the first real one"
+        if self.like is not None or self.spec is not None:
+            source = "the one given" if self.spec is None else "the specification"
+        how = f"{self.pool} random batches like {source}, made once and reissued"
+        notes = ("not the real samples: for measuring, not for training",)
+        return Plan(self.name, (Stage("fetch", device, how),), device, obstacle, notes)
+
+    def open(self, loader: Specification) -> Session:
+        """A session that makes its pool at the first epoch."""
+        plan = self.explain(loader)
+        if plan.obstacle is not None:
+            raise BackendUnavailable(str(plan))
+        return _SyntheticSession(self, loader)
+
+
+class _SyntheticSession(Session):
+    def __init__(self, options: Synthetic, loader: Specification) -> None:
+        self._options = options
+        self._loader = weakref.ref(loader)
+        self._recipe: tuple[Recipe, int | None] | None = None
+        self._pool: _Pool | None = None
+
+    def epoch(self) -> Iterator[Batch]:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("this session's loader is gone; iterate a loader that lives")
+        if self._recipe is None:
+            self._recipe = _recipe(self._options, loader)
+        if self._recipe is None:
+            return iter(())  # the sampler gave no batch to be like
+        recipe, samples = self._recipe
+        device = _device(loader)
+        if self._pool is None or self._pool.device != device:
+            self._pool = _Pool(recipe, device, self._options.pool, self._options.seed)
+        sizes: Iterator[int | None]
+        if self._options.batches is not None:
+            sizes = itertools.repeat(None, self._options.batches)
+        else:
+            sizes = _sizes(loader)
+        return _Epoch(self._pool, sizes, samples)
+
+    def close(self) -> None:
+        self._pool = None
+
+
+class _Epoch:
+    """One epoch's batches, one for each size."""
+
+    def __init__(self, pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> None:
+        self._pool = pool
+        self._sizes = sizes
+        self._samples = samples
+        self._slot = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        size = next(self._sizes)
+        batch = self._pool.issue(self._slot)
+        self._slot += 1
+        if size is None or self._samples is None or size >= self._samples:
+            return batch
+        return shortened(batch, size, self._samples)
+
+
+class _Pool:
+    """Batches on a device, issued in turn as new containers around the same memory."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, size: int, seed: int) -> None:
+        self.device = device
+        self._recipe = recipe
+        self._generator: torch.Generator | None = None
+        if device.type != "meta":
+            self._generator = torch.Generator(device).manual_seed(seed)
+        self._copies = False
+        self._slots = [self._new() for _ in range(size)]
+        self._versions = [_versions(slot) for slot in self._slots]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # once: a step on any stream may read the pool
+
+    def issue(self, turn: int) -> Batch:
+        """The batch of the slot whose turn it is."""
+        place = turn % len(self._slots)
+        if _versions(self._slots[place]) != self._versions[place]:
+            # A step that writes will do so each time: from now on it gets copies, which are
+            # cheaper than new draws. A new slot, because whoever holds the old one keeps it.
+            self._slots[place] = self._new()
+            self._versions[place] = _versions(self._slots[place])
+            self._copies = True
+        with torch.inference_mode(False), torch.no_grad():
+            alias = torch.clone if self._copies else torch.Tensor.detach
+            return map_tensors(self._slots[place], alias)
+
+    def _new(self) -> Batch:
+        # Never an inference tensor: those have no version that would show a write.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._recipe.make(self.device, self._generator)
+
+
+def _versions(batch: Batch) -> list[int]:
+    return [0 if leaf.is_inference() else leaf._version for leaf in leaves(batch)]
+
+
+def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | None] | None:
+    """How to make batches, and the samples in one; None if the loader's epoch is empty."""
+    if options.spec is not None:
+        recipe = Recipe.spec(options.spec)
+        return recipe, samples_in(recipe.make(torch.device("meta"), None))
+    if options.like is not None:
+        return Recipe.like(options.like), samples_in(options.like)
+    with random_states_kept(*generators_of(loader), cuda=False):
+        found = _real_batch(loader)
+    if found is None:
+        return None
+    batch, samples = found
+    return Recipe.like(batch), samples
+
+
+def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
+    """The loader's first batch and its number of samples (None if it is one sample)."""
+    torchs = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
+    if not torchs and not isinstance(loader, DataLoader):  # it iterates in a way of its own
+        for batch in loader:
+            return batch, samples_in(batch)
+        return None
+    # One worker where workers are set up by a function that may open what the dataset reads.
+    workers = 1 if loader.num_workers > 0 and loader.worker_init_fn is not None else 0
+    view = view_of(
+        loader,
+        num_workers=workers,
+        prefetch_factor=1 if workers else None,
+        persistent_workers=False,
+        pin_memory=False,
+        generator=torch.Generator(),
+    )
+    state = view.__dict__
+    if not workers:
+        state.update(timeout=0, _DataLoader__multiprocessing_context=None)
+    samples = loader.batch_size
+    if not _is_iterable(loader):
+        indices = next(iter(loader._index_sampler), _NOTHING)
+        if indices is _NOTHING:
+            return None
+        if loader._auto_collation:
+            indices = list(indices)
+            samples = len(indices)
+        state["batch_sampler" if loader._auto_collation else "sampler"] = [indices]
+    batch = next(view._get_iterator(), _NOTHING)
+    return None if batch is _NOTHING else (batch, samples)
+
+
+_NOTHING: Any = object()
+
+
+def _sizes(loader: Specification) -> Iterator[int | None]:
+    """The number of samples of each batch of an epoch; None for one that is full."""
+    if _is_iterable(loader):
+        total = _length(loader.dataset) or 0
+        return _cut(total, loader.batch_size, loader.drop_last)
+    index_sampler: Any = loader._index_sampler
+    if type(index_sampler) is BatchSampler:
+        total_or_none = _length(index_sampler.sampler)
+        if total_or_none is not None:
+            return _cut(total_or_none, index_sampler.batch_size, index_sampler.drop_last)
+    number = _length(index_sampler)
+    if number is not None:
+        return itertools.repeat(None, number)
+    # Without a length, perhaps without an end: a batch for each that the sampler gives.
+    batched = loader._auto_collation
+    return (len(list(indices)) if batched else None for indices in index_sampler)
+
+
+def _cut(total: int, size: int | None, drop_last: bool) -> Iterator[int | None]:
+    if size is None:
+        return itertools.repeat(None, total)
+    full = itertools.repeat(None, total // size)
+    rest = total % size
+    return full if drop_last or not rest else itertools.chain(full, (rest,))
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None  # no __len__, or one that says that it does not know
+
+
+def _is_iterable(loader: Specification) -> bool:
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def _device(loader: Specification) -> torch.device:
+    """Where batches are delivered: the loader's device, else the current CUDA device, else CPU."""
+    wanted = getattr(loader, "device", None)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted is not None:
+        device = torch.device(wanted)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,412 @@
+"""Training loops of which it is known what holds them back: the examination of the verdict.
+
+    Workload ──make(seed)──> (loader, step)      as a user would write them
+             ──truth(...)──> real / synthetic    in the long run, from the known times, or None
+             ──causes──────> the verdicts that name the cause of a gap rightly
+
+The truth compares whole epochs of ordinary training with the step alone, so what an epoch costs
+to start belongs to it where epochs are short. Where cores are contended for, or only torch's own
+costs matter, no truth can be computed; `bench.truth` then measures it. The loaders are torch's
+own: the truth must not depend on the package that is examined.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from bench.known_work import (
+    BATCH,
+    CachedWaits,
+    Kind,
+    ReadyBatches,
+    Rows,
+    Step,
+    Stream,
+    WithTokens,
+    as_array,
+)
+from bench.queue_model import Overhead, seconds_per_batch
+
+__all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
+
+Gap: TypeAlias = Literal["small", "between", "large"]
+
+Made: TypeAlias = "tuple[DataLoader[Any], Callable[[Any], None]]"
+
+ENDLESS = 1_000_000
+"""Batches of an epoch that no check comes to the end of."""
+
+_INPUT = frozenset({"input-bound"})
+_EITHER = frozenset({"input-bound", "contention-bound"})
+_CONTENTION = frozenset({"contention-bound"})
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One loader and step with what is known about them.
+
+    Attributes:
+        name: on the command line and in the table.
+        about: what it examines.
+        make: a seed for its random times -> a new loader and a new step.
+        causes: the verdicts that are right where there is a gap.
+        computed: (seed, overhead) -> real / synthetic; None where it can only be measured.
+        cores: the cores that the whole workload runs on; None for all of them.
+        settle_s: the longest that workers go on working after the loop stops taking batches.
+        warm_s: seconds of training before the steady state.
+        period: batches after which the loop repeats itself, where that is known and short.
+        load_s, step_s: mean seconds to make a batch and to step on it, for the calibration.
+        step_kind: how the step spends them.
+    """
+
+    name: str
+    about: str
+    make: Callable[[int], Made]
+    causes: frozenset[str] = _INPUT
+    computed: Callable[[int, Overhead], float] | None = None
+    cores: int | None = None
+    settle_s: float = 0.2
+    warm_s: float = 0.5
+    period: int = 1
+    load_s: float = 0.0
+    step_s: float = 0.02
+    step_kind: Kind = "busy"
+
+
+def gap_class(truth: float) -> Gap:
+    """Of real / synthetic: "large" from 10 % on, "small" up to 3 %."""
+    if truth >= 1.10:
+        return "large"
+    return "small" if truth <= 1.03 else "between"
+
+
+def accepted(workload: Workload, truth: float) -> frozenset[str]:
+    """The verdicts that are right, "inconclusive" apart, if ``truth`` is real / synthetic."""
+    gap = gap_class(truth)
+    if gap == "small":
+        return frozenset({"step-bound"})
+    return workload.causes if gap == "large" else workload.causes | {"step-bound"}
+
+
+Times: TypeAlias = "Sequence[float] | Callable[[int], Sequence[float]]"
+"""Seconds in a fixed pattern, or a function of the seed to such a pattern."""
+
+
+def _known(
+    name: str,
+    about: str,
+    *,
+    loads_ms: Times,
+    steps_ms: Times,
+    workers: int = 0,
+    prefetch: int = 2,
+    in_order: bool = True,
+    batches: int = ENDLESS,
+    load: Kind = "wait",
+    step: Kind = "busy",
+    tensors: bool = False,
+    persistent: bool = False,
+    writes: bool = False,
+    lengths: Sequence[int] = (16,),
+    per_length_ms: float = 0.0,
+    dataset: Callable[[Sequence[float]], Any] | None = None,
+    batch_size: int | None = BATCH,
+    causes: frozenset[str] = _INPUT,
+    cores: int | None = None,
+    computable: bool = True,
+) -> Workload:
+    """A workload of known times; the truth follows from the rules of torch's queues.
+
+    Batches come from workers as NumPy arrays unless ``tensors``: a tensor costs the main process
+    up to a millisecond, which would turn a balanced loop into one that is not.
+    """
+
+    def make(seed: int) -> Made:
+        loads = _seconds(loads_ms, seed)
+        rows = (
+            Rows(loads, load, batches=batches, lengths=lengths)
+            if dataset is None
+            else dataset(loads)
+        )
+        as_it_is = tensors or workers == 0 or batch_size is None
+        loader: DataLoader[Any] = DataLoader(
+            rows,
+            batch_size,
+            num_workers=workers,
+            collate_fn=None if as_it_is else as_array,
+            prefetch_factor=prefetch if workers else None,
+            persistent_workers=persistent,
+            in_order=in_order,
+        )
+        steps = _seconds(steps_ms, seed)
+        return loader, Step(steps, step, per_length=per_length_ms / 1e3, writes=writes)
+
+    def computed(seed: int, overhead: Overhead) -> float:
+        loads = _seconds(loads_ms, seed)
+        steps = _seconds(steps_ms, seed)
+        if per_length_ms:
+            both = math.lcm(len(steps), len(lengths))
+            steps = [
+                steps[k % len(steps)] + lengths[k % len(lengths)] * per_length_ms / 1e3
+                for k in range(both)
+            ]
+        real = seconds_per_batch(
+            loads,
+            steps,
+            workers=workers,
+            prefetch=prefetch,
+            in_order=in_order,
+            batches=None if batches == ENDLESS else batches,
+            overhead=overhead,
+        )
+        return real / (sum(steps) / len(steps))
+
+    slowest = max(_seconds(loads_ms, 0))
+    period = math.lcm(len(_seconds(loads_ms, 0)), len(_seconds(steps_ms, 0)), len(lengths))
+    return Workload(
+        name=name,
+        about=about,
+        make=make,
+        causes=causes,
+        computed=computed if computable else None,
+        cores=cores,
+        settle_s=0.2 + slowest * prefetch if workers else 0.0,
+        period=period if period <= 100 else 1,
+        load_s=statistics.fmean(_seconds(loads_ms, 0)),
+        step_s=statistics.fmean(_seconds(steps_ms, 0))
+        + statistics.fmean(lengths) * per_length_ms / 1e3,
+        step_kind=step,
+    )
+
+
+def _seconds(times: Times, seed: int) -> list[float]:
+    values = times(seed) if callable(times) else times
+    return [value / 1e3 for value in values]
+
+
+def _lognormal(mean: float, sigma: float, salt: str) -> Callable[[int], Sequence[float]]:
+    """500 values of a lognormal distribution, scaled to have exactly this mean."""
+
+    def values(seed: int) -> Sequence[float]:
+        generator = random.Random(f"{salt} {seed}")
+        drawn = [generator.lognormvariate(0.0, sigma) for _ in range(500)]
+        return [value * mean * len(drawn) / sum(drawn) for value in drawn]
+
+    return values
+
+
+def _caching(name: str, about: str, *, workers: int, batches: int, first_ms: float) -> Workload:
+    """A dataset that is slow in its first epoch; the steady state is what comes after."""
+
+    def make(seed: int) -> Made:
+        loader: DataLoader[Any] = DataLoader(
+            CachedWaits((first_ms / 1e3,), batches=batches),
+            BATCH,
+            num_workers=workers,
+            collate_fn=as_array if workers else None,
+            persistent_workers=workers > 0,
+        )
+        return loader, Step((0.02,))
+
+    def computed(seed: int, overhead: Overhead) -> float:
+        real = seconds_per_batch(
+            (0.0,), (0.02,), workers=workers, batches=batches, overhead=overhead
+        )
+        return real / 0.02
+
+    warm_s = batches * (first_ms / 1e3 + 0.03)
+    return Workload(name, about, make, computed=computed, warm_s=warm_s)
+
+
+def _strings(seed: int) -> Made:
+    loader: DataLoader[Any] = DataLoader(
+        Rows((0.002,), batches=ENDLESS), BATCH, num_workers=2, collate_fn=WithTokens(60_000)
+    )
+    return loader, Step((0.02,))
+
+
+def _large_batches(seed: int) -> Made:
+    # 64 images of 224 x 224 as uint8, 9.6 MB, copied into shared memory by the worker.
+    loader: DataLoader[Any] = DataLoader(
+        Rows((0.0,), batches=ENDLESS, batch=64, lengths=(3 * 224 * 224 // 4,)), 64, num_workers=2
+    )
+    return loader, Step((0.05,))
+
+
+def _collate_work(samples: list[torch.Tensor]) -> torch.Tensor:
+    Step((0.008,), "work")(None)
+    return torch.stack(samples)
+
+
+def _heavy_collate(seed: int) -> Made:
+    loader: DataLoader[Any] = DataLoader(
+        Rows((0.0,), batches=ENDLESS), BATCH, collate_fn=_collate_work
+    )
+    return loader, Step((0.016,), "work")
+
+
+def _training(seed: int) -> Made:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(20_000, 784, generator=generator)
+    labels = torch.randint(0, 10, (20_000,), generator=generator)
+    loader: DataLoader[Any] = DataLoader(TensorDataset(rows, labels), 256, shuffle=True)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(784, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    return loader, step
+
+
+def _every(period: int, rare: float, usual: float) -> list[float]:
+    return [usual] * (period - 1) + [rare]
+
+
+_VARIED = tuple(5 + 7 * k % 31 for k in range(31))  # 5 to 35 columns, mean 20, in mixed order
+
+_SERIAL = [
+    _known("serial_double", "waits as long as it steps", loads_ms=(10,), steps_ms=(10,)),
+    _known("serial_eighth", "12 % of a long step", loads_ms=(3.6,), steps_ms=(30,)),
+    _known("serial_twentieth", "5 %: neither large nor small", loads_ms=(1.5,), steps_ms=(30,)),
+    _known("serial_hundredth", "1 %", loads_ms=(0.3,), steps_ms=(30,)),
+    _known(
+        "serial_cpu", "CPU work between steps", loads_ms=(10,), steps_ms=(20,), load="work",
+        step="work",
+    ),
+    _known("serial_long_steps", "steps of 200 ms, a quarter on top", loads_ms=(50,),
+           steps_ms=(200,)),
+    _known("serial_long_steps_free", "steps of 200 ms, 1 % on top", loads_ms=(2,),
+           steps_ms=(200,)),
+    _known("serial_tenfold", "ten times as long as the step", loads_ms=(50,), steps_ms=(5,)),
+]  # fmt: skip
+
+_BALANCED = [
+    _known("balanced_3", "1 worker, 3 % faster than the step", loads_ms=(38.8,), steps_ms=(40,),
+           workers=1),
+    _known("balanced_5", "2 workers, 5 % faster", loads_ms=(76,), steps_ms=(40,), workers=2),
+    _known("balanced_10", "4 workers of 1 batch each, 10 % faster", loads_ms=(144,),
+           steps_ms=(40,), workers=4, prefetch=1),
+    _known("slower_5", "1 worker, 5 % slower: neither large nor small", loads_ms=(42,),
+           steps_ms=(40,), workers=1),
+    _known("slower_12", "2 workers, 12 % slower", loads_ms=(67.2,), steps_ms=(30,), workers=2),
+    _known("slower_15", "4 workers with 4 batches each, 15 % slower", loads_ms=(138,),
+           steps_ms=(30,), workers=4, prefetch=4),
+    _known("slower_30", "1 worker with 4 batches, 30 % slower", loads_ms=(39,), steps_ms=(30,),
+           workers=1, prefetch=4),
+    _known("workers_tenfold", "2 workers, ten times too slow", loads_ms=(100,), steps_ms=(5,),
+           workers=2),
+    _known("workers_free", "a worker with almost nothing to do", loads_ms=(1,), steps_ms=(40,),
+           workers=1),
+    _known("workers_tensors", "tensors from 2 workers, long steps", loads_ms=(20,),
+           steps_ms=(80,), workers=2, tensors=True),
+    _known("sleeping_step", "a step that waits, as for a device", loads_ms=(20,),
+           steps_ms=(60,), workers=2, step="wait"),
+    _known("sleeping_step_slow", "the same, 30 % slower than the step", loads_ms=(78,),
+           steps_ms=(30,), workers=2, step="wait"),
+]  # fmt: skip
+
+_BURSTS = [
+    _known("burst_absorbed", "every 8th batch is 4 steps late; 8 batches ahead hide it",
+           loads_ms=_every(8, 160, 10), steps_ms=(40,), workers=2, prefetch=4),
+    _known("burst_not_absorbed", "every 8th batch is 4 steps late; 1 ahead",
+           loads_ms=_every(8, 160, 10), steps_ms=(40,), workers=1, prefetch=1),
+    _known("burst_rare", "every 40th batch is 15 steps late; 4 ahead",
+           loads_ms=_every(40, 600, 10), steps_ms=(40,), workers=2),
+    _known("burst_rare_small", "every 50th batch is 2.5 steps late; 2 ahead",
+           loads_ms=_every(50, 100, 10), steps_ms=(40,), workers=1),
+    _known("burst_serial", "every 10th batch waits 60 ms, without workers",
+           loads_ms=_every(10, 60, 0), steps_ms=(30,)),
+    _caching("first_epoch_serial", "a slow first epoch of 4 s, then from memory", workers=0,
+             batches=60, first_ms=60),
+    _caching("first_epoch_worker", "the same in a persistent worker", workers=1, batches=60,
+             first_ms=60),
+]  # fmt: skip
+
+_JITTER = [
+    _known("jitter_step", "lognormal steps, 2 workers 20 % faster", loads_ms=(48,),
+           steps_ms=_lognormal(30, 0.5, "step"), workers=2, prefetch=4),
+    _known("jitter_step_periodic", "every 10th step is long (checkpointing); the queue refills",
+           loads_ms=(36,), steps_ms=_every(10, 150, 10), workers=2),
+    _known("jitter_load", "lognormal loads, 2 workers 10 % faster on average",
+           loads_ms=_lognormal(54, 0.5, "load"), steps_ms=(30,), workers=2),
+    _known("jitter_both", "lognormal loads and steps, 2 workers 30 % slower",
+           loads_ms=_lognormal(78, 0.4, "load"), steps_ms=_lognormal(30, 0.3, "step"), workers=2),
+    _known("jitter_serial", "heavy-tailed waits, half a step on average",
+           loads_ms=_lognormal(15, 1.0, "load"), steps_ms=(30,)),
+]  # fmt: skip
+
+_CORES = [
+    _known("one_core", "worker and step share one core: 10 + 30 ms of CPU", loads_ms=(10,),
+           steps_ms=(30,), load="work", step="work", workers=1, cores=1, causes=_CONTENTION,
+           computable=False),
+    _known("one_core_heavy", "the same, preparation the larger part: 40 + 20 ms", loads_ms=(40,),
+           steps_ms=(20,), load="work", step="work", workers=1, cores=1, causes=_EITHER,
+           computable=False),
+    _known("one_core_free", "the same with almost nothing to prepare: 0.3 + 60 ms",
+           loads_ms=(0.3,), steps_ms=(60,), load="work", step="work", workers=1, cores=1,
+           causes=_EITHER, computable=False),
+    _known("two_cores", "2 workers at work 44 ms a batch, steps of 30 ms, on 2 cores",
+           loads_ms=(44,), steps_ms=(30,), load="work", step="work", workers=2, cores=2,
+           causes=_EITHER, computable=False),
+    _known("two_cores_crowded", "4 workers at work 50 ms a batch, steps of 20 ms, on 2 cores",
+           loads_ms=(50,), steps_ms=(20,), load="work", step="work", workers=4, cores=2,
+           causes=_EITHER, computable=False),
+    _known("two_cores_enough", "1 worker at work 20 ms a batch, steps of 40 ms, on 2 cores",
+           loads_ms=(20,), steps_ms=(40,), load="work", step="work", workers=1, cores=2,
+           causes=_EITHER, computable=False),
+]  # fmt: skip
+
+_SHAPES = [
+    Workload("collate_heavy", "8 ms of CPU in the collate function, without workers",
+             _heavy_collate),
+    Workload("collate_strings", "60,000 strings a batch, unpickled by the main process",
+             _strings, _EITHER),
+    Workload("large_batches", "batches of 9.6 MB through shared memory", _large_batches, _EITHER),
+    _known("tiny_serial", "steps of 100 us over a loader that only stacks rows", loads_ms=(0,),
+           steps_ms=(0.1,), computable=False),
+    _known("tiny_workers", "steps of 200 us, 2 workers that only stack rows", loads_ms=(0,),
+           steps_ms=(0.2,), workers=2, tensors=True, causes=_EITHER, computable=False),
+    Workload("training", "a real network on rows in memory", _training),
+    _known("iterable_serial", "an iterable dataset without end or length", loads_ms=(10,),
+           steps_ms=(20,), dataset=Stream),
+    _known("iterable_workers", "the same from 2 workers, hidden by the step", loads_ms=(30,),
+           steps_ms=(40,), workers=2, dataset=Stream),
+    _known("ready_batches", "batch_size=None", loads_ms=(9,), steps_ms=(30,), batch_size=None,
+           dataset=lambda loads: ReadyBatches(loads, batches=ENDLESS)),
+    _known("short_epochs", "epochs of 10 batches: workers start again and again",
+           loads_ms=(10,), steps_ms=(20,), workers=2, batches=10, computable=False),
+    _known("short_persistent", "epochs of 20 batches that each wait for their first",
+           loads_ms=(80,), steps_ms=(20,), workers=8, batches=20, persistent=True),
+    _known("short_serial", "epochs of 5 batches", loads_ms=(6,), steps_ms=(30,), batches=5),
+    _known("writes_slow", "a step that writes into its batch, loader half as slow again",
+           loads_ms=(60,), steps_ms=(40,), workers=1, tensors=True, writes=True),
+    _known("writes_free", "a step that writes into its batch, loader hidden", loads_ms=(20,),
+           steps_ms=(80,), workers=1, tensors=True, writes=True),
+    _known("lengths_serial", "step time in proportion to the batch's length, 20 % on top",
+           loads_ms=(4,), steps_ms=(0,), lengths=_VARIED, per_length_ms=1.0),
+    _known("lengths_free", "step time in proportion to the batch's length, loader hidden",
+           loads_ms=(10,), steps_ms=(0,), workers=2, lengths=_VARIED, per_length_ms=2.0),
+    _known("out_of_order", "in_order=False hides a worker's slow batches",
+           loads_ms=_every(6, 150, 10), steps_ms=(40,), workers=2, prefetch=3, in_order=False),
+    _known("in_order", "the same in order", loads_ms=_every(6, 250, 10), steps_ms=(30,),
+           workers=2, prefetch=1),
+]  # fmt: skip
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (*_SERIAL, *_BALANCED, *_BURSTS, *_JITTER, *_CORES, *_SHAPES)
+}
+"""Every workload by its name."""

@@ -1,0 +1,47 @@
+"""Find out whether the input pipeline holds your training back; if it does, change one argument.
+
+    sampler ──> fetch ──> decode ──> augment ──> collate ──> transfer ──> training step
+
+    DataLoader        torch's DataLoader, with backend= choosing who makes the batches
+    wrap              the same for a loader that somebody else made
+    check_bottleneck  the same step on real and on synthetic input: is the CPU the bottleneck?
+    tune              workers, prefetching and pinning, by a few measured trials
+
+Importing this loads torch and numpy, and none of h5py, DALI, torchvision or PIL.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dataloaders.backend import Backend, Session
+from dataloaders.errors import DataLoadersError
+from dataloaders.loader import DataLoader, wrap
+from dataloaders.plan import Plan
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck import check_bottleneck
+    from dataloaders.tuning import tune
+
+__all__ = [
+    "Backend",
+    "DataLoader",
+    "DataLoadersError",
+    "Plan",
+    "Session",
+    "check_bottleneck",
+    "tune",
+    "wrap",
+]
+
+__version__ = "0.1.0"
+
+# Imported when first used: they bring rich and psutil, which a training script does not need.
+_LAZY = {"check_bottleneck": "dataloaders.bottleneck", "tune": "dataloaders.tuning"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,8 @@
+"""``python -m dataloaders``: the same as the ``dataloaders`` command."""
+
+import sys
+
+from dataloaders.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""What ``"auto"`` becomes: settings learned on this machine, else a rule from its resources.
+
+    learned by tune() for this machine, dataset and batching?  ── yes ──> those, if they still fit
+        │ no
+    in memory already? ── yes ──> no workers: they would only add a copy
+        │ no
+    one worker a usable core, fewer where memory, /dev/shm or the batches do not suffice
+
+Nothing is measured and no sample is loaded here: a loader is made in microseconds, as torch's is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+
+from dataloaders import learned, workers
+from dataloaders.errors import CapacityWarning
+
+__all__ = ["in_memory", "memory_cap", "resolve", "shm_cap"]
+
+# Beyond this many, whether more workers help depends on the dataset: that is for tune() to find.
+_MOST_BY_RULE = 16
+_DEFAULT_PREFETCH = 2
+# An image of 224 x 224 as float32, the commonest sample of those that are large.
+_ASSUMED_SAMPLE_BYTES = 3 * 224 * 224 * 4
+# What a forked worker with torch writes to before it holds any data, measured: 20 to 60 MiB.
+_WORKER_BYTES = 128 * 2**20
+# The share of available memory that workers may be given; the training process grows too.
+_MEMORY_SHARE = 0.5
+
+
+def resolve(
+    dataset: Any,
+    *,
+    batch_size: int | None,
+    num_workers: int | Literal["auto"],
+    prefetch_factor: int | Literal["auto"] | None,
+    pin_memory: bool | Literal["auto"],
+    needs_workers: bool,
+    batch_sampler: Any = None,
+    collate_fn: Callable[..., Any] | None = None,
+) -> tuple[int, int | None, bool]:
+    """Plain ``(num_workers, prefetch_factor, pin_memory)`` for a loader that asked for "auto".
+
+    What is not "auto" comes back as it was given. ``needs_workers`` says that another argument
+    is accepted only with workers (``persistent_workers``, ``timeout``,
+    ``multiprocessing_context``): then at least one is chosen. Iterable datasets get at most one
+    by rule, since several repeat every sample unless the dataset shares them out itself.
+
+    Warns with `CapacityWarning` where shared memory is what keeps the number down.
+    """
+    size = None if batch_sampler is not None else batch_size
+    found = learned.recall(learned.key_of(dataset, size, batch_sampler, collate_fn))
+    least = 1 if needs_workers or _is_int(prefetch_factor) else 0
+    known_batch = found is not None and found.batch_bytes > 0
+    batch_bytes = (
+        found.batch_bytes
+        if found is not None and known_batch
+        else _ASSUMED_SAMPLE_BYTES * (size if _is_int(size) and size else 1)
+    )
+
+    chosen = num_workers
+    if num_workers == "auto":
+        wanted = found.num_workers if found is not None else _by_rule(dataset, size, batch_bytes)
+        chosen = max(least, wanted)
+    learned_prefetch = found.prefetch_factor if found is not None else None
+    prefetch: int | Literal["auto"] | None = prefetch_factor
+    if prefetch_factor == "auto":
+        has_workers = _is_int(chosen) and int(chosen) > 0
+        prefetch = (learned_prefetch or _DEFAULT_PREFETCH) if has_workers else None
+    if num_workers == "auto" and int(chosen) > 0:
+        per_worker = found.memory_per_worker if found is not None else None
+        chosen = max(least, min(int(chosen), memory_cap(per_worker)))
+    if _is_int(chosen) and int(chosen) > 0:
+        chosen, prefetch = _fit_in_shm(
+            int(chosen),
+            prefetch,
+            batch_bytes,
+            may_lower_workers=num_workers == "auto",
+            may_lower_prefetch=prefetch_factor == "auto",
+            least=least,
+            assumed=not known_batch,
+        )
+    pinned = pin_memory
+    if pin_memory == "auto":
+        pinned = found.pin_memory if found is not None else _is_int(chosen) and int(chosen) > 0
+        pinned = bool(pinned) and _has_cuda()
+    return chosen, prefetch, pinned  # type: ignore[return-value]  # "auto" is gone by now
+
+
+def in_memory(dataset: Any, depth: int = 0) -> bool:
+    """Whether fetching a sample only indexes tensors in memory: TensorDataset, Subsets of it."""
+    if type(dataset) is TensorDataset:
+        return True
+    if depth > 8:
+        return False
+    if type(dataset) is Subset:
+        return in_memory(dataset.dataset, depth + 1)
+    if type(dataset) is ConcatDataset:
+        return all(in_memory(one, depth + 1) for one in dataset.datasets)
+    return False
+
+
+def memory_cap(memory_per_worker: int | None = None) -> int:
+    """The most workers that available memory bears.
+
+    ``memory_per_worker`` in bytes; None stands for a bare worker and a copy of every Python
+    object of this process, which is what counting references comes to (`workers`).
+    """
+    cost = memory_per_worker or _WORKER_BYTES + workers.python_heap_bytes()
+    return int(workers.available_memory() * _MEMORY_SHARE // max(1, cost))
+
+
+def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
+    """The most workers whose batches in flight fit in shared memory; None: any number."""
+    fit = workers.batches_that_fit(batch_bytes, workers.shm_room())
+    if fit is None:
+        return None
+    return max(0, (fit - workers.batches_in_flight(1, 0)) // max(1, prefetch_factor))
+
+
+def _by_rule(dataset: Any, batch_size: int | None, batch_bytes: int) -> int:
+    if in_memory(dataset):
+        return 0
+    # torchrun starts several processes on one machine, each with loaders of its own.
+    ranks = max(1, _int_from_environment("LOCAL_WORLD_SIZE"))
+    most = max(1, workers.usable_cores() // ranks)
+    if isinstance(dataset, IterableDataset):
+        return 1
+    try:
+        batches = math.ceil(len(dataset) / (batch_size or 1))
+    except Exception:  # a dataset's own __len__ may raise anything, or be missing
+        batches = most
+    return min(most, _MOST_BY_RULE, batches)
+
+
+def _fit_in_shm(
+    num_workers: int,
+    prefetch: int | Literal["auto"] | None,
+    batch_bytes: int,
+    *,
+    may_lower_workers: bool,
+    may_lower_prefetch: bool,
+    least: int,
+    assumed: bool,
+) -> tuple[int, int | Literal["auto"] | None]:
+    """Workers and prefetch factor lowered until their batches fit, with one warning if so."""
+    depth = prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH
+    shortage = workers.shm_shortage(num_workers, int(depth or 1), batch_bytes)
+    if shortage is None:
+        return num_workers, prefetch
+    fitting = num_workers
+    cap = shm_cap(batch_bytes, int(depth or 1))
+    if may_lower_prefetch and (cap is None or cap < num_workers):
+        prefetch = depth = 1
+        cap = shm_cap(batch_bytes, 1)
+    if may_lower_workers and cap is not None:
+        fitting = max(least, min(num_workers, cap))
+        if fitting == 0:
+            prefetch = None
+    guess = "; the size of a batch is a guess until tune() has seen one" if assumed else ""
+    warnings.warn(
+        f'"auto" chose num_workers={fitting}, prefetch_factor={prefetch}: {shortage}{guess}',
+        CapacityWarning,
+        stacklevel=4,  # this, resolve, DataLoader.__init__, the caller
+    )
+    return fitting, prefetch
+
+
+def _has_cuda() -> bool:
+    # Not torch.cuda.is_available(): it may initialise the driver, after which a process cannot
+    # fork children that use CUDA. Counting devices asks NVML first.
+    return torch.cuda.device_count() > 0
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _int_from_environment(name: str) -> int:
+    try:
+        return int(os.environ.get(name, ""))
+    except ValueError:
+        return 0

@@ -1,0 +1,202 @@
+"""A batch is any nesting of tensors; this file walks it.
+
+    {"image": Tensor, "meta": (Tensor, "name")}      leaves()      Tensor, Tensor
+    mappings, sequences, namedtuples, dataclasses    map_tensors() the same nesting, other tensors
+    and any object with a .to() of its own           to_device()   the same nesting, on a device
+
+Everything that is not a tensor passes through untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from array import array
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["Batch", "describe", "leaves", "map_tensors", "nbytes", "samples_in", "to_device"]
+
+Batch: TypeAlias = Any
+"""What one step of the loader yields: any nesting of tensors, or a custom type."""
+
+
+def leaves(batch: Batch) -> Iterator[torch.Tensor]:
+    """Every tensor in ``batch``, depth first, in the order of its containers.
+
+    Looks into mappings, sequences, dataclasses and, for a custom type with a ``.to()``, its
+    ``__dict__`` (one level), since such a type holds its tensors there.
+    """
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, _FLAT):
+        return
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from leaves(value)
+    elif isinstance(batch, Sequence):
+        for value in batch:
+            yield from leaves(value)
+    elif _is_dataclass_instance(batch):
+        for field in dataclasses.fields(batch):
+            yield from leaves(getattr(batch, field.name, None))
+    elif hasattr(batch, "to") and hasattr(batch, "__dict__"):
+        for value in vars(batch).values():
+            if isinstance(value, _HELD):
+                yield from leaves(value)
+
+
+def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Batch:
+    """The same nesting as ``batch`` in new containers, each tensor replaced by ``function`` of it.
+
+    The containers are always new ones (a step that pops a key from its batch changes only its
+    own copy); leaves that are not tensors are the same objects. Containers keep their type and
+    what they carry beside their items; a mapping or sequence that can be neither changed nor
+    made from its items becomes a dict or a list, as torch's ``pin_memory`` does. A custom type
+    with a ``.to()`` is copied shallowly and its attributes mapped.
+    """
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    return map_children(batch, lambda child: map_tensors(child, function))
+
+
+def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) -> Batch:
+    """``batch`` on ``device``: the same nesting, tensors copied where they are not there yet.
+
+    A type's own ``.to(device)`` is preferred to looking inside it: only the type knows which of
+    its tensors must stay (the lengths in a PackedSequence). Copies from pinned memory are queued
+    on the current stream and not waited for (``non_blocking``).
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=non_blocking)
+    if callable(getattr(batch, "to", None)):
+        if isinstance(batch, MutableMapping):
+            batch = _shallow(batch)  # Hugging Face's BatchEncoding.to() changes it in place
+        if _takes_non_blocking(batch.to):
+            return batch.to(device, non_blocking=non_blocking)
+        return batch.to(device)
+    return map_children(batch, lambda child: to_device(child, device, non_blocking=non_blocking))
+
+
+def nbytes(batch: Batch) -> int:
+    """Bytes that the tensors of ``batch`` hold (views counted at their own size)."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(batch))
+
+
+def samples_in(batch: Batch) -> int | None:
+    """The number of samples in ``batch``: the length of its first tensor; None without one."""
+    for leaf in leaves(batch):
+        return int(leaf.shape[0]) if leaf.ndim else None
+    return None
+
+
+def describe(batch: Batch) -> str:
+    """``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
+    if isinstance(batch, torch.Tensor):
+        shape = "x".join(str(size) for size in batch.shape) or "scalar"
+        place = "" if batch.device.type == "cpu" else f" {batch.device}"
+        return f"{str(batch.dtype).removeprefix('torch.')} {shape}{place}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, (list, tuple)):
+        if len(batch) > 8 and not any(True for _ in leaves(batch)):
+            return f"{type(batch).__name__} of {len(batch)} {type(batch[0]).__name__}"
+        return "[" + ", ".join(describe(value) for value in batch) + "]"
+    if hasattr(batch, "dtype") and hasattr(batch, "shape"):  # NumPy's arrays and their like
+        return f"{type(batch).__name__} {batch.dtype} {'x'.join(str(n) for n in batch.shape)}"
+    return type(batch).__name__
+
+
+_FLAT = (str, bytes, bytearray, memoryview, range, array)
+"""Sequences, by their abstract class, that hold no tensors."""
+
+_HELD = (torch.Tensor, Mapping, list, tuple)
+"""What is looked for among the attributes of a custom type."""
+
+
+def map_children(batch: Batch, function: Callable[[Any], Any]) -> Batch:
+    """``batch`` with each direct child replaced by ``function`` of it, in a new container."""
+    if isinstance(batch, _FLAT):
+        return batch
+    if isinstance(batch, Mapping):
+        return _map_mapping(batch, function)
+    if isinstance(batch, Sequence):
+        return _map_sequence(batch, function)
+    if _is_dataclass_instance(batch):
+        clone = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            if hasattr(batch, field.name):  # object.__setattr__: frozen dataclasses too
+                object.__setattr__(clone, field.name, function(getattr(batch, field.name)))
+        return clone
+    if hasattr(batch, "to") and hasattr(batch, "__dict__"):
+        clone = copy.copy(batch)
+        for name, value in vars(batch).items():
+            if isinstance(value, _HELD):
+                object.__setattr__(clone, name, function(value))
+        return clone
+    return batch
+
+
+def _map_mapping(batch: Mapping[Any, Any], function: Callable[[Any], Any]) -> Mapping[Any, Any]:
+    items = {key: function(value) for key, value in batch.items()}
+    if type(batch) is dict:
+        return items
+    try:
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(items)  # type: ignore[call-arg]
+        clone: MutableMapping[Any, Any] = _shallow(batch)
+        for key, value in items.items():  # not update(): Hugging Face's ModelOutput forbids it
+            clone[key] = value
+    except TypeError:
+        return items
+    return clone
+
+
+def _map_sequence(batch: Sequence[Any], function: Callable[[Any], Any]) -> Sequence[Any]:
+    values = [function(value) for value in batch]
+    if type(batch) is list:
+        return values
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return batch._make(values)  # type: ignore[no-any-return]
+    try:
+        if not isinstance(batch, MutableSequence):
+            return type(batch)(values)  # type: ignore[call-arg]
+        clone: MutableSequence[Any] = _shallow(batch)
+        for position, value in enumerate(values):
+            clone[position] = value
+    except TypeError:
+        return values
+    return clone
+
+
+def _shallow(container: Any) -> Any:
+    """A copy whose items can be replaced without changing those of ``container``."""
+    clone = copy.copy(container)
+    if not isinstance(container, (dict, list)) and not hasattr(type(container), "__copy__"):
+        # copy.copy() gave it the very dict or list in which the other one keeps its items.
+        for name, value in vars(clone).items():
+            if isinstance(value, (MutableMapping, MutableSequence)):
+                object.__setattr__(clone, name, copy.copy(value))
+    return clone
+
+
+def _takes_non_blocking(to: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(to).parameters.values()
+    except (TypeError, ValueError):  # a method written in C
+        return True
+    return any(p.name == "non_blocking" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _is_dataclass_instance(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,0 +1,188 @@
+"""The check's result: text for a person, JSON for a program, an exit status for a script."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from dataloaders.bottleneck.verdict import Verdict
+from dataloaders.stats import Interval
+
+__all__ = ["EXIT_STATUS", "Report"]
+
+EXIT_STATUS: dict[Verdict, int] = {
+    "step-bound": 0,
+    "input-bound": 10,
+    "transfer-bound": 11,
+    "contention-bound": 12,
+    "inconclusive": 20,
+}
+"""What ``dataloaders check`` exits with, by verdict."""
+
+_MEANS: dict[Verdict, str] = {
+    "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
+    "input-bound": "the step waits for batches to be prepared",
+    "transfer-bound": "the step waits for batches to be copied to the device",
+    "contention-bound": "the loader's workers take cores that the step needs",
+    "inconclusive": "the measurement does not carry a verdict",
+}
+_ARM_TELLS = {
+    "synthetic": "the step alone, on batches that are already there",
+    "host": "the same, and the copy to the device",
+    "contended": "the step alone, while the loader's workers run",
+    "real": "the loop as it is",
+}
+_STALL_TELLS = {
+    "prep": "waiting for batches to be made",
+    "transfer": "waiting for the copy to the device",
+    "contention": "slowed down by the loader's workers",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a bottleneck check found.
+
+    Attributes:
+        verdict: "input-bound", "transfer-bound", "contention-bound", "step-bound" or
+            "inconclusive".
+        speedup_bound: real / synthetic with its 95 % interval: how many times faster the loop
+            would be if batches cost nothing. 1.0 means nothing to gain.
+        seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended",
+            "real"; arms that say nothing here are missing).
+        stalls: "prep", "transfer", "contention" -> seconds a batch lost to it.
+        smallest_gap: the smallest share of time that this run could have seen.
+        loader: the loader in one line.
+        batch: one batch in one line: dtypes and shapes.
+        advice: what to try next, a sentence each.
+        notes: what a reader must know to trust the figures, a sentence each.
+        rounds: how many interleaved rounds were measured.
+        seconds: how long the check took.
+        machine: cores, processor, device and versions.
+    """
+
+    verdict: Verdict
+    speedup_bound: Interval | None
+    seconds_per_batch: Mapping[str, Interval]
+    stalls: Mapping[str, Interval]
+    smallest_gap: float | None
+    loader: str
+    batch: str
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+    rounds: int
+    seconds: float
+    machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
+
+    @property
+    def exit_status(self) -> int:
+        """0 for step-bound, 10 input-, 11 transfer-, 12 contention-bound, 20 inconclusive."""
+        return EXIT_STATUS[self.verdict]
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=96, force_terminal=False)
+        console.print(self.__rich__())
+        output = console.file
+        assert isinstance(output, io.StringIO)
+        return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+    def __rich__(self) -> Group:
+        """The report as rich shows it in a terminal."""
+        parts: list[Any] = [
+            Text.assemble((self.verdict.upper(), "bold"), f": {_MEANS[self.verdict]}")
+        ]
+        if self.speedup_bound is not None:
+            bound = self.speedup_bound
+            parts.append(
+                f"A perfect input would make this loop {bound.estimate:.2f} x as fast "
+                f"(95 % interval {bound.low:.2f} to {bound.high:.2f})."
+            )
+        if self.smallest_gap is not None:
+            parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
+        parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
+        if self.seconds_per_batch:
+            parts += [self._arms(), ""]
+        lost = [name for name, stall in self.stalls.items() if stall.estimate > 0]
+        if lost and self.verdict != "step-bound":
+            parts += [self._stall_table(), ""]
+        parts += [Text(f"-> {line}") for line in self.advice]
+        parts += [Text(f"note: {line}") for line in self.notes]
+        facts = ", ".join(self.machine.values())
+        parts.append(Text(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}", style="dim"))
+        return Group(*parts)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as JSON text; also written to ``path`` if one is given. Times in seconds."""
+        data = asdict(self)
+        data["machine"] = dict(self.machine)
+        data["exit_status"] = self.exit_status
+        text = json.dumps(data, indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as one HTML page without any other file."""
+        console = Console(file=io.StringIO(), width=96, record=True)
+        console.print(self.__rich__())
+        Path(path).write_text(console.export_html(), encoding="utf-8")
+
+    def _arms(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("input")
+        table.add_column("ms a batch", justify="right")
+        table.add_column("95 % interval", justify="right")
+        table.add_column("what it is", style="dim")
+        for arm in ("synthetic", "host", "contended", "real"):
+            if arm in self.seconds_per_batch:
+                took = self.seconds_per_batch[arm]
+                table.add_row(arm, _ms(took.estimate), _range_ms(took), _ARM_TELLS[arm])
+        return table
+
+    def _stall_table(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("lost to")
+        table.add_column("ms a batch", justify="right")
+        table.add_column("of the loop", justify="right")
+        table.add_column("what it is", style="dim")
+        real = self.seconds_per_batch["real"].estimate
+        for name, stall in self.stalls.items():
+            if stall.estimate > 0:
+                share = f"{stall.estimate / real:.0%}"
+                table.add_row(name, _ms(stall.estimate), share, _STALL_TELLS[name])
+        return table
+
+
+def machine_facts() -> dict[str, str]:
+    """Cores, processor, device and versions of this machine, each as a short text."""
+    from dataloaders.workers import usable_cores
+
+    facts = {"cores": f"{usable_cores()} cores", "system": platform.system()}
+    if torch.cuda.is_available():
+        facts["device"] = torch.cuda.get_device_name()
+    else:
+        facts["device"] = "no CUDA device"
+    facts["python"] = f"Python {platform.python_version()}"
+    facts["torch"] = f"torch {torch.__version__}"
+    return facts
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = seconds * 1000
+    digits = 3 if milliseconds < 1 else 2 if milliseconds < 10 else 1
+    return f"{milliseconds:.{digits}f}"
+
+
+def _range_ms(interval: Interval) -> str:
+    return f"{_ms(max(0.0, interval.low))} to {_ms(interval.high)}"

@@ -1,0 +1,113 @@
+"""Figures into words: what the loader is, what to try next, what to know about the figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataloaders.bottleneck.feed import Feed
+from dataloaders.bottleneck.report import Report
+from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
+
+__all__ = ["summarise"]
+
+
+def summarise(
+    analysis: Analysis | None,
+    *,
+    loader: Any,
+    feed: Feed,
+    batch: str,
+    rounds: int,
+    seconds: float,
+    finished: bool,
+    writes: bool,
+) -> Report:
+    """The report of a check, finished or not."""
+    notes = []
+    if analysis is None:
+        notes.append(
+            f"only {rounds} complete rounds were measured; let the loop run longer "
+            "(more steps or epochs, or a larger --budget)"
+        )
+    elif not finished:
+        notes.append("the loop ended before the check had enough; figures are what is known so far")
+    if writes:
+        notes.append("the step writes into its batch; resident batches were restored, unmeasured")
+    if analysis is not None and feed.epoch == 0 and feed.length is not None:
+        notes.append(
+            "all of it lies within the first epoch; a dataset that fills a cache in its first "
+            "epoch is faster later"
+        )
+    return Report(
+        verdict="inconclusive" if analysis is None else analysis.verdict,
+        speedup_bound=None if analysis is None else analysis.speedup_bound,
+        seconds_per_batch={} if analysis is None else analysis.seconds_per_batch,
+        stalls={} if analysis is None else analysis.stalls,
+        smallest_gap=None if analysis is None else analysis.smallest_gap,
+        loader=_describe_loader(loader, feed),
+        batch=batch,
+        advice=() if analysis is None else tuple(_advice(analysis, loader, feed)),
+        notes=tuple(notes),
+        rounds=rounds,
+        seconds=seconds,
+    )
+
+
+def _describe_loader(loader: Any, feed: Feed) -> str:
+    dataset = type(getattr(loader, "dataset", loader)).__name__
+    parts = [f"{type(loader).__name__} over {dataset}"]
+    if feed.length is not None:
+        parts.append(f"{feed.length} batches an epoch")
+    parts.append(f"num_workers={feed.workers}")
+    if feed.workers:
+        parts.append(f"prefetch_factor={getattr(loader, 'prefetch_factor', None)}")
+    if getattr(loader, "pin_memory", False):
+        parts.append("pin_memory=True")
+    backend = getattr(loader, "backend", None)
+    if backend is not None:
+        parts.append(f"backend={backend!r}")
+    return ", ".join(parts)
+
+
+def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
+    bound = analysis.speedup_bound
+    if analysis.verdict == "step-bound":
+        gain = max(0.0, bound.high - 1)
+        return [
+            f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
+            "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
+        ]
+    if analysis.verdict == "input-bound":
+        if not feed.workers:
+            return [
+                'let worker processes prepare batches: num_workers="auto", or measure the best '
+                "setting with `dataloaders tune`",
+            ]
+        return [
+            "measure workers and prefetching with `dataloaders tune`",
+            "if that does not reach the bound above, do less a sample: cache the deterministic "
+            "part, or move decoding and augmentation to the GPU",
+        ]
+    if analysis.verdict == "transfer-bound":
+        pinned = getattr(loader, "pin_memory", False)
+        first = (
+            "copy ahead of use on a side stream"
+            if pinned
+            else 'pin the batches (pin_memory="auto") and copy with non_blocking=True'
+        )
+        return [first, "send less: uint8 images and the normalisation on the device"]
+    if analysis.verdict == "contention-bound":
+        return [
+            "workers and the step's own threads share the cores: `dataloaders tune` finds the "
+            "number of workers, torch.set_num_threads() the step's share",
+            "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
+        ]
+    if bound.low >= BOUND_FROM:
+        return [
+            "measure longer (budget_s, --budget): the gap is there, but not which of preparation "
+            "and transfer is the larger part of it"
+        ]
+    return [
+        f"measure longer (budget_s, --budget): the gap lies between {max(0.0, bound.low - 1):.0%} "
+        f"and {max(0.0, bound.high - 1):.0%}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"
+    ]

@@ -1,0 +1,257 @@
+"""The ``dataloaders`` command: its options and its help.
+
+dataloaders check    train.py -- ARGS   is the input pipeline what holds this script back?
+dataloaders tune     train.py -- ARGS   which num_workers, prefetch_factor and pin_memory?
+dataloaders run      train.py -- ARGS   the script on another backend
+dataloaders backends                    what can run here, and why not
+dataloaders demo                        all of it on images made on the spot
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  dataloaders check train.py -- --epochs 3 --batch-size 64
+      runs train.py as it is, measures inside its own training loop, ends it and prints the
+      verdict: input-bound, transfer-bound, contention-bound, step-bound or inconclusive
+  dataloaders tune train.py -- --epochs 3
+      finds the smallest worker setting that keeps up with the script's own step
+  dataloaders run --backend synthetic train.py
+      runs the script on input that costs nothing
+  dataloaders demo
+      shows the check and the tuning on photographs that it makes itself
+"""
+
+_CHECK = """\
+Runs an unmodified training script and takes over its first training loader: the loop's own body
+is the step that is measured, on real and on synthetic input in turn. When enough is known the
+script is ended and the report printed. Nothing in the script needs to change.
+
+The loader taken over is the first one that is iterated with gradients on, has at least 4 batches
+an epoch (or no length), and of which a second batch is asked for; --loader chooses another.
+"""
+
+_CHECK_EPILOG = """\
+exit status:
+   0  step-bound: a faster input gains next to nothing
+  10  input-bound: the step waits for batches to be prepared
+  11  transfer-bound: the step waits for copies to the device
+  12  contention-bound: the loader's workers take cores that the step needs
+  20  inconclusive: the interval does not carry a verdict
+  21  no loader was taken over
+   2  the command cannot be carried out as it was given
+ 130  Ctrl-C; what was known by then is printed
+   1 (or the script's own status) if the script fails by itself
+
+examples:
+  dataloaders check train.py
+  dataloaders check --budget 60 --json report.json train.py -- --data photos --epochs 5
+  dataloaders check -m mypackage.train -- --config small.yaml
+"""
+
+_TUNE = """\
+Runs an unmodified training script, measures how many samples a second its own step takes, and
+tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
+the line to change. The choice is remembered: num_workers="auto" uses it from then on.
+"""
+
+_RUN = """\
+Runs an unmodified script with its DataLoaders on another backend (as DATALOADERS_BACKEND=NAME does
+for loaders of ours). A loader that the backend cannot serve stays stock, with one warning.
+"""
+
+_DEMO = """\
+Makes about 300 JPEG photographs once, checks examples/train_images.py on them as it is, tunes its
+loader, and checks again. Takes less than two minutes on two cores, without a GPU.
+"""
+
+_VALUED = ("--budget", "--json", "--html", "--loader", "--backend")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command line; returns the exit status.
+
+    Raises:
+        SystemExit: for ``--help``, and with status 2 for options that cannot be parsed.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    options = given
+    program: list[str] = []
+    if given[:1] and given[0] in ("check", "run", "tune"):
+        split = 1 + _program_at(given[1:])
+        options, program = given[:split], given[split:]
+    parsed = parser.parse_args(options)
+    if parsed.command is None:
+        parser.print_help()
+        return 2
+    from dataloaders.errors import DataLoadersError
+
+    try:
+        return _carry_out(parsed, program)
+    except DataLoadersError as error:
+        print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
+    if parsed.command == "backends":
+        from dataloaders.cli import listing
+
+        return listing.backends()
+    if parsed.command == "demo":
+        from dataloaders.cli import demo
+
+        return demo.demo(images=parsed.images, budget_s=parsed.budget)
+
+    from dataloaders.cli import commands
+    from dataloaders.errors import OptionError
+    from dataloaders.scripts.target import Target
+
+    if not program or (program[0] == "-m" and len(program) < 2):
+        raise OptionError(
+            "no script was given; give its path, or -m and a module's name: "
+            f"dataloaders {parsed.command} train.py -- ARGS"
+        )
+    if program[0] == "-m":
+        target, args = Target(program[1], "module"), program[2:]
+    else:
+        target, args = Target(program[0], "file"), program[1:]
+    if args[:1] == ["--"]:
+        args = args[1:]
+    if parsed.command == "run":
+        return commands.run(target, args, backend=parsed.backend, explain=parsed.explain)
+    if parsed.command == "tune":
+        return commands.tune(
+            target,
+            args,
+            budget_s=parsed.budget,
+            number=parsed.loader,
+            json=parsed.json,
+            quiet=parsed.quiet,
+        )
+    return commands.check(
+        target,
+        args,
+        budget_s=parsed.budget,
+        number=parsed.loader,
+        json=parsed.json,
+        html=parsed.html,
+        quiet=parsed.quiet,
+    )
+
+
+def _program_at(args: list[str]) -> int:
+    """Where the script (or its ``-m``) stands in ``args``: all from there on belongs to it."""
+    at = 0
+    while at < len(args):
+        word = args[at]
+        if word == "-m" or not word.startswith("-"):
+            return at
+        at += 2 if word in _VALUED else 1
+    return len(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "dataloaders",
+        description="Find out whether the input pipeline holds your training back; "
+        "if it does, change one argument.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def add(name: str, help_: str, usage: str, text: str, epilog: str = "") -> _Parser:
+        return commands.add_parser(
+            name,
+            help=help_,
+            usage=f"dataloaders {name} {usage}",
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    script = "{train.py | -m MODULE} [--] [ARGS]"
+    check = add(
+        "check",
+        "is the input pipeline what holds a script back?",
+        f"[--budget S] [--json F] [--html F] [--loader N] [--quiet]\n{' ' * 25}{script}",
+        _CHECK,
+        _CHECK_EPILOG,
+    )
+    _add_measuring(check)
+    check.add_argument("--html", metavar="F", help="write the report as one HTML page, too")
+    tune = add(
+        "tune",
+        "which num_workers, prefetch_factor and pin_memory?",
+        f"[--budget S] [--json F] [--loader N] [--quiet] {script}",
+        _TUNE,
+    )
+    _add_measuring(tune)
+    run = add(
+        "run",
+        "run a script on another backend",
+        f"--backend NAME [--explain] {script}",
+        _RUN,
+    )
+    run.add_argument("--backend", required=True, metavar="NAME", help="see dataloaders backends")
+    run.add_argument(
+        "--explain", action="store_true", help="print each loader's plan when first iterated"
+    )
+    add("backends", "what can run here, and why not", "", "Lists every backend.")
+    demo = add("demo", "all of it on images made on the spot", "[--images F] [--budget S]", _DEMO)
+    demo.add_argument(
+        "--images", metavar="FOLDER", help="use these instead: one folder of images for each class"
+    )
+    demo.add_argument(
+        "--budget", type=_seconds, default=25.0, metavar="S", help="seconds for each part (25)"
+    )
+    return parser
+
+
+_Parser = argparse.ArgumentParser
+
+
+def _add_measuring(parser: _Parser) -> None:
+    parser.add_argument(
+        "--budget",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="measure for at most S seconds, fewer if the answer is clear earlier (30)",
+    )
+    parser.add_argument(
+        "--loader",
+        type=_count,
+        metavar="N",
+        help="take the N-th loader that the script iterates, whatever it is",
+    )
+    parser.add_argument("--json", metavar="F", help="write the result as JSON, too")
+    parser.add_argument(
+        "--quiet", action="store_true", help="no progress, and the result in one line"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be a positive number of seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: loaders are numbered from 1")
+    return value

@@ -1,0 +1,246 @@
+"""What the subcommands that run a script do, from their options to their exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dataloaders.errors import DataLoadersError, OptionError
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck import Report
+    from dataloaders.cli.progress import ProgressLine
+    from dataloaders.scripts.takeover import Measure, Takeover
+    from dataloaders.scripts.target import Outcome, Target
+    from dataloaders.tuning import Progress, Tuning
+
+__all__ = ["NO_LOADER", "check", "run", "tune"]
+
+NO_LOADER = 21
+"""Exit status when the script ended without a loader that could be taken over."""
+
+
+def check(
+    target: Target,
+    args: list[str],
+    *,
+    budget_s: float,
+    number: int | None = None,
+    json: str | None = None,
+    html: str | None = None,
+    quiet: bool = False,
+) -> int:
+    """Run ``target`` with one of its loaders taken over by the check; print the report.
+
+    Returns the verdict's exit status; the script's own if it failed before its epoch was
+    prolonged; `NO_LOADER` if no loader could be taken over; 130 after Ctrl-C.
+    """
+    from dataloaders.bottleneck import Check
+    from dataloaders.cli.progress import ProgressLine
+
+    _refuse_hidden(target)
+    _refuse_missing_folders(json, html)
+    line = ProgressLine(quiet=quiet)
+    checks: list[Check] = []
+
+    def measure(loader: Any, iterate: Any) -> Check:
+        checks.append(Check(loader, budget_s=budget_s, iterate=iterate, progress=line))
+        return checks[0]
+
+    takeover, outcome = _run_taken_over(target, args, measure, number, line)
+    if not checks:
+        return _no_loader(takeover, outcome)
+    report = checks[0].report()
+    checks[0].close()
+    _print_report(report, quiet=quiet)
+    if not quiet:
+        for sentence in _how_it_ended(takeover, outcome, checks[0].finished):
+            print(f"note: {sentence}")
+    if json is not None:
+        report.to_json(json)
+    if html is not None:
+        report.to_html(html)
+    if outcome.ending == "interrupted":
+        return outcome.status
+    if outcome.status != 0 and not checks[0].finished and not takeover.beyond:
+        return outcome.status
+    return report.exit_status
+
+
+def run(target: Target, args: list[str], *, backend: str, explain: bool = False) -> int:
+    """Run ``target`` with its loaders on ``backend``; returns the script's own exit status."""
+    from dataloaders import registry
+    from dataloaders.loader import BACKEND_VARIABLE
+    from dataloaders.scripts.switch import BackendSwitch
+    from dataloaders.scripts.takeover import replaced_iter
+
+    _refuse_hidden(target)
+    registry.load(backend)  # a wrong name or a missing package is told before the script starts
+    os.environ[BACKEND_VARIABLE] = backend
+    with replaced_iter(BackendSwitch(explain=explain)):
+        outcome = target.run(args)
+    outcome.show_error()
+    return outcome.status
+
+
+def tune(
+    target: Target,
+    args: list[str],
+    *,
+    budget_s: float,
+    number: int | None = None,
+    json: str | None = None,
+    quiet: bool = False,
+) -> int:
+    """Run ``target``, tune its loader with its own loop as the step, print the trials.
+
+    Returns 0 if a choice was made; after Ctrl-C 130, and what was known by then is printed;
+    else as `check`.
+    """
+    from dataloaders.cli.progress import ProgressLine
+    from dataloaders.scripts.lent_step import LentStep, Step
+    from dataloaders.tuning import tune as tune_loader
+
+    _refuse_hidden(target)
+    _refuse_missing_folders(json)
+    line = ProgressLine(quiet=quiet)
+    tunings: list[Tuning] = []  # as known so far; the last one counts
+    lent: list[LentStep] = []
+
+    def told(progress: Progress) -> None:
+        tunings.append(progress.so_far)
+        line(f"tune  {progress.seconds:.0f} of {progress.budget_s:.0f} s  {progress.doing}")
+
+    def measure(loader: Any, iterate: Any) -> LentStep:
+        def use(step: Step) -> None:
+            tunings.append(tune_loader(loader, step, budget_s=budget_s, progress=told))
+
+        lent.append(LentStep(use))
+        return lent[0]
+
+    takeover, outcome = _run_taken_over(target, args, measure, number, line)
+    for step in lent:
+        # A terminal's Ctrl-C ends the workers too: a trial waits for those up to its time limit.
+        step.close(wait_s=1.0 if outcome.ending == "interrupted" else None)
+    if takeover.taken is None:
+        return _no_loader(takeover, outcome)
+    if not tunings:
+        print(
+            f"the script ended after {takeover.steps} steps, too few to tune for", file=sys.stderr
+        )
+        return outcome.status or NO_LOADER
+    tuning = tunings[-1]  # once: a borrower that was not waited for may still add to them
+    _print_tuning(tuning, takeover, quiet=quiet)
+    if outcome.ending == "interrupted" and not quiet:
+        print("note: interrupted; this is what was known by then")
+    if json is not None:
+        tuning.to_json(json)
+    return outcome.status
+
+
+def _run_taken_over(
+    target: Target, args: list[str], measure: Measure, number: int | None, line: ProgressLine
+) -> tuple[Takeover, Outcome]:
+    from dataloaders.scripts.takeover import Takeover
+
+    with Takeover(measure, number) as takeover:
+        try:
+            outcome = target.run(args)
+        finally:
+            line.close()
+    sys.stdout.flush()
+    outcome.show_error()
+    return takeover, outcome
+
+
+def _refuse_hidden(target: Target) -> None:
+    from dataloaders.scripts.target import hidden_by
+
+    hidden = hidden_by(target.folder, "dataloaders")
+    if hidden is not None:
+        raise DataLoadersError(
+            f"{hidden} has the same name as this package, {Path(__file__).resolve().parents[1]}: "
+            f"{target.name} can import only one of them as 'dataloaders'; rename yours"
+        )
+
+
+def _refuse_missing_folders(*paths: str | None) -> None:
+    for path in paths:
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise OptionError(
+                f"{path!r}: the folder {str(Path(path).resolve().parent)!r} does not exist; "
+                "make it first, or write elsewhere"
+            )
+
+
+def _no_loader(takeover: Takeover, outcome: Outcome) -> int:
+    if outcome.ending == "interrupted":
+        return outcome.status
+    lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]
+    lines += [f"  {seen.number}. {seen.description}: {seen.why_not}" for seen in takeover.seen]
+    if takeover.seen:
+        lines.append("choose one with --loader N, its number in this list")
+    else:
+        lines.append(
+            "only loops over torch.utils.data.DataLoader and its subclasses can be taken over; "
+            "for any other, call dataloaders.check_bottleneck(loader, step) in the script"
+        )
+    print("\n".join(lines), file=sys.stderr)
+    return outcome.status or NO_LOADER
+
+
+def _print_report(report: Report, *, quiet: bool) -> None:
+    if quiet:
+        bound = report.speedup_bound
+        print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(report)
+    else:
+        print(report)
+
+
+def _print_tuning(tuning: Tuning, takeover: Takeover, *, quiet: bool) -> None:
+    if quiet:
+        print(tuning.choice)
+        return
+    assert takeover.taken is not None
+    print(tuning)
+    print(f"note: tuned loader {takeover.taken.number}: {takeover.taken.description}")
+    if tuning.choice == tuning.given:
+        print("\nnothing to change: this is what the loader has")
+        return
+    unpinned = tuning.given.pin_memory and not tuning.choice.pin_memory
+    arguments = f"{tuning.choice}{', pin_memory=False' if unpinned else ''}"
+    print(f"\nthe line to change:\n    DataLoader(..., {arguments})")
+    if tuning.remembered is not None:
+        print("or, as it is remembered, with our DataLoader:")
+        auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'
+        print(f"    DataLoader(..., {auto})")
+
+
+def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[str]:
+    assert takeover.taken is not None
+    steps = takeover.steps
+    sentences = [f"measured in loader {takeover.taken.number}: {takeover.taken.description}"]
+    if enough:
+        sentences.append(f"the script was ended after {steps} steps of its loop")
+    elif outcome.ending == "interrupted":
+        sentences.append(f"interrupted after {steps} steps; this is what was known by then")
+    elif outcome.ending == "raised":
+        sentences.append(f"the script failed after {steps} steps; this is what was known by then")
+    else:
+        sentences.append(
+            f"the script ended by itself after {steps} steps, before enough was measured; "
+            "give it more epochs, or a smaller --budget"
+        )
+    if takeover.beyond and outcome.ending == "raised":
+        sentences.append(
+            f"its epoch had been prolonged by {takeover.beyond} batches, which the script may not "
+            "expect (a schedule of fixed length, a list filled by batch number): "
+            "its failure may come from that; a smaller --budget prolongs less"
+        )
+    return sentences

@@ -1,0 +1,148 @@
+"""Photographs that no camera took: JPEG files with a camera's statistics, for the demo.
+
+    1/f texture (natural images' spectrum) + lit gradient + shapes with edges + sensor noise
+    ──> 640x480 and 1024x768, RGB, quality 90 ──> class folders, about 60 to 300 KB a file
+
+The spectrum: D. J. Field, "Relations between the statistics of natural images and the response
+properties of cortical cells", JOSA A 4 (1987): amplitude falls as 1/frequency, with
+exponents of 0.7 to 1.5 from scene to scene.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+__all__ = ["make_photos"]
+
+_CLASSES = ("sand", "leaf", "sky", "brick")
+_SIZES = ((640, 480), (640, 480), (1024, 768), (480, 640), (800, 600))
+_HUES = {
+    "sand": (205, 178, 140),
+    "leaf": (96, 140, 84),
+    "sky": (130, 165, 205),
+    "brick": (165, 100, 82),
+}
+_TEXTURE_SIDE = 1536
+_QUALITY = 90
+
+Floats = npt.NDArray[np.float32]
+
+
+def make_photos(
+    folder: Path,
+    *,
+    count: int = 300,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """``folder`` with ``count`` JPEG files in class folders, made now unless it exists already.
+
+    Made beside it and renamed at the end, so that an interrupted call leaves nothing half done.
+    ``progress(done, count)`` is called after each file. The same seed gives the same pictures.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+    try:
+        _fill(unfinished, count, seed, progress)
+        try:
+            os.rename(unfinished, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was quicker, with the same pictures
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
+    rng = np.random.default_rng(seed)
+    textures = [_texture(rng) for _ in range(3)]
+    noise = rng.standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
+    for name in _CLASSES:
+        (folder / name).mkdir()
+
+    def make(number: int) -> None:
+        name = _CLASSES[number % len(_CLASSES)]
+        image = _photo(np.random.default_rng((seed, number)), name, textures, noise)
+        image.save(folder / name / f"{number:04d}.jpg", quality=_QUALITY)
+
+    # NumPy and Pillow give up the GIL in nearly all of this work: threads use every core.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        jobs = [pool.submit(make, number) for number in range(count)]
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                job.result()
+                if progress is not None:
+                    progress(done, count)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _texture(rng: np.random.Generator) -> Floats:
+    """A square field with a 1/f^1.2 amplitude spectrum, mean 0 and standard deviation 1."""
+    side = _TEXTURE_SIDE
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
+    frequency[0, 0] = np.inf
+    phase = rng.uniform(0, 2 * np.pi, frequency.shape)
+    field = np.fft.irfft2(np.exp(1j * phase) / frequency**1.2, s=(side, side))
+    return np.asarray(field / field.std(), dtype=np.float32)
+
+
+def _photo(
+    rng: np.random.Generator, name: str, textures: list[Floats], noise: Floats
+) -> Image.Image:
+    width, height = _SIZES[rng.integers(len(_SIZES))]
+    relief, tint, detail = (_window(rng, field, width, height) for field in textures)
+    across = np.linspace(-1, 1, width, dtype=np.float32)[None, :] * rng.normal(0, 22)
+    down = np.linspace(-1, 1, height, dtype=np.float32)[:, None] * rng.normal(0, 30)
+    light = across + down + 26 * relief * _shapes(rng, width, height)
+    grain = 2.0 + 3.0 * rng.random()
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    for channel, level in enumerate(_HUES[name]):
+        plane = light + np.float32(level + rng.normal(0, 12))
+        plane += (6, -2, -6)[channel] * tint + 3 * detail
+        plane += np.float32(grain) * _window(rng, noise, width, height)
+        pixels[:, :, channel] = np.clip(plane, 0, 255, out=plane)
+    return Image.fromarray(pixels)
+
+
+def _window(rng: np.random.Generator, field: Floats, width: int, height: int) -> Floats:
+    """A random part of ``field``, randomly mirrored."""
+    top = rng.integers(field.shape[0] - height + 1)
+    left = rng.integers(field.shape[1] - width + 1)
+    steps = (int(rng.choice((-1, 1))), int(rng.choice((-1, 1))))
+    window: Floats = field[top : top + height, left : left + width][:: steps[0], :: steps[1]]
+    return window
+
+
+def _shapes(rng: np.random.Generator, width: int, height: int) -> Floats:
+    """Overlapping ellipses and polygons: a factor for the relief, with sharp edges."""
+    mask = Image.new("L", (width, height), 90)
+    draw: Any = ImageDraw.Draw(mask)
+    for _ in range(rng.integers(8, 20)):
+        x, y = rng.integers(width), rng.integers(height)
+        size = int(rng.integers(20, height // 2))
+        shade = int(rng.integers(30, 255))
+        if rng.random() < 0.5:
+            draw.ellipse((x - size, y - size // 2, x + size, y + size // 2), fill=shade)
+        else:
+            corners = [
+                (int(x + rng.integers(-size, size)), int(y + rng.integers(-size, size)))
+                for _ in range(4)
+            ]
+            draw.polygon(corners, fill=shade)
+    factor: Floats = np.asarray(mask, dtype=np.float32) / np.float32(100)
+    return factor

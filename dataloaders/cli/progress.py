@@ -1,0 +1,68 @@
+"""One line on stderr that says how far a measurement is.
+
+On a terminal it is rewritten in place; elsewhere a plain line is added now and then. It is
+written only when called, never from a thread of its own: a thread would run inside the blocks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck import Progress
+
+__all__ = ["ProgressLine"]
+
+_PLAIN_EVERY_S = 10.0
+
+
+class ProgressLine:
+    """Callable with a text or a check's `Progress`; shows it on ``file``.
+
+    Args:
+        file: where to write; None means the stderr of now (the program may replace it later).
+        quiet: show nothing.
+    """
+
+    def __init__(self, file: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._file = sys.stderr if file is None else file
+        self._quiet = quiet
+        self._terminal = self._file.isatty()
+        self._last = float("-inf")
+        self._shown = False
+
+    def __call__(self, progress: Progress | str) -> None:
+        """Show ``progress``, unless it is too early for another line."""
+        if self._quiet:
+            return
+        now = time.monotonic()
+        if now - self._last < (0.2 if self._terminal else _PLAIN_EVERY_S):
+            return
+        self._last = now
+        text = progress if isinstance(progress, str) else describe(progress)
+        if self._terminal:
+            self._file.write(f"\r\x1b[2K{text}\r")
+            self._shown = True
+        else:
+            self._file.write(text + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Take the line off the terminal."""
+        if self._shown:
+            self._file.write("\r\x1b[2K")
+            self._file.flush()
+            self._shown = False
+
+
+def describe(progress: Progress) -> str:
+    """``check  12 of 30 s  round 7  real/synthetic 1.84 (1.71 to 1.97)``."""
+    seconds = min(progress.seconds, progress.budget_s)
+    text = f"check  {seconds:.0f} of at most {progress.budget_s:.0f} s  {progress.phase}"
+    if progress.rounds:
+        text += f"  round {progress.rounds}"
+    if progress.interval is not None:
+        text += f"  real/synthetic {progress.interval:.2f}"
+    return text

@@ -1,0 +1,56 @@
+"""Every exception and warning of this package, in one tree.
+
+    DataLoadersError
+    ├── OptionError         an option has a value that cannot be used      (also ValueError)
+    ├── UnknownBackend      no backend of that name                        (also ValueError)
+    ├── MissingDependency   the backend's own package is not installed     (also ImportError)
+    ├── BackendUnavailable  this backend cannot serve this loader          (also RuntimeError)
+    └── CheckError          a measurement could not be made                (also RuntimeError)
+
+Each message says what was given, the rule, the value, and the next step.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailable",
+    "BackendWarning",
+    "CapacityWarning",
+    "CheckError",
+    "DataLoadersError",
+    "MissingDependency",
+    "OptionError",
+    "UnknownBackend",
+]
+
+
+class DataLoadersError(Exception):
+    """Any error that this package raises itself."""
+
+
+class OptionError(DataLoadersError, ValueError):
+    """An option was given a value that it cannot take."""
+
+
+class UnknownBackend(DataLoadersError, ValueError):
+    """No backend is registered under the name that was given."""
+
+
+class MissingDependency(DataLoadersError, ImportError):
+    """The backend exists, but the package it stands on is not installed."""
+
+
+class BackendUnavailable(DataLoadersError, RuntimeError):
+    """The backend that was named in code cannot serve this loader."""
+
+
+class CheckError(DataLoadersError, RuntimeError):
+    """A bottleneck check or a tuning run could not measure what it was asked to measure."""
+
+
+class BackendWarning(UserWarning):
+    """A backend named by the environment cannot serve one loader, which stays stock."""
+
+
+class CapacityWarning(UserWarning):
+    """The machine lacks the memory, shared memory or cores that the loader asks for."""

@@ -1,0 +1,377 @@
+"""DataLoader: torch's own, with interchangeable backends behind it.
+
+DataLoader(dataset, ..., backend=None)
+    │ __iter__
+    ├── None of our arguments given ──> backends.stock: torch's own iterator
+    └── backend= / DATALOADERS_BACKEND ──> registry ──> Backend.open(self) ──> Session.epoch()
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, Sampler
+
+from dataloaders import auto, registry
+from dataloaders.backend import Backend, Session
+from dataloaders.batch import Batch, to_device
+from dataloaders.errors import (
+    BackendWarning,
+    DataLoadersError,
+    MissingDependency,
+    OptionError,
+    UnknownBackend,
+)
+from dataloaders.plan import Plan
+
+__all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
+
+BACKEND_VARIABLE = "DATALOADERS_BACKEND"
+"""The environment variable that names the backend of every loader that names none itself."""
+
+T_co = TypeVar("T_co", covariant=True)
+_TorchLoader = torch.utils.data.DataLoader
+
+# Sessions and torch iterators of a parent process, kept from being freed in this one.
+_INHERITED: list[tuple[Session, object]] = []
+
+
+class DataLoader(_TorchLoader[T_co]):
+    """Batches of ``dataset``, made by the backend of your choice; torch's loader by default.
+
+    Takes torch's own parameters with torch's names, defaults and accepted combinations, and
+    behaves as ``torch.utils.data.DataLoader`` does, to the bit, as long as none of the
+    arguments below is given. ``num_workers``, ``prefetch_factor`` and ``pin_memory`` also take
+    ``"auto"``: what `dataloaders.tune` learned for this dataset on this machine, else a rule
+    from usable cores, memory and shared memory. The attributes are always plain ints and bools.
+
+    Args:
+        dataset: as torch's; so are all arguments up to ``in_order``.
+        backend: a name ("stock", "synthetic", ...; see ``dataloaders backends``), a `Backend`
+            instance with options, or None for ``$DATALOADERS_BACKEND``, else "stock".
+        device: where batches are delivered. None leaves that to the backend: stock leaves them
+            in host memory, synthetic makes them on the current CUDA device if there is one.
+        seed: makes shuffling and random augmentation a function of (seed, epoch, index): the
+            same for any number of workers. None leaves torch's random streams alone.
+        on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
+
+    Raises:
+        OptionError: an argument of ours has a value it cannot take (also a ValueError).
+        UnknownBackend: no backend has that name (also a ValueError).
+        MissingDependency: the backend's package is not installed (also an ImportError).
+        BackendUnavailable: at ``iter()``, when the backend cannot serve this loader.
+        ValueError, TypeError: as torch's loader raises them.
+    """
+
+    backend: str | Backend | None
+    device: torch.device | str | int | None
+    seed: int | None
+    on_error: str
+
+    # Private state, here as defaults so that unpickled, copied and wrapped loaders have it too.
+    _session: Session | None = None
+    _session_backend: Backend | None = None
+    _session_wanted: str | Backend | None = None
+    _session_pid: int = 0
+    _given_epoch: int | None = None
+    _iterations: int = 0
+    _source: _TorchLoader[Any] | None = None
+    _placed: _TorchLoader[Any] | None = None
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool | Literal["auto"] = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | Literal["auto"] | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: str | Backend | None = None,
+        device: torch.device | str | int | None = None,
+        seed: int | None = None,
+        on_error: str = "raise",
+    ) -> None:
+        _check_options(backend, device, seed, on_error)
+        if any(_is_auto(value) for value in (num_workers, prefetch_factor, pin_memory)):
+            settings = auto.resolve(
+                dataset,
+                batch_size=batch_size,
+                batch_sampler=batch_sampler,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                pin_memory=pin_memory,
+                # These three are only accepted with workers: "auto" must not choose none.
+                needs_workers=bool(persistent_workers or multiprocessing_context or timeout),
+            )
+            num_workers, prefetch_factor, pin_memory = settings
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,  # type: ignore[arg-type]
+            collate_fn,
+            pin_memory,  # type: ignore[arg-type]
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,  # type: ignore[arg-type]
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.backend = backend
+        self.device = device
+        self.seed = seed
+        self.on_error = on_error
+
+    def __iter__(self) -> Any:
+        """An iterator over one epoch, from this loader's backend."""
+        session, backend = self._current_session()
+        batches = session.epoch()
+        self._iterations += 1
+        if self.device is not None and backend.delivers == "host":
+            device = torch.device(self.device)
+            if device.type != "cpu":
+                return CopiedBatches(batches, device)
+        return batches
+
+    def __len__(self) -> int:
+        """Batches in an epoch, as torch's loader counts them."""
+        return super().__len__() if self._source is None else len(self._source)
+
+    def explain(self) -> Plan:
+        """What will run where for this loader, stage by stage; print it. Never raises."""
+        wanted = self._wanted_backend()
+        try:
+            backend, refusal = self._resolve_backend(wanted)
+        except DataLoadersError as error:
+            return Plan(str(wanted), obstacle=str(error))
+        except Exception as error:  # a third party's backend that cannot be made without options
+            return Plan(str(wanted), obstacle=f"it cannot be made: {error!r}")
+        try:
+            plan = backend.explain(self._specification(backend))
+        except Exception as error:  # a third party's backend; this method never raises
+            return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
+        if refusal is not None:
+            plan = replace(plan, notes=(*plan.notes, refusal))
+        return plan
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the number of the next epoch, for ``seed=`` and for the samplers that count epochs.
+
+        Passed on to ``set_epoch`` of the sampler, the batch sampler and the dataset where they
+        have one (DistributedSampler, Hugging Face datasets). Without it, epochs are counted by
+        ``iter()``.
+        """
+        self._given_epoch = epoch
+        inner = getattr(self.batch_sampler, "sampler", None)
+        holders = (self._source, self.sampler, self.batch_sampler, inner, self.dataset)
+        targets = {id(target): target for target in holders}
+        for target in targets.values():
+            forward = getattr(target, "set_epoch", None)
+            if callable(forward):
+                forward(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what is open: a copy or an unpickled loader opens its own session."""
+        state = self.__dict__.copy()
+        for name in ("_session", "_session_backend", "_session_wanted", "_session_pid", "_placed"):
+            state.pop(name, None)
+        state["_iterator"] = None  # live workers belong to the loader that started them
+        return state
+
+    def _current_session(self) -> tuple[Session, Backend]:
+        wanted = self._wanted_backend()
+        if self._session is not None and self._session_backend is not None:
+            if self._session_pid != os.getpid():
+                # Inherited through a fork: its threads and workers are the parent's. Torch's
+                # iterator tells its workers to end when it is freed, the parent's workers: so
+                # what was inherited is neither closed nor freed in this process.
+                _INHERITED.append((self._session, self._iterator))
+                self._session = self._iterator = None
+            elif _same_choice(self._session_wanted, wanted):
+                return self._session, self._session_backend
+            else:
+                self._session.close()
+                self._session = None
+        backend, refusal = self._resolve_backend(wanted)
+        if refusal is not None:
+            warnings.warn(refusal, BackendWarning, stacklevel=3)
+        self._session = backend.open(self._specification(backend))
+        self._session_backend = backend
+        self._session_wanted = wanted
+        self._session_pid = os.getpid()
+        return self._session, backend
+
+    def _specification(self, backend: Backend) -> _TorchLoader[Any]:
+        """What the backend reads: this loader, or the wrapped one that iterates in its own way."""
+        source = self._source
+        if source is None:
+            return self
+        if self.device is None or backend.delivers == "host":
+            return source
+        # A backend that delivers on a device reads ``device`` from its specification.
+        if self._placed is None:
+            self._placed = object.__new__(type(source))
+        self._placed.__dict__.update(vars(source), _iterator=None, device=self.device)
+        return self._placed
+
+    def _wanted_backend(self) -> str | Backend:
+        if self.backend is not None:
+            return self.backend
+        return os.environ.get(BACKEND_VARIABLE) or "stock"
+
+    def _resolve_backend(self, wanted: str | Backend) -> tuple[Backend, str | None]:
+        """The backend that will serve, and why it is not the environment's choice (or None)."""
+        if isinstance(wanted, Backend):
+            return wanted, None
+        if self.backend is not None or wanted == "stock":
+            return registry.load(wanted)(), None
+        try:
+            backend = registry.load(wanted)()
+            obstacle = backend.explain(self._specification(backend)).obstacle
+        except (UnknownBackend, MissingDependency) as error:
+            if isinstance(error, UnknownBackend) and wanted not in registry.PLANNED:
+                raise UnknownBackend(f"${BACKEND_VARIABLE}: {error}") from None
+            obstacle = str(error)
+        if obstacle is None:
+            return backend, None
+        refusal = (
+            f"${BACKEND_VARIABLE}={wanted} cannot serve a loader, which stays stock: {obstacle}"
+        )
+        return registry.load("stock")(), refusal
+
+
+class CopiedBatches(Generic[T_co]):
+    """Batches of another iterator, copied to ``device`` on the current stream as they are taken."""
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+        self.batches = batches
+        self.device = device
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return to_device(next(self.batches), self.device)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+
+def wrap(
+    loader: _TorchLoader[T_co],
+    *,
+    backend: str | Backend | None = None,
+    device: torch.device | str | int | None = None,
+    seed: int | None = None,
+    on_error: str = "raise",
+) -> DataLoader[T_co]:
+    """A `DataLoader` that loads what ``loader`` loads, with the arguments of ours given here.
+
+    For a loader that somebody else made: dataset, samplers, workers and collation are shared
+    with it, not copied. A loader of ours keeps its class. Where another class has an iteration
+    of its own (a subclass of torch's that overrides ``__iter__``, a loader that Accelerate
+    prepared), stock iterates it by that.
+
+    Raises:
+        TypeError: ``loader`` is not a ``torch.utils.data.DataLoader``.
+        OptionError: as `DataLoader` raises it; also ``seed`` for a loader that iterates by a
+            method of its own, since that method draws as it likes.
+        UnknownBackend, MissingDependency: as `DataLoader` raises them.
+    """
+    if not isinstance(loader, _TorchLoader):
+        raise TypeError(
+            f"wrap() takes a torch.utils.data.DataLoader and got {type(loader).__name__}; "
+            "for other iterables make a DataLoader of their dataset"
+        )
+    _check_options(backend, device, seed, on_error)
+    # type(), not isinstance(): Accelerate's loaders claim the class of the one they hold.
+    ours = issubclass(type(loader), DataLoader)
+    kind: type[DataLoader[T_co]] = type(loader) if ours else DataLoader  # type: ignore[assignment]
+    wrapped = kind.__new__(kind)
+    # Straight into __dict__: torch's __setattr__ refuses some names on a finished loader.
+    wrapped.__dict__.update(_state_of(loader), _iterator=None)
+    if not ours and type(loader).__iter__ is not _TorchLoader.__iter__:
+        if seed is not None:
+            raise OptionError(
+                f"seed={seed!r}: {type(loader).__name__} iterates by a method of its own, which "
+                "seed= cannot reach; wrap a loader that inherits __iter__ from torch's"
+            )
+        wrapped.__dict__["_source"] = loader
+    wrapped.backend = backend
+    wrapped.device = device
+    wrapped.seed = seed
+    wrapped.on_error = on_error
+    return wrapped
+
+
+def _is_auto(value: object) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _same_choice(before: str | Backend | None, now: str | Backend) -> bool:
+    # Backends by identity: the options of two may hold tensors, whose == is no truth value.
+    return before is now or (isinstance(before, str) and before == now)
+
+
+def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
+    """The instance attributes of ``loader``, with torch's own complete."""
+    if issubclass(type(loader), DataLoader):
+        return DataLoader.__getstate__(cast("DataLoader[Any]", loader))
+    state = dict(vars(loader))
+    if "dataset" not in state:  # a loader around another one, which it asks for what it lacks
+        for name in vars(_TorchLoader([0])):  # type: ignore[arg-type]
+            if hasattr(loader, name):
+                state[name] = getattr(loader, name)
+    return state
+
+
+def _check_options(backend: object, device: object, seed: object, on_error: object) -> None:
+    if isinstance(backend, str):
+        registry.load(backend)  # a wrong name or a missing package is told here, not at iter()
+    elif backend is not None and not isinstance(backend, Backend):
+        raise OptionError(
+            f"backend={backend!r}: must be a name such as 'stock', a Backend instance such as "
+            "Stock(), or None"
+        )
+    if device is not None:
+        try:
+            torch.device(device)  # type: ignore[call-overload]
+        except (RuntimeError, TypeError) as error:
+            raise OptionError(
+                f"device={device!r}: must be a torch device such as 'cuda', 'cuda:1' or 'cpu' "
+                f"({error})"
+            ) from None
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise OptionError(f"seed={seed!r}: must be an int or None")
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise OptionError(f"seed={seed!r}: must fit in 64 bits")
+    if on_error != "raise":
+        raise OptionError(
+            f"on_error={on_error!r}: only 'raise' exists in this version; "
+            "to leave bad samples out, leave them out of the sampler"
+        )

@@ -1,0 +1,278 @@
+"""Random numbers that are a pure function of where they are used: no state, any order.
+
+    (seed, epoch) ──one Philox block──> 64-bit key  ┐
+    (index, occurrence, draw) ────> 128-bit counter ┴─ Philox4x32-10 ──> words, bits, uniform
+
+A sample's draws depend on its own five numbers only, so they are the same in any worker, batch,
+rank or backend, and a whole batch is drawn at once:
+
+    uniform(seed, epoch, index[:, None], occurrence[:, None], np.arange(4))    batch x 4 draws
+
+Philox4x32-10 is from Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
+3" (SC 2011); its reference vectors are among the tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+import re
+import struct
+from collections.abc import Mapping, Set
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "FIRST_RESERVED_DRAW",
+    "bits",
+    "philox4x32",
+    "stable_key",
+    "uniform",
+    "words",
+    "words_of",
+]
+
+Integers: TypeAlias = "int | np.integer[Any] | npt.NDArray[Any] | npt.ArrayLike"
+"""An integer or an array of integers of any signed or unsigned type; counted modulo 2**64."""
+
+FIRST_RESERVED_DRAW = 2**32 - 16
+"""Draws from here to 2**32 - 1 seed samplers, workers and opaque code; others may use the rest."""
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+# The keys of the two blocks that make keys; any constants serve ("data", "load" and "wide").
+_KEY_OF_STREAM = (0x64617461, 0x6C6F6164)
+_KEY_OF_WIDE = (0x77696465, 0x6C6F6164)
+
+_Words: TypeAlias = tuple[int, int, int, int]
+
+
+def uniform(
+    seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
+) -> npt.NDArray[np.float64]:
+    """float64 in [0, 1), multiples of 2**-53, one for each tuple of the broadcast arguments.
+
+    Takes the arguments, and raises the errors, of `words`.
+    """
+    scaled = (bits(seed, epoch, index, occurrence, draw) >> np.uint64(11)) * 2.0**-53
+    return np.asarray(scaled, dtype=np.float64)
+
+
+def bits(
+    seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
+) -> npt.NDArray[np.uint64]:
+    """uint64, all 64 bits random, one for each tuple of the broadcast arguments.
+
+    Takes the arguments, and raises the errors, of `words`, whose first two words these are.
+    """
+    word = words(seed, epoch, index, occurrence, draw).astype(np.uint64)
+    return np.asarray(word[..., 0] | (word[..., 1] << np.uint64(32)))
+
+
+def words(
+    seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
+) -> npt.NDArray[np.uint32]:
+    """uint32 of shape (..., 4): the 128 random bits of each tuple of the broadcast arguments.
+
+    How the five 64-bit values become one 128-bit counter and one 64-bit key: ``index`` is the
+    low half of the counter, the low 32 bits of ``occurrence`` and of ``draw`` are its high half;
+    the key is half a Philox block of the counter (seed, epoch). If the upper 32 bits of
+    ``occurrence`` or ``draw`` are not zero, one more block mixes them into the key. Within one
+    (seed, epoch), two tuples with occurrence and draw below 2**32 therefore never share a
+    counter; two keys are equal by a chance of 2**-64.
+
+    Raises:
+        TypeError: an argument is not made of integers.
+        ValueError: a value does not fit in 64 bits.
+    """
+    seed_, epoch_, index_ = _as_uint64(seed), _as_uint64(epoch), _as_uint64(index)
+    occurrence_, draw_ = _as_uint64(occurrence), _as_uint64(draw)
+    key = _rounds((*_halves(seed_), *_halves(epoch_)), _KEY_OF_STREAM)[:2]
+    occurrence_low, occurrence_high = _halves(occurrence_)
+    draw_low, draw_high = _halves(draw_)
+    wide = (occurrence_high | draw_high) != 0
+    if wide.any():
+        mixed = _rounds((*key, occurrence_high, draw_high), _KEY_OF_WIDE)
+        key = (np.where(wide, mixed[0], key[0]), np.where(wide, mixed[1], key[1]))
+    result = _rounds((*_halves(index_), occurrence_low, draw_low), key)
+    return np.stack(np.broadcast_arrays(*result), axis=-1).astype(np.uint32)
+
+
+def words_of(seed: int, epoch: int, index: int, occurrence: int = 0, draw: int = 0) -> _Words:
+    """`words` of five plain ints, as four ints below 2**32: about 6 microseconds, not 100."""
+    key = _stream_key(seed & _MASK64, epoch & _MASK64)
+    occurrence_high, draw_high = (occurrence >> 32) & _MASK32, (draw >> 32) & _MASK32
+    if occurrence_high or draw_high:
+        key = _rounds_of_ints((*key, occurrence_high, draw_high), _KEY_OF_WIDE)[:2]
+    counter = (index & _MASK32, (index >> 32) & _MASK32, occurrence & _MASK32, draw & _MASK32)
+    return _rounds_of_ints(counter, key)
+
+
+def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """uint32 of shape (..., 4): the Philox4x32-10 block of ``counter`` (..., 4), ``key`` (..., 2).
+
+    Both hold 32-bit words, the least significant first, as in Random123.
+    """
+    counters = _as_uint64(counter) & np.uint64(_MASK32)
+    keys = _as_uint64(key) & np.uint64(_MASK32)
+    c0, c1, c2, c3 = (counters[..., word] for word in range(4))
+    result = _rounds((c0, c1, c2, c3), (keys[..., 0], keys[..., 1]))
+    return np.stack(np.broadcast_arrays(*result), axis=-1).astype(np.uint32)
+
+
+def stable_key(key: object) -> int:
+    """An int in [-2**63, 2**63) that stands for a sampler's ``key``, the same in every process.
+
+    Integers that fit (Python's, NumPy's, tensors with one integer: whatever has ``__index__``)
+    are themselves. Strings, bytes, None, floats, larger integers, arrays and any nesting of
+    these in tuples, lists, sets and dicts are hashed (blake2b of a canonical encoding; a list
+    counts as the tuple of its members). Other objects are hashed by type name and ``repr``.
+
+    Raises:
+        TypeError: the ``repr`` of an object holds its address, which changes from run to run.
+    """
+    if type(key) is int:
+        value = key
+    else:
+        try:
+            value = operator.index(key)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return _digest(_encode(key))
+    return value if -(2**63) <= value < 2**63 else _digest(_encode(value))
+
+
+_Arrays4: TypeAlias = (
+    "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
+)
+
+
+def _rounds(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> _Arrays4:
+    """Ten rounds on uint64 arrays that hold 32-bit words; operands broadcast."""
+    mask, half = np.uint64(_MASK32), np.uint64(32)
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    k0, k1 = (np.asarray(word, dtype=np.uint64) for word in key)
+    for turn in range(_ROUNDS):
+        if turn:
+            k0, k1 = (k0 + np.uint64(_WEYL[0])) & mask, (k1 + np.uint64(_WEYL[1])) & mask
+        product0 = c0 * np.uint64(_MULTIPLIERS[0])
+        product1 = c2 * np.uint64(_MULTIPLIERS[1])
+        c0, c1, c2, c3 = (
+            (product1 >> half) ^ c1 ^ k0,
+            product1 & mask,
+            (product0 >> half) ^ c3 ^ k1,
+            product0 & mask,
+        )
+    return c0, c1, c2, c3
+
+
+def _rounds_of_ints(counter: _Words, key: tuple[int, int]) -> _Words:
+    """`_rounds` in plain ints, for one block: NumPy's cost per call is most of a small array's."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    m0, m1 = _MULTIPLIERS
+    w0, w1 = _WEYL
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * m0, c2 * m1
+        c0, c1 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK32
+        c2, c3 = (product0 >> 32) ^ c3 ^ k1, product0 & _MASK32
+        k0, k1 = (k0 + w0) & _MASK32, (k1 + w1) & _MASK32
+    return c0, c1, c2, c3
+
+
+@functools.lru_cache(maxsize=64)
+def _stream_key(seed: int, epoch: int) -> tuple[int, int]:
+    counter = (seed & _MASK32, seed >> 32, epoch & _MASK32, epoch >> 32)
+    return _rounds_of_ints(counter, _KEY_OF_STREAM)[:2]
+
+
+def _as_uint64(values: Integers) -> npt.NDArray[np.uint64]:
+    """``values`` modulo 2**64. Python lists of mixed size become exact, not float64."""
+    array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    if array.dtype.kind not in "iub":
+        if array.size == 0 and not isinstance(values, np.ndarray):
+            return array.astype(np.uint64)  # an empty list has no type
+        exact = np.asarray(values, dtype=object)
+        integers = [_index(value) for value in exact.ravel()]
+        array = np.array([value & _MASK64 for value in integers], dtype=np.uint64)
+        return array.reshape(exact.shape)
+    return array.astype(np.uint64)
+
+
+def _index(value: object) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"random numbers are keyed by integers and got {value!r} ({type(value).__name__}); "
+            "turn other keys into integers with stable_key()"
+        ) from None
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(
+            f"random numbers are keyed by 64-bit integers and got {number}; "
+            "shorten it with stable_key()"
+        )
+    return number
+
+
+def _halves(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    return values & np.uint64(_MASK32), values >> np.uint64(32)
+
+
+def _digest(encoded: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little", signed=True)
+
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+def _encode(key: object) -> bytes:
+    """Bytes that differ for different keys: a letter for the type, a length, the content."""
+    if key is None:
+        return b"n"
+    if isinstance(key, str):
+        return _framed(b"s", key.encode("utf-8", "surrogatepass"))
+    if isinstance(key, (bytes, bytearray)):
+        return _framed(b"b", bytes(key))
+    if isinstance(key, (float, np.floating)):
+        # One encoding for -0.0 and 0.0, and one for every NaN.
+        number = float(key)
+        return b"f" + (b"nan" if number != number else struct.pack("<d", number + 0.0))
+    if isinstance(key, complex):
+        return b"c" + struct.pack("<dd", key.real + 0.0, key.imag + 0.0)
+    if isinstance(key, (tuple, list)):
+        return _framed(b"t", b"".join(map(_encode, key)), len(key))
+    if isinstance(key, Mapping):
+        items = sorted(_encode(name) + _encode(value) for name, value in key.items())
+        return _framed(b"m", b"".join(items), len(items))
+    if isinstance(key, Set):
+        members = sorted(map(_encode, key))
+        return _framed(b"u", b"".join(members), len(members))
+    try:
+        return _framed(b"i", str(operator.index(key)).encode())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        pass  # not one integer
+    if hasattr(key, "__array__"):
+        array = np.asarray(key)
+        if array.dtype.kind != "O":
+            shape = ",".join(map(str, array.shape))
+            return _framed(b"a" + f"{array.dtype.str}({shape})".encode(), array.tobytes())
+        return _encode(array.tolist())
+    text = repr(key)
+    if type(key).__repr__ is object.__repr__ or _ADDRESS.search(text):
+        raise TypeError(
+            f"a sampler's key {text} shows only its address, which changes from run to run, so "
+            "seed= cannot tie random numbers to it; give its class a __repr__ of its content, "
+            "or let the sampler yield ints, strings or tuples"
+        )
+    name = f"{type(key).__module__}.{type(key).__qualname__}"
+    return _framed(b"r", f"{name}:{text}".encode("utf-8", "surrogatepass"))
+
+
+def _framed(kind: bytes, content: bytes, count: int | None = None) -> bytes:
+    return kind + str(len(content) if count is None else count).encode() + b":" + content

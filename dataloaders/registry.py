@@ -1,0 +1,162 @@
+"""Names of backends: one table, name to "module:Class", and how to install what each needs.
+
+A backend's file is imported when the backend is used, never before. Ours are loaded from where
+this package is installed, even if the script's own folder has a ``backends`` package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dataloaders.errors import MissingDependency, UnknownBackend
+
+if TYPE_CHECKING:
+    from dataloaders.backend import Backend
+
+__all__ = ["ENTRY_POINTS", "PLANNED", "Entry", "entries", "load", "shadowing_folder"]
+
+ENTRY_POINTS = "dataloaders.backends"
+"""The entry point group through which a third party's package registers a backend."""
+
+_BACKENDS_FOLDER = Path(__file__).resolve().parent.parent / "backends"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One backend that can be named.
+
+    Attributes:
+        name: what the user writes, ``backend="stock"``.
+        target: "module:Class".
+        summary: what it does, in one line.
+        needs: the distribution that must be installed, or None.
+        install: the exact command that installs it, or None.
+        origin: "dataloaders", or the third party's distribution.
+    """
+
+    name: str
+    target: str
+    summary: str
+    needs: str | None = None
+    install: str | None = None
+    origin: str = "dataloaders"
+
+
+_OURS = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "stock",
+            "backends.stock:Stock",
+            "torch's own workers and pinning; in-memory tensors by one gather a batch",
+        ),
+        Entry(
+            "synthetic",
+            "backends.synthetic:Synthetic",
+            "batches like the real ones, made once on the device and reissued",
+        ),
+    )
+}
+
+PLANNED = {
+    "prefetch": "any other backend, run ahead of the step and copied on a CUDA stream of its own",
+    "h5": "the deterministic part of each sample from a cache, one HDF5 file",
+    "dali": "decoding and augmentation as one NVIDIA DALI graph, on the GPU",
+}
+"""Backends that the documentation names and this version lacks: name to what they will do."""
+
+
+def entries() -> dict[str, Entry]:
+    """Every backend that can be named, ours first, then those of installed packages."""
+    found = dict(_OURS)
+    for point in _entry_points():
+        if point.name not in found:
+            origin = point.dist.name if point.dist is not None else "unknown"
+            found[point.name] = Entry(
+                point.name, point.value, f"from the package {origin}", origin=origin
+            )
+    return found
+
+
+def load(name: str) -> type[Backend]:
+    """The backend class called ``name``; its module is imported now.
+
+    Raises:
+        UnknownBackend: no backend has that name, or its registration names no class.
+        MissingDependency: its module needs a package that is not installed.
+    """
+    entry = _OURS.get(name) or entries().get(name)
+    if entry is None:
+        known = ", ".join(entries())
+        if name in PLANNED:
+            raise UnknownBackend(
+                f"backend={name!r} is planned and not built yet in this version; "
+                f"what exists: {known}"
+            )
+        raise UnknownBackend(f"backend={name!r} is not a backend; the names are: {known}")
+    module_name, _, class_name = entry.target.partition(":")
+    try:
+        if entry.origin == "dataloaders":
+            module = importlib.import_module(_installed_name(module_name))
+        else:
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        hint = f"; install it with: {entry.install}" if entry.install else ""
+        raise MissingDependency(
+            f"backend={name!r} needs {entry.needs or error.name or 'a package'}, "
+            f"which cannot be imported ({error}){hint}"
+        ) from error
+    try:
+        backend: type[Backend] = getattr(module, class_name)
+    except AttributeError:
+        raise UnknownBackend(
+            f"backend={name!r} is registered by {entry.origin} as {entry.target!r}, but that "
+            f"module has no {class_name!r}; update {entry.origin}"
+        ) from None
+    return backend
+
+
+def shadowing_folder(package: str = "backends") -> Path | None:
+    """The folder that hides ours under the name ``package``, or None if ours is found first."""
+    ours = _BACKENDS_FOLDER.parent / package
+    paths = _search_path(package)
+    if any(Path(path).resolve() == ours for path in paths):
+        return None
+    return Path(paths[0]) if paths else None
+
+
+def _search_path(package: str) -> list[str]:
+    """Where ``package`` is looked up, or its file if it is a module; nothing of it is imported."""
+    module = sys.modules.get(package)
+    if module is not None:
+        paths = [str(path) for path in getattr(module, "__path__", [])]
+        return paths or [str(getattr(module, "__file__", ""))]
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return []
+    return [str(path) for path in (spec.submodule_search_locations or [spec.origin or ""])]
+
+
+def _installed_name(module: str) -> str:
+    """The name under which our own ``backends.x`` is found, whatever else is called so.
+
+    ``backends`` is a namespace package: a script's own ``backends`` folder without an
+    ``__init__.py`` is searched beside ours, and may have a module of the same name.
+    """
+    spec = PathFinder.find_spec(module, _search_path("backends"))
+    origin = None if spec is None else spec.origin
+    if origin is not None and Path(origin).resolve().is_relative_to(_BACKENDS_FOLDER):
+        return module
+    return module.replace("backends", "dataloaders._installed_backends", 1)
+
+
+def _entry_points() -> Iterator[importlib.metadata.EntryPoint]:
+    yield from importlib.metadata.entry_points(group=ENTRY_POINTS)

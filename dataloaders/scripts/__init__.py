@@ -1,0 +1,7 @@
+"""Somebody's unmodified training script, run here with its loops over loaders watched.
+
+target      a script or module, run as python itself would run it
+takeover    its loops: one loader is handed to a measurement, the others pass untouched
+lent_step   the body of its loop, called as step(batch)
+switch      its torch loaders, on another backend
+"""

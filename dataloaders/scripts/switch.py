@@ -1,0 +1,79 @@
+"""Torch's own loaders of a running program, iterated by another backend.
+
+    for batch in loader:        torch's DataLoader.__iter__, replaced in this process
+        └── wrap(loader) ──> $DATALOADERS_BACKEND ──> one session for each loader, across epochs
+
+Loaders of our own class look at the environment variable themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch.utils.data
+
+from dataloaders.batch import Batch
+from dataloaders.loader import DataLoader, wrap
+from dataloaders.specification import view_of
+
+__all__ = ["BackendSwitch"]
+
+_TorchLoader = torch.utils.data.DataLoader
+Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
+
+# Torch's, captured before anything replaces them.
+_OWN_ITERATION = _TorchLoader._get_iterator
+
+
+class BackendSwitch:
+    """``iterate`` for `takeover.replaced_iter`: epochs from the environment's backend.
+
+    A loader that the backend cannot serve stays with torch, with one warning that says why. So
+    does a loader whose class makes its iterators in a way of its own (``_get_iterator``).
+
+    Args:
+        explain: write each loader's plan to stderr when it is first iterated.
+    """
+
+    def __init__(self, *, explain: bool = False) -> None:
+        self._explain = explain
+        self._wrapped: dict[int, tuple[weakref.ref[Loader], DataLoader[Any] | None]] = {}
+
+    def __call__(
+        self, loader: Loader, original: Callable[[Any], Iterator[Batch]]
+    ) -> Iterator[Batch]:
+        """An iterator over one epoch of ``loader``."""
+        wrapped = self._wrapped_for(loader)
+        if wrapped is None:
+            return original(loader)
+        # Attributes that were set on the loader since its last epoch count, as with torch.
+        state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
+        wrapped.__dict__.update(state)
+        epoch: Iterator[Batch] = iter(wrapped)
+        return epoch
+
+    def _wrapped_for(self, loader: Loader) -> DataLoader[Any] | None:
+        known = self._wrapped.get(id(loader))
+        if known is not None and known[0]() is loader:
+            return known[1]
+        wrapped: DataLoader[Any] | None = None
+        if isinstance(loader, DataLoader):
+            self._show(loader)
+        elif type(loader)._get_iterator is _OWN_ITERATION:
+            # A view of torch's class: a subclass's own __iter__ stands above us in the call and
+            # would otherwise be applied twice.
+            wrapped = wrap(view_of(loader))
+            self._show(wrapped)
+        key = id(loader)
+        self._wrapped[key] = (weakref.ref(loader, lambda _: self._forget(key)), wrapped)
+        return wrapped
+
+    def _forget(self, key: int) -> None:
+        self._wrapped.pop(key, None)  # ends the session: its workers go with it
+
+    def _show(self, loader: DataLoader[Any]) -> None:
+        if self._explain:
+            print(loader.explain(), file=sys.stderr)

@@ -1,0 +1,207 @@
+"""Somebody else's program, run in this process as ``python`` itself would run it.
+
+    Target.script("train.py")     \\                     ┌ finished    came to its end
+    Target.module("pkg.train")    / ── run(args) ──> Outcome ┤ exited      called sys.exit()
+                                                          ├ raised      an exception reached the top
+                                                          ├ interrupted Ctrl-C
+                                                          └ stopped     we ended it (StopScript)
+
+The program gets its own ``__main__``, ``sys.argv`` and ``sys.path[0]``, so that ``if __name__ ==
+"__main__"``, argparse, pickling of its classes and spawned workers all see what they expect.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import io
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Literal
+
+from dataloaders.errors import DataLoadersError
+
+__all__ = ["Outcome", "ScriptError", "StopScript", "Target", "hidden_by"]
+
+Ending = Literal["finished", "exited", "raised", "interrupted", "stopped"]
+
+
+class ScriptError(DataLoadersError):
+    """The program that was named cannot be started."""
+
+
+class StopScript(BaseException):
+    """Raised in the program's own loop to end it; no ``except Exception`` of its catches this."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        ending: see the picture above.
+        status: the exit status that ``python`` would have given it; 0 when we stopped it.
+        error: the exception that ended it, if one did; its traceback starts in the program.
+    """
+
+    ending: Ending
+    status: int
+    error: BaseException | None = None
+
+    def show_error(self) -> None:
+        """Write the program's own failure to stderr, as ``python`` would have done."""
+        if self.error is None or self.ending not in ("raised", "interrupted", "exited"):
+            return
+        if self.ending == "exited":
+            code = self.error.code if isinstance(self.error, SystemExit) else None
+            if code is not None and not isinstance(code, int):
+                print(code, file=sys.stderr)
+            return
+        sys.stdout.flush()
+        sys.excepthook(type(self.error), self.error, self.error.__traceback__)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program: a file, or a module found on the import path as by ``python -m``.
+
+    Attributes:
+        name: the path or the dotted name, as it was given.
+        kind: "file" or "module".
+    """
+
+    name: str
+    kind: Literal["file", "module"]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that becomes ``sys.path[0]``: the file's own, or the current one."""
+        return Path(self.name).resolve().parent if self.kind == "file" else Path.cwd()
+
+    def run(self, args: list[str]) -> Outcome:
+        """Run the program to its end with ``args`` as its command line.
+
+        Its ``__main__`` module stays in place afterwards: what it registered with atexit, and
+        threads that outlive its last line, still need their globals.
+
+        Raises:
+            ScriptError: there is no such file or module, or it does not compile.
+        """
+        if not getattr(sys.flags, "safe_path", False):  # python -P puts no folder there
+            sys.path[0] = str(self.folder)
+        sys.argv = [self.name, *args]
+        main = ModuleType("__main__")
+        code = self._load_file(main) if self.kind == "file" else self._load_module(main)
+        # The old module stays referenced: dropping it would clear the globals of its functions.
+        _replaced_mains.append(sys.modules["__main__"])
+        sys.modules["__main__"] = main
+        return _execute(code, main)
+
+    def _load_file(self, main: ModuleType) -> CodeType:
+        path = Path(self.name).resolve()
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise ScriptError(
+                f"{self.name!r} {what}; give the path of a Python file, or -m and a module's name"
+            )
+        with io.open_code(str(path)) as file:
+            source = file.read()
+        main.__dict__.update(
+            __file__=str(path),
+            __builtins__=__builtins__,
+            __cached__=None,
+            __package__=None,
+            # No spec: multiprocessing then tells spawned workers to run the file by its path.
+            __spec__=None,
+            __loader__=importlib.machinery.SourceFileLoader("__main__", str(path)),
+        )
+        try:
+            return compile(source, str(path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise ScriptError(f"{self.name!r} does not compile: {error}") from error
+
+    def _load_module(self, main: ModuleType) -> CodeType:
+        name = self.name
+        try:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                name += ".__main__"  # a package: its __main__ is what -m runs
+                spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name + ".").startswith(error.name + "."):
+                raise
+            spec = None
+        if spec is None or spec.loader is None:
+            raise ScriptError(
+                f"-m {self.name}: no module {name!r} on the import path, which starts with "
+                f"{sys.path[0]!r}; run this from the folder that holds the package"
+            )
+        code: CodeType | None = spec.loader.get_code(name)  # type: ignore[attr-defined]
+        if code is None:
+            raise ScriptError(f"-m {self.name}: {name!r} holds no Python code")
+        main.__dict__.update(
+            __file__=spec.origin,
+            __builtins__=__builtins__,
+            __cached__=spec.cached,
+            __package__=spec.parent,
+            __spec__=spec,
+            __loader__=spec.loader,
+        )
+        sys.argv[0] = spec.origin or self.name
+        return code
+
+
+def hidden_by(folder: Path, package: str) -> Path | None:
+    """The file or folder in ``folder`` that scripts there import as ``package`` instead of ours."""
+    ours = Path(__file__).resolve().parents[2] / package
+    as_file, as_folder = folder / f"{package}.py", folder / package
+    if as_file.is_file():
+        return as_file
+    if as_folder.is_dir() and as_folder.resolve() != ours and any(as_folder.glob("*.py")):
+        return as_folder
+    return None
+
+
+_replaced_mains: list[ModuleType] = []
+
+
+def _execute(code: CodeType, main: ModuleType) -> Outcome:
+    threading.excepthook, usual = _quiet_when_stopped, threading.excepthook
+    try:
+        exec(code, main.__dict__)
+    except StopScript:
+        return Outcome("stopped", 0)
+    except KeyboardInterrupt as error:
+        return Outcome("interrupted", 130, _from_script(error))
+    except SystemExit as error:
+        if isinstance(error.__context__, StopScript):
+            return Outcome("stopped", 0)
+        if isinstance(error.__context__, KeyboardInterrupt):
+            # Lightning catches Ctrl-C, tears down and calls sys.exit().
+            return Outcome("interrupted", 130, None)
+        code_given = error.code
+        if code_given is None:
+            return Outcome("exited", 0, error)
+        return Outcome("exited", code_given if isinstance(code_given, int) else 1, error)
+    except BaseException as error:
+        return Outcome("raised", 1, _from_script(error))
+    finally:
+        threading.excepthook = usual
+    return Outcome("finished", 0)
+
+
+def _from_script(error: BaseException) -> BaseException:
+    """``error`` with the frames of this file cut off the front of its traceback."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def _quiet_when_stopped(args: threading.ExceptHookArgs) -> None:
+    """A training loop in a thread of the script's ends without a traceback when we stop it."""
+    if not issubclass(args.exc_type, StopScript):
+        threading.__excepthook__(args)

@@ -1,0 +1,419 @@
+"""seed=: a loader's shuffle and its samples' randomness as functions of (seed, epoch, index).
+
+    loader ──Seeding.view()──> the same loader with
+        samplers without a generator   one seeded from (seed, epoch)
+        indices                        sent with (seed, epoch) and the occurrence of each
+        dataset[index], collate_fn     run with torch's, NumPy's and random's generators seeded
+
+torch's CPU default generator, ``numpy.random`` and ``random`` are the generators that opaque
+code draws from. Outside of workers their states are put back after each fetch. CUDA generators
+are never touched: ``torch.manual_seed`` would reseed every device, at many times the cost.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data import (
+    BatchSampler,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+    default_convert,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from dataloaders.backend import Specification
+from dataloaders.errors import OptionError
+from dataloaders.random_states import random_states_kept
+from dataloaders.randomness import FIRST_RESERVED_DRAW, stable_key, words_of
+from dataloaders.specification import view_of
+
+__all__ = ["Seeding", "seed_generators"]
+
+_SAMPLE, _COLLATE, _SAMPLER, _WORKERS = (FIRST_RESERVED_DRAW + offset for offset in range(4))
+
+_Words: TypeAlias = tuple[int, int, int, int]
+_RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class Seeding:
+    """The seeded views of one loader, one for each epoch; kept by the session that iterates it."""
+
+    def __init__(self) -> None:
+        self._persistent: _View | None = None
+        self._sampler_counts = False
+
+    def view(self, loader: Specification, *, samples: bool = True) -> Specification:
+        """A torch DataLoader to iterate in place of ``loader`` for the epoch that begins now.
+
+        It shares dataset, workers and collation with ``loader``. torch's RandomSampler,
+        SubsetRandomSampler and WeightedRandomSampler, if they have no generator (themselves or
+        under torch's BatchSampler), are replaced by copies with one seeded from (seed, epoch);
+        so is the generator of the workers' base seed. Generators of the user's, other samplers
+        and DistributedSampler stay as they are. torch's default generator is not drawn from.
+
+        With ``samples``, the view also seeds the generators around each sample from (seed,
+        epoch, key, occurrence) and around a custom collate_fn from those of the batch's first
+        sample. The key is the index (others: `dataloaders.randomness.stable_key`); occurrence
+        counts its repeats in this loader's epoch, in the epoch of all ranks for
+        DistributedSampler. A dataset's ``__getitems__`` is called with one index at a time.
+        Iterable datasets are seeded from (seed, epoch, rank, worker, position) instead, so their
+        samples depend on the number of workers. Data pipes get the samplers' part only.
+
+        The epoch is the value of ``loader.set_epoch``, else the ``epoch`` of a sampler once that
+        was set to other than 0, else the number of ``iter()`` calls before this one. While
+        persistent workers live, it is the same view each time, moved on to the next epoch.
+
+        Raises:
+            OptionError: while iterating, if ``__getitems__`` gives no list of one sample.
+            TypeError: while iterating, if a sampler's key has no stable content.
+        """
+        stream = (int(getattr(loader, "seed", None) or 0), self._epoch(loader))
+        if not (loader.persistent_workers and loader.num_workers > 0):
+            return _View(loader, stream, samples=samples).loader
+        if self._persistent is None or loader._iterator is None:
+            self._persistent = _View(loader, stream, samples=samples)
+        else:
+            self._persistent.begin(loader, stream)
+        return self._persistent.loader
+
+    def _epoch(self, loader: Specification) -> int:
+        given = getattr(loader, "_given_epoch", None)
+        if given is not None:
+            return int(given)
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        for sampler in (loader.batch_sampler, inner, loader.sampler):
+            epoch = getattr(sampler, "epoch", None)
+            # A sampler's epoch starts at 0, set or not; once it moved, it is counting for us.
+            if isinstance(epoch, int) and (epoch != 0 or self._sampler_counts):
+                self._sampler_counts = True
+                return epoch
+        return int(getattr(loader, "_iterations", 0))
+
+
+def seed_generators(words: _Words) -> None:
+    """Seed torch's CPU default generator, ``numpy.random`` and ``random`` from 128 bits.
+
+    All three are Mersenne twisters, so each takes other words: equal seeds would make torch's
+    and NumPy's streams equal. torch and NumPy keep 32 bits of a seed.
+    """
+    torch.default_generator.manual_seed(words[0])
+    np.random.seed(words[1])
+    random.seed(words[2] | words[3] << 32)
+
+
+_Bulk: TypeAlias = Callable[[list[Any]], Any]
+_Stream: TypeAlias = tuple[int, int]  # (seed, epoch)
+
+
+class _View:
+    """One view, and what must be moved on when it is used for another epoch."""
+
+    def __init__(self, loader: Specification, stream: _Stream, *, samples: bool) -> None:
+        view = view_of(loader)
+        state = view.__dict__
+        self.loader = view
+        self._random: tuple[Any, Any] | None = None
+        self._generator = torch.Generator()
+        self._base_generator = torch.Generator()
+        self._indices: _KeyedIndices | None = None
+        self._shared: torch.Tensor | None = None
+
+        batch_sampler = loader.batch_sampler
+        batched = type(batch_sampler) is BatchSampler
+        # A custom batch sampler's own samplers are its business.
+        inner = batch_sampler.sampler if batched else loader.sampler  # type: ignore[union-attr]
+        if type(inner) in _RANDOM_SAMPLERS and getattr(inner, "generator", None) is None:
+            seeded = copy.copy(inner)
+            self._random = (inner, seeded)
+            if batched:
+                state["batch_sampler"] = copy.copy(batch_sampler)
+                state["batch_sampler"].sampler = seeded
+            if inner is loader.sampler:
+                state["sampler"] = seeded
+        if loader.generator is None:
+            state["generator"] = self._base_generator
+        if samples and not isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+            self._seed_samples(loader)
+        self.begin(loader, stream)
+
+    def begin(self, loader: Specification, stream: _Stream) -> None:
+        """Move on to the epoch of ``stream``; what the user changed on ``loader`` comes along."""
+        if self._random is not None:
+            original, seeded = self._random
+            seeded.__dict__.update(original.__dict__, generator=self._generator)
+        self._generator.manual_seed(_seed64(words_of(*stream, 0, 0, _SAMPLER)))
+        self._base_generator.manual_seed(_seed64(words_of(*stream, 0, 0, _WORKERS)))
+        called = loader._IterableDataset_len_called
+        self.loader.__dict__["_IterableDataset_len_called"] = called
+        if self._indices is not None:
+            self._indices.stream = stream
+        if self._shared is not None:
+            self._shared.copy_(torch.tensor([_signed(number) for number in stream]))
+
+    def _seed_samples(self, loader: Specification) -> None:
+        state = self.loader.__dict__
+        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+            # Persistent workers outlive the epoch: shared memory tells them the next one.
+            self._shared = torch.zeros(2, dtype=torch.int64)
+            if loader.num_workers > 0:
+                self._shared.share_memory_()  # type: ignore[no-untyped-call]
+            state["dataset"] = _SeededIterable(loader.dataset, self._shared, _rank())
+        else:
+            name = "batch_sampler" if loader._auto_collation else "sampler"
+            self._indices = _KeyedIndices(state[name], batched=loader._auto_collation)
+            state[name] = self._indices
+            state["dataset"] = _SeededMap(loader.dataset)
+        state["collate_fn"] = _SeededCollate(loader.collate_fn)
+        state["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+
+
+class _KeyedIndices:
+    """A sampler's indices with what seeds their samples: (seed, epoch), keys, occurrences."""
+
+    def __init__(self, sampler: Iterable[Any], *, batched: bool) -> None:
+        self._sampler = sampler
+        self._batched = batched
+        self.stream: _Stream = (0, 0)
+
+    def __iter__(self) -> Iterator[_Keyed]:
+        # iter() of the sampler here and its next() later: torch's own times for both.
+        return self._keyed(iter(self._sampler), self.stream)
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def _keyed(self, indices: Iterator[Any], stream: _Stream) -> Iterator[_Keyed]:
+        occurrences_of = _occurrences(self._sampler)
+        for index in indices:
+            if self._batched:
+                keys = list(index)
+                yield _Keyed(stream, keys, occurrences_of(keys))
+            else:
+                yield _Keyed(stream, index, occurrences_of([index]))
+
+
+class _Keyed(NamedTuple):
+    """One task: what the sampler yielded, a list of keys or one, and an occurrence for each."""
+
+    stream: _Stream
+    keys: Any
+    occurrences: list[int]
+
+
+def _occurrences(sampler: Any) -> Callable[[list[Any]], list[int]]:
+    """How often each key has come before in the epoch, as a function of its keys in order."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    repeats = _repeats(sampler)
+    if repeats is None:
+        return _count()
+    first, step, period = repeats
+    position = first
+
+    def by_position(keys: list[Any]) -> list[int]:
+        nonlocal position
+        begin, position = position, position + step * len(keys)
+        return [place // period for place in range(begin, position, step)]
+
+    return by_position
+
+
+def _repeats(sampler: Any) -> tuple[int, int, int] | None:
+    """(first, step, period): position first + j * step of the j-th key, each pass one period.
+
+    None where a key may come twice within a pass, or nothing is known of the sampler: count.
+    """
+    kind = type(sampler)
+    if kind is SequentialSampler or (kind is RandomSampler and not sampler.replacement):
+        return 0, 1, max(1, len(sampler.data_source))
+    if kind is WeightedRandomSampler and not sampler.replacement:
+        return 0, 1, max(1, sampler.num_samples)
+    if kind is DistributedSampler:
+        # Rank r takes positions r, r + ranks, ... of one order, whose padding starts it again.
+        return sampler.rank, sampler.num_replicas, max(1, len(sampler.dataset))
+    return None
+
+
+def _count() -> Callable[[list[Any]], list[int]]:
+    seen: Counter[int] = Counter()
+
+    def by_counting(keys: list[Any]) -> list[int]:
+        occurrences = []
+        for key in keys:
+            stable = stable_key(key)
+            occurrences.append(seen[stable])
+            seen[stable] += 1
+        return occurrences
+
+    return by_counting
+
+
+class _Fetched(NamedTuple):
+    """Samples (or one, without batching) on their way to collation, and the words for it."""
+
+    samples: Any
+    words: _Words
+    in_worker: bool
+
+
+class _SeededMap:
+    """A map dataset whose ``keyed`` tasks run the user's code with seeded generators."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.in_worker = False
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+    def __getitem__(self, keyed: _Keyed) -> _Fetched:
+        samples, words = self._fetch(keyed, [keyed.keys], None)
+        return _Fetched(samples[0], words, self.in_worker)
+
+    def __getitems__(self, keyed: _Keyed) -> _Fetched:
+        # torch's own test for a dataset that fetches many at once.
+        bulk = getattr(self.dataset, "__getitems__", None) or None
+        return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker)
+
+    def _fetch(
+        self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None
+    ) -> tuple[list[Any], _Words]:
+        """The samples of ``keys``, and the words that seed their collation."""
+        if self.in_worker:
+            samples = self._samples(keyed, keys, bulk)
+        else:
+            with random_states_kept(cuda=False):
+                samples = self._samples(keyed, keys, bulk)
+        # An empty batch, which only a custom batch sampler makes, has no first sample.
+        first = (stable_key(keys[0]), keyed.occurrences[0]) if keys else (0, -1)
+        return samples, words_of(*keyed.stream, *first, _COLLATE)
+
+    def _samples(self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None) -> list[Any]:
+        seed, epoch = keyed.stream
+        samples = []
+        for key, occurrence in zip(keys, keyed.occurrences, strict=True):
+            seed_generators(words_of(seed, epoch, stable_key(key), occurrence, _SAMPLE))
+            samples.append(self.dataset[key] if bulk is None else self._one_of(bulk, key, seed))
+        return samples
+
+    def _one_of(self, bulk: _Bulk, key: Any, seed: int) -> Any:
+        found = bulk([key])
+        if not isinstance(found, (list, tuple)) or len(found) != 1:
+            raise OptionError(
+                f"seed={seed}: {type(self.dataset).__name__}.__getitems__([{key!r}]) must return a "
+                "list of one sample, since each sample is seeded by its own index, and returned "
+                f"{type(found).__name__}; let it return a list, or leave seed= out"
+            )
+        return found[0]
+
+
+class _SeededIterable:
+    """An iterable dataset whose every ``next`` runs with generators seeded by its position."""
+
+    def __init__(self, dataset: Any, stream: torch.Tensor, rank: int) -> None:
+        self.dataset = dataset
+        self.in_worker = False
+        self._stream = stream
+        self._rank = rank
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+    def __iter__(self) -> Iterator[_Fetched]:
+        seed, epoch = (int(number) for number in self._stream)
+        worker = torch.utils.data.get_worker_info() if self.in_worker else None
+        place = self._rank << 32 | (0 if worker is None else worker.id)
+        return _SeededIterator(self.dataset, (seed, epoch), place, self.in_worker)
+
+
+class _SeededIterator:
+    def __init__(self, dataset: Any, stream: _Stream, place: int, in_worker: bool) -> None:
+        self._place = place
+        self._stream = stream
+        self._in_worker = in_worker
+        self._position = -1  # iter() itself may draw, as a shuffling dataset's does
+        self._samples: Iterator[Any] = self._seeded(lambda: iter(dataset))
+
+    def __iter__(self) -> _SeededIterator:
+        return self
+
+    def __next__(self) -> _Fetched:
+        self._position += 1
+        sample = self._seeded(lambda: next(self._samples))
+        words = words_of(*self._stream, self._position, self._place, _COLLATE)
+        return _Fetched(sample, words, self._in_worker)
+
+    def _seeded(self, action: Callable[[], Any]) -> Any:
+        words = words_of(*self._stream, self._position, self._place, _SAMPLE)
+        return _run_seeded(action, words, self._in_worker)
+
+
+class _SeededCollate:
+    """The user's collate_fn, seeded by the first sample's own words."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, fetched: _Fetched | list[_Fetched]) -> Any:
+        if isinstance(fetched, list):  # an iterable's samples, each on its own
+            first = fetched[0]
+            samples: Any = [item.samples for item in fetched]
+        else:
+            first = fetched
+            samples = fetched.samples
+        if self._collate_fn is default_collate or self._collate_fn is default_convert:
+            return self._collate_fn(samples)  # draws nothing
+        return _run_seeded(lambda: self._collate_fn(samples), first.words, first.in_worker)
+
+
+class _WorkerStart:
+    """worker_init_fn, run after putting the user's own dataset back into the worker's info."""
+
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        if info is not None:
+            seeded: Any = info.dataset
+            seeded.in_worker = True  # nothing of the consumer's to preserve here
+            object.__setattr__(info, "dataset", seeded.dataset)  # info guards its own
+        if self._function is not None:
+            self._function(worker_id)
+
+
+def _run_seeded(action: Callable[[], Any], words: _Words, in_worker: bool) -> Any:
+    if in_worker:
+        seed_generators(words)
+        return action()
+    with random_states_kept(cuda=False):
+        seed_generators(words)
+        return action()
+
+
+def _seed64(words: _Words) -> int:
+    return words[0] | words[1] << 32
+
+
+def _signed(number: int) -> int:
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _rank() -> int:
+    """This process's rank, read here because workers do not join the process group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return 0

@@ -1,0 +1,55 @@
+"""A torch loader as a specification: asked about, copied with changes, never changed itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+__all__ = ["batches_in", "generators_of", "view_of"]
+
+
+def batches_in(loader: Any) -> int | None:
+    """Batches in an epoch of ``loader`` (a loader or any sized iterable); None if it has no length.
+
+    Torch's own ``len(loader)`` of an iterable dataset is remembered by the loader, which then
+    warns when more batches come; asking here leaves no trace.
+    """
+    try:
+        if not isinstance(loader, DataLoader) or loader.__dict__.get("_source") is not None:
+            return len(loader)
+        if isinstance(loader.dataset, IterableDataset):
+            size = len(loader.dataset)  # type: ignore[arg-type]
+            whole = loader.batch_size or 1
+            return size // whole if loader.drop_last else math.ceil(size / whole)
+        return len(loader)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators that ``loader`` and its samplers draw from, each once."""
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    owners = (
+        loader,
+        getattr(loader, "sampler", None),
+        getattr(loader, "batch_sampler", None),
+        inner,
+    )
+    found = (getattr(owner, "generator", None) for owner in owners)
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """A plain torch loader with the attributes of ``loader``, except ``changes``.
+
+    Dataset, samplers and generator are shared. Attributes go straight into ``__dict__``, since
+    torch's ``__setattr__`` refuses some names on a finished loader, and its ``__init__`` would
+    reject combinations that it made itself.
+    """
+    view: DataLoader[Any] = object.__new__(DataLoader)
+    view.__dict__.update(loader.__dict__, _iterator=None)
+    view.__dict__.update(changes)
+    return view

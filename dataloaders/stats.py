@@ -1,0 +1,113 @@
+"""Intervals from a few blocks: the block bootstrap behind every figure that we report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Interval", "Resampled", "Timed", "resample"]
+
+_RESAMPLES = 2000
+
+# Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; 1.96 beyond.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_Z95 = 1.960
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its 95 % interval; low <= estimate <= high, all in the figure's own unit."""
+
+    low: float
+    estimate: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of ``high - low``."""
+        return (self.high - self.low) / 2
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".3f"
+        return f"{self.estimate:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A block as the clock saw it: ``steps`` steps in ``seconds`` seconds."""
+
+    seconds: float
+    steps: int
+
+    @property
+    def per_batch(self) -> float:
+        """Seconds for one step."""
+        return self.seconds / self.steps
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Bootstrap draws of each arm's seconds per batch, the same rounds in every arm.
+
+    Attributes:
+        draws: arm -> float64 array of shape (resamples,), seconds per batch.
+        means: arm -> the mean over the rounds as they were measured, seconds per batch.
+        rounds: how many rounds stand behind the draws.
+    """
+
+    draws: dict[str, npt.NDArray[np.float64]]
+    means: dict[str, float]
+    rounds: int
+
+    def interval(
+        self, estimate: float, draws: npt.NDArray[np.float64], floor: float = 0.0
+    ) -> Interval:
+        """The 95 % interval of a figure computed from the draws.
+
+        A percentile interval from n rounds is too narrow when n is small; it is widened by
+        sqrt(n / (n - 1)) and by Student's t over the normal's 1.96 (Hesterberg 2015, "What
+        Teachers Should Know About the Bootstrap", narrowness bias). ``floor`` is the least half
+        width: what the clock and the measuring itself cannot resolve.
+        """
+        if self.rounds < 2:
+            return Interval(-math.inf, estimate, math.inf)
+        low, high = np.percentile(draws, (2.5, 97.5))
+        degrees = self.rounds - 1
+        t95 = _T95[degrees - 1] if degrees <= len(_T95) else _Z95
+        widen = math.sqrt(self.rounds / degrees) * t95 / _Z95
+        if estimate > 0 and draws.min() > 0:
+            # A ratio or a time: widened on the logarithmic scale, it stays positive.
+            below = estimate * -math.expm1(math.log(low / estimate) * widen)
+            above = estimate * math.expm1(math.log(high / estimate) * widen)
+        else:
+            below, above = (estimate - low) * widen, (high - estimate) * widen
+        return Interval(
+            float(estimate - max(below, floor)),
+            float(estimate),
+            float(estimate + max(above, floor)),
+        )
+
+
+def resample(rounds: Sequence[Mapping[str, Timed]], seed: int = 0) -> Resampled:
+    """Bootstrap draws over rounds: whole rounds are drawn, so drift that hits all arms cancels.
+
+    Each element of ``rounds`` maps every arm to what its block in that round took. An arm's
+    seconds per batch are all its seconds over all its steps: long blocks weigh more.
+    """
+    generator = np.random.default_rng(seed)
+    picks = generator.integers(0, len(rounds), size=(_RESAMPLES, len(rounds)))
+    draws, means = {}, {}
+    for arm in rounds[0]:
+        seconds = np.array([one[arm].seconds for one in rounds])
+        steps = np.array([one[arm].steps for one in rounds], dtype=np.float64)
+        draws[arm] = seconds[picks].sum(axis=1) / steps[picks].sum(axis=1)
+        means[arm] = float(seconds.sum() / steps.sum())
+    return Resampled(draws=draws, means=means, rounds=len(rounds))

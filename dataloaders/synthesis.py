@@ -1,0 +1,265 @@
+"""Batches that look like real ones: leaf by leaf the same shape, dtype, strides and value range.
+
+    real batch ──Recipe.like()──┐
+    spec nest  ──Recipe.spec()──┴──> Recipe ──make(device, generator)──> a new batch, each time
+
+Values are random within the range; nothing ties one leaf's values to another's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from dataloaders.batch import Batch, map_children, map_tensors, to_device
+from dataloaders.errors import OptionError
+
+__all__ = ["Recipe", "TensorSpec", "shortened"]
+
+Number: TypeAlias = "int | float | complex"
+
+_DTYPES = frozenset(
+    getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a synthetic batch, described.
+
+    Attributes:
+        shape: its sizes, the batch dimension included.
+        dtype: bool, a float (also float8), an integer or a complex dtype.
+        low: its least value. Complex: those of both parts.
+        high: its greatest value (integers included it; floats may fall just short of it).
+            Bool: the share of True, from 0 to 1.
+        stride: its strides in elements, such as those of channels_last; None for contiguous.
+
+    Raises:
+        OptionError: the shape is not made of sizes, the bounds are not finite or not in order,
+            or they do not fit in the dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    low: Number = 0
+    high: Number = 1
+    stride: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        if any(size < 0 for size in self.shape):
+            raise OptionError(f"TensorSpec shape={self.shape}: sizes must not be negative")
+        if self.dtype not in _DTYPES:
+            raise OptionError(
+                f"TensorSpec dtype={self.dtype!r}: must be a torch.dtype of plain numbers, such as "
+                "torch.float32 or torch.int64"
+            )
+        for low, high in zip(_parts(self.low), _parts(self.high), strict=True):
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise OptionError(
+                    f"TensorSpec low={self.low}, high={self.high}: both must be finite, "
+                    "low not above high"
+                )
+        if self.dtype is torch.bool:
+            smallest, greatest = 0.0, 1.0
+        elif self.dtype.is_floating_point or self.dtype.is_complex:
+            smallest, greatest = torch.finfo(self.dtype).min, torch.finfo(self.dtype).max
+        else:
+            smallest, greatest = torch.iinfo(self.dtype).min, torch.iinfo(self.dtype).max
+        for bound in (*_parts(self.low), *_parts(self.high)):
+            if not smallest <= bound <= greatest:
+                raise OptionError(
+                    f"TensorSpec low={self.low}, high={self.high}: {self.dtype} holds values "
+                    f"from {smallest} to {greatest}"
+                )
+
+    @classmethod
+    def of(cls, leaf: torch.Tensor) -> TensorSpec | None:
+        """What ``leaf`` is like; None where no tensor like it can be made from numbers alone.
+
+        That is a sparse, nested or quantized tensor, a subclass, one that requires grad, or one
+        without any finite value. Values that are not finite are left out of the range.
+        """
+        if type(leaf) is not torch.Tensor or leaf.dtype not in _DTYPES:
+            return None
+        if leaf.layout is not torch.strided or leaf.is_nested or leaf.requires_grad:
+            return None
+        shape = tuple(leaf.shape)
+        # Strides that a new tensor can have: not those of expanded or overlapping views.
+        kept = torch.empty_like(leaf, device="meta").stride() == leaf.stride()
+        stride = leaf.stride() if kept and not leaf.is_contiguous() else None
+        if leaf.numel() == 0 or leaf.device.type == "meta":
+            return cls(shape, leaf.dtype, 0, 0 if leaf.dtype is torch.bool else 1, stride)
+        bounds = _bounds(leaf.detach())
+        return None if bounds is None else cls(shape, leaf.dtype, *bounds, stride)
+
+    def make(self, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+        """A new tensor on ``device``, values drawn uniformly from ``generator``.
+
+        Without a generator (the meta device has none) the values are not set.
+        """
+        if self.stride is None:
+            tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
+        else:
+            tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        if generator is None or tensor.numel() == 0:
+            return tensor
+        if self.dtype.is_complex:
+            (low, low_imag), (high, high_imag) = _parts(self.low), _parts(self.high)
+            real = self._floats(low, high, device, generator)
+            imag = self._floats(low_imag, high_imag, device, generator)
+            return tensor.copy_(torch.complex(real, imag))
+        if self.dtype is torch.bool:
+            share = torch.rand(self.shape, device=device, generator=generator)
+            return tensor.copy_(share < float(_parts(self.high)[0]))
+        if self.dtype.is_floating_point:
+            low, high = _parts(self.low)[0], _parts(self.high)[0]
+            return tensor.copy_(self._floats(low, high, device, generator))
+        # randint's end is exclusive and must itself fit in int64.
+        end = min(int(self.high.real) + 1, 2**63 - 1)
+        low = min(int(self.low.real), end - 1)
+        return tensor.copy_(torch.randint(low, end, self.shape, device=device, generator=generator))
+
+    def _floats(
+        self, low: float, high: float, device: torch.device, generator: torch.Generator
+    ) -> torch.Tensor:
+        wide = self.dtype in (torch.float64, torch.complex128)
+        dtype = torch.float64 if wide else torch.float32
+        share = torch.rand(self.shape, dtype=dtype, device=device, generator=generator)
+        # Not low + share * (high - low): that difference may overflow.
+        return (low * (1 - share)).add_(share, alpha=high).clamp_(low, high)
+
+
+class Recipe:
+    """One batch, kept as containers and the description of each tensor in them.
+
+    Tensors that have no description (see `TensorSpec.of`), and everything that is not a tensor,
+    are kept and reused as they are.
+    """
+
+    def __init__(self, template: Batch, specs: list[TensorSpec | None]) -> None:
+        self._template = template
+        self._specs = specs
+
+    @classmethod
+    def like(cls, batch: Batch) -> Recipe:
+        """The recipe of batches like ``batch``.
+
+        Tensors inside custom types (those with a ``.to()``, PackedSequence among them) are kept:
+        their values usually have to fit together.
+        """
+        specs: list[TensorSpec | None] = []
+
+        def describe(child: Any) -> Any:
+            if isinstance(child, torch.Tensor):
+                specs.append(TensorSpec.of(child))
+                return child if specs[-1] is None else torch.empty(0)
+            return child if _is_custom(child) else map_children(child, describe)
+
+        return cls(describe(batch), specs)
+
+    @classmethod
+    def spec(cls, nest: Any) -> Recipe:
+        """The recipe of batches with a tensor wherever ``nest`` has a `TensorSpec`.
+
+        Real tensors in ``nest`` are kept: the way to give values that must fit together, such
+        as offsets or boxes.
+
+        Raises:
+            OptionError: there is no TensorSpec and no tensor in ``nest``.
+        """
+        specs: list[TensorSpec | None] = []
+
+        def describe(child: Any) -> Any:
+            if isinstance(child, TensorSpec):
+                specs.append(child)
+                return torch.empty(0)
+            if isinstance(child, torch.Tensor):
+                specs.append(None)
+                return child
+            return child if _is_custom(child) else map_children(child, describe)
+
+        template = describe(nest)
+        if not specs:
+            raise OptionError(
+                f"spec={nest!r}: holds no TensorSpec; give one for each tensor of a batch, such "
+                "as [TensorSpec((64, 3, 224, 224)), TensorSpec((64,), torch.int64, 0, 999)]"
+            )
+        return cls(template, specs)
+
+    def make(self, device: torch.device, generator: torch.Generator | None) -> Batch:
+        """A new batch on ``device``: new containers, new tensors, kept leaves copied there."""
+        specs = iter(self._specs)
+
+        def instantiate(child: Any) -> Any:
+            if isinstance(child, torch.Tensor):
+                spec = next(specs)
+                if spec is not None:
+                    return spec.make(device, generator)
+                # A copy even where it is there already: a step may write into it.
+                return child.to(device, copy=True)
+            if _is_custom(child):
+                # By its own .to(): it knows what must stay, as the lengths in a PackedSequence.
+                return to_device(map_tensors(child, torch.clone), device)
+            return map_children(child, instantiate)
+
+        return instantiate(self._template)
+
+
+def shortened(batch: Batch, samples: int, of: int) -> Batch:
+    """The first ``samples`` samples of ``batch``, which has ``of``: views in new containers.
+
+    Cut are tensors whose first size is ``of``, and lists and tuples of that length that hold no
+    tensors or one a sample; custom types pass whole.
+    """
+    if isinstance(batch, torch.Tensor):
+        cut = batch.layout is torch.strided and not batch.is_nested and batch.ndim > 0
+        return batch[:samples] if cut and batch.shape[0] == of else batch
+    if type(batch) in (list, tuple) and len(batch) == of:
+        columns = [child for child in batch if isinstance(child, torch.Tensor)]
+        if not columns or any(not leaf.ndim or leaf.shape[0] != of for leaf in columns):
+            return batch[:samples]
+    if _is_custom(batch):
+        return batch
+    return map_children(batch, lambda child: shortened(child, samples, of))
+
+
+def _is_custom(value: object) -> bool:
+    return hasattr(value, "to") and not isinstance(value, Mapping)
+
+
+def _parts(number: Number) -> tuple[float, float]:
+    return (number.real, number.imag)
+
+
+def _bounds(leaf: torch.Tensor) -> tuple[Number, Number] | None:
+    """(low, high) of the finite values; for bool (0, share of True); None without any."""
+    if leaf.dtype.is_complex:
+        parts = torch.view_as_real(leaf.resolve_conj().to(torch.complex128))
+        real, imag = _bounds(parts[..., 0]), _bounds(parts[..., 1])
+        if real is None or imag is None:
+            return None
+        return complex(real[0].real, imag[0].real), complex(real[1].real, imag[1].real)
+    if leaf.dtype is torch.bool:
+        return 0, float(leaf.float().mean())
+    if leaf.dtype.is_floating_point:
+        values = leaf if leaf.dtype in (torch.float32, torch.float64) else leaf.float()
+        low, high = torch.aminmax(values)
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            finite = values[torch.isfinite(values)]
+            if finite.numel() == 0:
+                return None
+            low, high = torch.aminmax(finite)
+        return float(low), float(high)
+    array = leaf.cpu().numpy()  # NumPy has the unsigned types' minimum and maximum too
+    return int(array.min()), int(array.max())

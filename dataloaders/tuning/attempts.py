@@ -1,0 +1,189 @@
+"""The trials of one tuning run: made one by one, within the time there is, and kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from dataloaders import auto, workers
+from dataloaders.batch import Batch
+from dataloaders.tuning.result import Settings, Trial
+from dataloaders.tuning.trial import Observation, observe
+from dataloaders.tuning.variant import Variants
+
+__all__ = ["Attempts", "Step"]
+
+Step = Callable[[Batch], object]
+
+_LONGEST_TRIAL_S = 1.5
+_HANG_S = 60.0
+
+
+class Attempts:
+    """What was tried and seen so far.
+
+    Attributes:
+        alone: the setting of one process, which is tried first.
+        trials: every trial, in order.
+        seen: what a trial saw, by its settings; those that cannot be used are not in it.
+        rates: samples per second over an epoch, the start of its workers counted; of the same.
+        out_of_time: whether a trial was left out because the budget was spent.
+        workers_usable: False once a trial with workers has failed.
+        notes: what the user should know of the trials.
+    """
+
+    def __init__(
+        self,
+        loader: torch.utils.data.DataLoader[Any],
+        step: Step | None,
+        budget_s: float,
+        alone: Settings,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._began = time.perf_counter()
+        self._loader = loader
+        self._step = step
+        self._budget_s = budget_s
+        self._announce = announce
+        self._variants = Variants(loader)
+        self._cores = workers.usable_cores()
+        self.alone = alone
+        self.trials: list[Trial] = []
+        self.seen: dict[Settings, Observation] = {}
+        self.rates: dict[Settings, float] = {}
+        self.out_of_time = False
+        self.workers_usable = True
+        self._most: int | None = None  # workers, by the memory that one was seen to take
+        self.notes = self._variants.notes
+        self.batches_in_epoch = _length(loader)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def trial_s(self) -> float:
+        """What a trial that starts now should take."""
+        return max(0.2, min(_LONGEST_TRIAL_S, (self._budget_s - self.seconds) / 3))
+
+    def make(
+        self, settings: Settings, why: str, *, step: Step | None = None, compare: bool = True
+    ) -> Observation | None:
+        """The observation, or None if there was no time for it or the setting cannot be used.
+
+        Without ``compare`` it is only reported: another ``step`` makes other rates.
+        """
+        if self.trials and not self._has_time():
+            self.out_of_time = True
+            return None
+        self._announce(f"{settings} ({why})")
+        began = time.perf_counter()
+        alone = self.seen.get(self.alone)
+        hang_s = max(_HANG_S, 20 * (alone.startup_s if alone else 0.0))
+        batches = self.batches_in_epoch
+        try:
+            seen = observe(
+                self._variants.make(settings, hang_s),
+                step=step or self._step,
+                cap_s=self.trial_s,
+                epoch_samples=None if batches is None else batches * (self._loader.batch_size or 1),
+            )
+        except Exception as error:
+            if settings.num_workers == 0 or not _is_workers_fault(error):
+                raise
+            self._failed(settings, why, time.perf_counter() - began, error)
+            return None
+        rate = self._over_epoch(settings, seen)
+        failed = self._too_large(settings, seen) if compare else None
+        if compare and failed is None:
+            self.seen[settings], self.rates[settings] = seen, rate
+        trial = Trial(
+            settings=settings,
+            why=why,
+            samples_per_second=seen.samples_per_second,
+            epoch_samples_per_second=rate,
+            startup_s=seen.startup_s,
+            seconds=time.perf_counter() - began,
+            cpu_share=seen.cpu_per_batch / seen.seconds_per_batch.estimate / self._cores,
+            memory_per_worker=seen.memory_per_worker,
+            failed=failed,
+        )
+        self.trials.append(trial)
+        return seen if failed is None else None
+
+    def borne(self, most: int) -> int:
+        """``most`` workers, or as many of them as memory bears by what the trials have seen."""
+        return most if self._most is None else min(most, self._most)
+
+    def _has_time(self) -> bool:
+        # A start and two blocks of a batch from each worker, none of them faster than alone.
+        alone = self.seen.get(self.alone)
+        least = 3 * alone.waiting_per_batch if alone is not None else 0.0
+        return self._budget_s - self.seconds > least
+
+    def _too_large(self, settings: Settings, seen: Observation) -> str | None:
+        """Why memory does not bear ``settings``, or None; the user is told once, by a note."""
+        if not seen.memory_per_worker:
+            return None
+        # As auto.resolve(), which would give a remembered setting fewer workers than this.
+        most = self.borne(auto.memory_cap(seen.memory_per_worker))
+        if settings.num_workers <= most:
+            return None
+        each = seen.memory_per_worker / 2**20
+        if self._most is None:
+            self.notes.append(
+                f"{settings}: a worker takes {each:,.0f} MiB by the end of an epoch, and "
+                f"available memory bears {most} of them: settings with more were ruled out. "
+                "Free memory, or keep the dataset in tensors or arrays, which workers share, and "
+                "not in Python objects, which each of them comes to copy"
+            )
+        self._most = most
+        return f"{settings.num_workers} x {each:,.0f} MiB do not fit in available memory"
+
+    def _failed(self, settings: Settings, why: str, seconds: float, error: Exception) -> None:
+        self.workers_usable = False
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self.trials.append(Trial(settings, why, None, None, 0.0, seconds, failed=reason))
+        self.notes.append(f"{settings} failed: {reason}")
+
+    def _over_epoch(self, settings: Settings, seen: Observation) -> float:
+        """Samples per second over an epoch, with its workers' start unless they persist."""
+        steady = seen.samples_per_second.estimate
+        batches = self.batches_in_epoch
+        if not (settings.num_workers and batches) or seen.epochs_inside:
+            return steady
+        if self._loader.persistent_workers:
+            return steady
+        whole = seen.startup_s + (batches - 1) * seen.seconds_per_batch.estimate
+        return batches * seen.samples_per_batch / max(whole, 1e-9)
+
+
+def _is_workers_fault(error: Exception) -> bool:
+    """Whether the workers failed, and not the user's dataset in a worker.
+
+    torch raises an error of the dataset again, with its type and a text that begins "Caught".
+    All else that starting or asking workers raises speaks against workers only: they cannot be
+    sent the dataset, they died, they hang, or they were forked from a process that uses CUDA.
+    """
+    text = str(error)
+    if "Caught " in text:
+        return "CUDA" in text and "fork" in text
+    kinds = (RuntimeError, OSError, TypeError, AttributeError)
+    return isinstance(error, kinds) or type(error).__name__ == "PicklingError"
+
+
+def _length(loader: torch.utils.data.DataLoader[Any]) -> int | None:
+    # Not len(loader) of an iterable dataset: torch remembers that it was asked, and warns later.
+    try:
+        if isinstance(loader.dataset, IterableDataset):
+            size = len(loader.dataset)  # type: ignore[arg-type]
+            return math.ceil(size / (loader.batch_size or 1))
+        return len(loader)
+    except TypeError:
+        return None

@@ -1,0 +1,96 @@
+"""tune(): the arguments checked, the search run, its result returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.data
+
+from dataloaders.batch import Batch
+from dataloaders.errors import OptionError
+from dataloaders.random_states import random_states_kept
+from dataloaders.tuning.result import Progress, Tuning
+from dataloaders.tuning.search import Search
+
+__all__ = ["tune"]
+
+
+def tune(
+    loader: torch.utils.data.DataLoader[Any],
+    step: Callable[[Batch], object] | None = None,
+    *,
+    budget_s: float = 30.0,
+    max_workers: int | None = None,
+    remember: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    rate_needed: float | None = None,
+) -> Tuning:
+    """The smallest ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
+
+    Suffice: within 3 % of what ``step`` (or ``rate_needed``) needs, or of the best that any
+    number of workers gives. Found by a few trials of half a second to two, on real batches.
+
+    The given loader is not iterated and its samplers and generator are copied; the states of
+    torch's, NumPy's and random's generators are restored. The dataset itself is used, and
+    ``step`` really runs: a step that trains, trains.
+
+    Args:
+        loader: any torch DataLoader. One over an iterable dataset is tried with more workers
+            than it has now only if ``max_workers`` is given: a dataset that does not share its
+            samples out among workers yields each of them several times.
+        step: ``step(batch)``, run on every batch of every trial.
+        budget_s: seconds after which no further trial starts.
+        max_workers: the most to try; None: 4 a usable core and at least 8, fewer where memory
+            or shared memory end before that. Either way, settings whose workers were measured
+            to take more than half of available memory by the end of an epoch are ruled out.
+        remember: keep the choice on disk, where ``num_workers="auto"`` looks it up.
+        progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
+            argument is what was known.
+        rate_needed: samples per second that the loader alone must deliver, if the step's rate
+            is known otherwise. Without workers loading adds to the step's own time, which only
+            ``step`` accounts for.
+
+    Raises:
+        TypeError: ``loader`` is not a torch DataLoader.
+        OptionError: ``budget_s`` or ``rate_needed`` is not positive, ``max_workers`` negative,
+            or both ``step`` and ``rate_needed`` are given.
+        CheckError: the loader yields nothing, or its sampler cannot be copied.
+        Exception: what the dataset, the collation or the step raises.
+
+    Warns:
+        CapacityWarning: before the first trial with workers, if the loader's own settings, or
+            those it seems to need, do not fit in shared memory or memory.
+    """
+    _check(loader, step, budget_s, max_workers, rate_needed)
+    with random_states_kept(loader.generator):
+        search = Search(loader, step, budget_s, max_workers, progress, rate_needed)
+        search.run()
+    return search.result(remember=remember)
+
+
+def _check(
+    loader: object,
+    step: object,
+    budget_s: float,
+    max_workers: int | None,
+    rate_needed: float | None,
+) -> None:
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        raise TypeError(
+            f"tune() takes a torch.utils.data.DataLoader and got {type(loader).__name__}; "
+            "for other iterables make a DataLoader of their dataset"
+        )
+    if not budget_s > 0:
+        raise OptionError(f"budget_s={budget_s!r}: must be a positive number of seconds")
+    if max_workers is not None and max_workers < 0:
+        raise OptionError(f"max_workers={max_workers!r}: must be 0 or more, or None")
+    if rate_needed is not None and not rate_needed > 0:
+        raise OptionError(f"rate_needed={rate_needed!r}: must be samples per second above 0")
+    if step is not None and rate_needed is not None:
+        raise OptionError(
+            "step and rate_needed were both given: the step's rate is measured, so leave out "
+            "rate_needed"
+        )
+    if step is not None and not callable(step):
+        raise OptionError(f"step={step!r}: must be a function of one batch, or None")

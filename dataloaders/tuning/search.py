@@ -1,0 +1,309 @@
+"""Which settings are tried, in which order, and when that ends."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dataloaders import auto, learned, workers
+from dataloaders.batch import Batch, to_device
+from dataloaders.errors import CapacityWarning, CheckError
+from dataloaders.loader import DataLoader
+from dataloaders.stats import Interval
+from dataloaders.tuning import words
+from dataloaders.tuning.attempts import Attempts, Step
+from dataloaders.tuning.capacity import DEFAULT_PREFETCH, capacity, own_shortage
+from dataloaders.tuning.choice import Need, choose, enough
+from dataloaders.tuning.model import WORTH, Model
+from dataloaders.tuning.result import Progress, Settings, Tuning
+from dataloaders.tuning.trial import Observation, observe_step
+
+__all__ = ["Search"]
+
+_DEEPER_PREFETCH = (4, 8)
+_UNEVEN = 0.3  # standard deviation over mean of a batch's time from which prefetching may matter
+_COMPUTING = 0.8  # CPU seconds per second of making a batch from which it hardly waits
+# CPU seconds per second and core from which the idle rest is not worth a larger setting.
+_SATURATED = 1 / (1 + WORTH)
+# Workers beyond the cores that may pay although all compute: this process takes batches over and
+# workers wait for it, for their queue and for files, and meanwhile a core has nothing to do.
+_BEYOND_CORES = 2
+
+
+class Search:
+    """One tuning run, in the order of this file: `run` it, then ask for its `result`."""
+
+    def __init__(
+        self,
+        loader: torch.utils.data.DataLoader[Any],
+        step: Step | None,
+        budget_s: float,
+        max_workers: int | None,
+        progress: Callable[[Progress], None] | None,
+        rate_needed: float | None,
+    ) -> None:
+        self._loader = loader
+        self._step = step
+        self._budget_s = budget_s
+        self._max_workers = max_workers
+        self._progress = progress
+        self._need = Need(None if rate_needed is None else Interval(*(rate_needed,) * 3))
+        self._cores = workers.usable_cores()
+        self._has_cuda = torch.cuda.device_count() > 0
+        pinned = bool(loader.pin_memory) and self._has_cuda
+        self._pin_choice = self._pinned = pinned
+        self._pin_gain = 1.0
+        self._prefetch = DEFAULT_PREFETCH
+        self._reason = ""
+        count = loader.num_workers
+        depth = (loader.prefetch_factor or DEFAULT_PREFETCH) if count else None
+        self._given = Settings(count, depth, pinned)
+        # One process is where every search starts and what it falls back to.
+        self._alone = Settings(0, None, pinned)
+        self._attempts = Attempts(loader, step, budget_s, self._alone, self._announce)
+
+    def run(self) -> None:
+        """Make the trials; call it once."""
+        alone = self._attempts.make(self._alone, "one process: what a batch costs")
+        if alone is None:
+            raise CheckError(f"no batch was loaded within budget_s={self._budget_s}; give it more")
+        self._measure_step(alone)
+        model = self._model(alone)
+        room = capacity(self._loader, model, alone.batch_bytes, self._max_workers)
+        self._prefetch = room.prefetch
+        if self._needs_no_workers(alone):
+            self._warn(own_shortage(self._loader, alone.batch_bytes))
+            return
+        self._warn(own_shortage(self._loader, alone.batch_bytes), room.shortage)
+        if room.note is not None:
+            self._attempts.notes.append(room.note)
+        if model.gain(room.workers) < 1 + WORTH:
+            rate = alone.samples_per_second.estimate
+            self._reason = words.why_no_workers(rate, model, room.workers)
+            return
+        self._search_workers(model, room.workers)
+        self._search_prefetch(alone)
+        self._search_pinning()
+
+    def result(self, remember: bool = False) -> Tuning:
+        """What is known by now; ``remember`` writes it to disk."""
+        attempts = self._attempts
+        best = self._choice()
+        choice = replace(best, pin_memory=self._pin_choice)
+        notes = [
+            *attempts.notes,
+            *words.closing_notes(best, self._loader, attempts, self._cores),
+        ]
+        path = None
+        if remember:
+            path = self._remember(choice, attempts.seen[best])
+            if path is None:
+                notes.append(words.not_kept())
+        rate = attempts.rates.get(best, 0.0)
+        return Tuning(
+            choice=choice,
+            reason=self._reason or words.why(best, attempts, self._need.clause, self._meets(rate)),
+            given=self._given,
+            worth_it=self._worth_it(choice, rate * self._pin_gain),
+            trials=tuple(attempts.trials),
+            needed_samples_per_second=self._need.samples_per_second,
+            seconds=attempts.seconds,
+            batch_bytes=self._batch_bytes(),
+            notes=tuple(notes),
+            remembered=path,
+        )
+
+    def _measure_step(self, alone: Observation) -> None:
+        if self._step is None:
+            return
+        self._announce("the step, on batches that cost nothing")
+        cost = observe_step(self._step, alone.held, self._attempts.trial_s)
+        samples = alone.samples_per_batch
+        takes = Interval(samples / cost.high, samples / cost.estimate, samples / cost.low)
+        self._need = Need(takes, from_step=True)
+
+    def _needs_no_workers(self, alone: Observation) -> bool:
+        rate = f"{alone.samples_per_second.estimate:,.0f}"
+        if self._max_workers == 0:
+            self._reason = "max_workers=0: nothing else was tried"
+        elif self._meets(self._attempts.rates[self._alone]):
+            self._reason = (
+                f"{self._need.clause} and one process already gives {rate}: workers will not help"
+            )
+        elif isinstance(self._loader, DataLoader) and auto.in_memory(self._loader.dataset):
+            self._reason = (
+                f"the dataset is in memory and one process gives {rate} samples/s: workers would "
+                "only add a copy"
+            )
+        return bool(self._reason)
+
+    def _model(self, alone: Observation) -> Model:
+        loop = alone.seconds_per_batch.estimate
+        takes = self._need.samples_per_second
+        needed = 0.0 if takes is None else alone.samples_per_batch / takes.estimate
+        if self._step is None:
+            return Model(loop, alone.cpu_waiting_per_batch, 0.0, 0.0, loop, needed, self._cores)
+        step_cpu = max(0.0, alone.cpu_per_batch - alone.cpu_waiting_per_batch)
+        return Model(
+            batch_s=alone.waiting_per_batch,
+            cpu_s=alone.cpu_waiting_per_batch,
+            step_s=needed,
+            step_cpu_s=step_cpu,
+            loop_s=loop,
+            needed_s=needed,
+            cores=self._cores,
+        )
+
+    def _search_workers(self, model: Model, cap: int) -> None:
+        if 0 < self._given.num_workers <= cap:
+            self._attempts.make(self._given, "the loader as it is")
+        cap = self._attempts.borne(cap)
+        if not self._attempts.workers_usable or model.gain(cap) < 1 + WORTH:
+            return
+        count = model.knee(cap)
+        if model.cpu_share > _COMPUTING:
+            # Workers that compute take turns on the cores: beyond this many they gain nothing,
+            # and on a busy machine only take cores from others.
+            busy = math.ceil(self._cores / model.cpu_share)
+            cap = min(cap, max(count, busy + _BEYOND_CORES))
+        rate = self._with_workers(count, "predicted: more should not help")
+        borne = self._attempts.borne(cap)
+        if rate is None and borne < count and model.gain(borne) >= 1 + WORTH:
+            count, cap = borne, borne
+            rate = self._with_workers(count, "as many as memory bears")
+        # Upwards while it pays: twice as many where they scale, else a neighbour to confirm.
+        while count < (cap := self._attempts.borne(cap)) and rate and not self._meets(rate):
+            if self._saturated(self._settings(count)):
+                break
+            samples = self._attempts.seen[self._alone].samples_per_batch
+            scales = rate >= 0.8 * count * samples / max(model.batch_s, 1e-9)
+            more = min(cap, count * 2 if scales else max(count + 1, count * 3 // 2))
+            next_rate = self._with_workers(more, "still scaling" if scales else "its neighbour")
+            if next_rate is None or next_rate < rate * (1 + WORTH):
+                break
+            count, rate = more, next_rate
+        self._narrow(model)
+
+    def _narrow(self, model: Model) -> None:
+        """Downwards by bisection, to the fewest workers that still suffice."""
+        rates = self._attempts.rates
+        while self._attempts.workers_usable:
+            high, least = self._choice().num_workers, enough(rates, self._need)
+            per_worker = max(
+                (rate / s.num_workers for s, rate in rates.items() if s.num_workers), default=0.0
+            )
+            if not (high and per_worker and least):
+                return
+            samples = self._attempts.seen[self._alone].samples_per_batch
+            # A worker faster than this process was (its thread pool can be slow on a busy
+            # machine) says that the model knows too little to rule small numbers out.
+            known = samples / per_worker > 0.9 * model.batch_s
+            low = max(
+                model.fewest_for(samples / least, samples / per_worker) if known else 1,
+                1 + max((s.num_workers for s in rates if s.num_workers < high), default=0),
+            )
+            if low >= high or self._with_workers((low + high) // 2, "fewer may do") is None:
+                return
+
+    def _search_prefetch(self, alone: Observation) -> None:
+        rates = self._attempts.rates
+        choice = self._choice()
+        if not choice.num_workers or alone.variation <= _UNEVEN or self._meets(rates[choice]):
+            return
+        if self._saturated(choice):
+            return  # the workers never wait for room in the queue: a longer one changes nothing
+        for prefetch in _DEEPER_PREFETCH:
+            if workers.shm_shortage(choice.num_workers, prefetch, alone.batch_bytes) is not None:
+                return
+            deeper = replace(choice, prefetch_factor=prefetch)
+            why = "batches differ in time: a longer queue evens it out"
+            if self._attempts.make(deeper, why) is None:
+                return
+            if rates[deeper] < rates[choice] * (1 + WORTH):
+                return
+            choice = deeper
+
+    def _search_pinning(self) -> None:
+        """With CUDA: the chosen setting both ways, each batch copied to the device."""
+        choice = self._choice()
+        if not self._has_cuda:
+            return
+        rates = []
+        for pinned in (choice.pin_memory, not choice.pin_memory):
+            why = "pinned, with the copy to the device" if pinned else "the same, not pinned"
+            seen = self._attempts.make(
+                replace(choice, pin_memory=pinned),
+                why,
+                step=self._step or _copy_to_cuda,
+                compare=False,
+            )
+            if seen is None:
+                return
+            rates.append(seen.samples_per_second.estimate)
+        if rates[1] > rates[0] * (1 + WORTH):
+            self._pin_choice = not choice.pin_memory
+            self._pin_gain = rates[1] / rates[0]
+
+    def _with_workers(self, count: int, why: str) -> float | None:
+        settings = self._settings(count)
+        if settings not in self._attempts.rates:
+            self._attempts.make(settings, why)
+        return self._attempts.rates.get(settings)
+
+    def _settings(self, count: int) -> Settings:
+        return Settings(count, self._prefetch, self._pinned)
+
+    def _saturated(self, settings: Settings) -> bool:
+        seen = self._attempts.seen[settings]
+        return seen.cpu_per_batch >= _SATURATED * self._cores * seen.seconds_per_batch.estimate
+
+    def _meets(self, rate: float) -> bool:
+        return rate >= self._need.rate
+
+    def _choice(self) -> Settings:
+        return choose(self._attempts.rates, self._need, self._alone)
+
+    def _worth_it(self, choice: Settings, rate: float) -> bool | None:
+        now = self._attempts.rates.get(self._given)
+        if choice == self._given:
+            return False
+        return None if now is None else rate > now * (1 + WORTH)
+
+    def _batch_bytes(self) -> int:
+        return max((seen.batch_bytes for seen in self._attempts.seen.values()), default=0)
+
+    def _remember(self, choice: Settings, seen: Observation) -> Path | None:
+        loader = self._loader
+        key = learned.key_of(
+            loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn
+        )
+        found = learned.Learned(
+            num_workers=choice.num_workers,
+            prefetch_factor=choice.prefetch_factor,
+            pin_memory=choice.pin_memory,
+            samples_per_second=seen.samples_per_second.estimate,
+            batch_bytes=self._batch_bytes(),
+            memory_per_worker=seen.memory_per_worker,
+        )
+        return learned.remember(key, found)
+
+    def _warn(self, *texts: str | None) -> None:
+        said = [text for text in texts if text is not None]
+        self._attempts.notes.extend(said)
+        if said:
+            warnings.warn(said[0], CapacityWarning, stacklevel=4)
+
+    def _announce(self, doing: str) -> None:
+        if self._progress is not None:
+            seconds = self._attempts.seconds
+            self._progress(Progress(seconds, self._budget_s, doing, self.result()))
+
+
+def _copy_to_cuda(batch: Batch) -> None:
+    to_device(batch, torch.device("cuda"))

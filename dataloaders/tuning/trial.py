@@ -1,0 +1,314 @@
+"""One setting, measured: start-up, then the steady rate in short blocks until it is clear."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from dataloaders.batch import Batch, map_tensors, nbytes, samples_in
+from dataloaders.errors import CheckError
+from dataloaders.stats import Interval, Timed, resample
+from dataloaders.tuning import device, usage
+
+__all__ = ["Observation", "observe", "observe_step"]
+
+Step = Callable[[Batch], object]
+
+_BLOCK_S = 0.1
+_LEAST_S = 0.4
+_LEAST_BLOCKS = 5
+_ENOUGH = 0.02  # relative half width of the interval at which a trial may end
+_HELD_BATCHES = 4
+_HELD_BYTES = 256 * 2**20
+_LONGEST_BLOCK = 1 << 16
+_JOIN_S = 10.0
+
+
+@dataclass
+class Observation:
+    """What a trial saw; times in seconds, per batch where the name says so.
+
+    Attributes:
+        seconds_per_batch: in the steady state; with a step, of loading and stepping.
+        samples_per_batch: the mean.
+        startup_s: from ``iter()`` to the first batch.
+        waiting_per_batch: inside ``next()``; without workers, what a batch costs to make.
+        cpu_waiting_per_batch: CPU seconds of this process inside ``next()``, and the seconds for
+            which its thread could have run and had no core: with other work on the machine, that
+            is no waiting which more workers could overlap.
+        cpu_per_batch: CPU seconds of this process and the workers, in all.
+        variation: standard deviation over mean of the time inside ``next()``.
+        epochs_inside: whether epochs ended within the trial (their turns are then counted in).
+        batch_bytes: the tensors of the largest batch held.
+        held: some of its batches, copied; only with a step and without workers.
+        memory_per_worker: see `Trial`.
+    """
+
+    seconds_per_batch: Interval
+    samples_per_batch: float
+    startup_s: float
+    waiting_per_batch: float
+    cpu_waiting_per_batch: float
+    cpu_per_batch: float
+    variation: float
+    epochs_inside: bool
+    batch_bytes: int
+    held: list[Batch] = field(default_factory=list)
+    memory_per_worker: int | None = None
+
+    @property
+    def samples_per_second(self) -> Interval:
+        """The steady rate."""
+        cost, samples = self.seconds_per_batch, self.samples_per_batch
+        return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+
+
+def observe(
+    loader: torch.utils.data.DataLoader[Any],
+    *,
+    step: Step | None,
+    cap_s: float,
+    epoch_samples: int | None,
+) -> Observation:
+    """The cost of ``loader``'s batches, measured for about ``cap_s`` seconds at most.
+
+    At least two blocks are measured, however long they take. Whatever the loader raises passes
+    through. The loader's workers have ended when this returns or raises.
+    """
+    known = {child.pid for child in multiprocessing.active_children()}
+    feed = _Feed(loader)
+    try:
+        return _observe(loader, feed, known, step, cap_s, epoch_samples)
+    finally:
+        feed.close(known)
+
+
+def observe_step(step: Step, held: list[Batch], cap_s: float) -> Interval:
+    """Seconds that ``step`` takes for a batch that costs nothing, on copies of ``held``."""
+    most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
+    copies = 1
+    rounds: list[float] = []
+    began = time.perf_counter()
+    turn = 0
+    while True:
+        # Copies, made outside the timing: a step may write into its batch or pop its keys.
+        batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
+        turn += copies
+        device.synchronise()
+        start = time.perf_counter()
+        for batch in batches:
+            step(batch)
+        device.synchronise()
+        took = time.perf_counter() - start
+        rounds.append(took / copies)
+        # The first step is slow (lazy initialisation, allocators) and no matter of the steady
+        # state; the second says how many make a block.
+        if len(rounds) <= 2:
+            copies = max(1, min(most, math.ceil(_BLOCK_S / max(rounds[-1], 1e-9))))
+        measured = rounds[2:]
+        elapsed = time.perf_counter() - began
+        if len(measured) >= 2 and (elapsed > cap_s or _clear(measured, elapsed)):
+            return _interval(measured)
+
+
+def _observe(
+    loader: torch.utils.data.DataLoader[Any],
+    feed: _Feed,
+    known: set[int | None],
+    step: Step | None,
+    cap_s: float,
+    epoch_samples: int | None,
+) -> Observation:
+    count, prefetch = loader.num_workers, loader.prefetch_factor or 0
+    began = time.perf_counter()
+    first = feed.take()
+    startup_s = time.perf_counter() - began
+    keep = count == 0 and step is not None  # to measure the step alone on
+    batch_bytes = nbytes(first)
+    held = [_copy(first)] if keep else []
+    if step is not None:
+        step(first)
+    del first
+    pids = [c.pid for c in multiprocessing.active_children() if c.pid not in known]
+    crew = [psutil.Process(pid) for pid in pids if pid is not None] if count else []
+    # Not yet the steady state: what workers made while nobody took anything. Without a step the
+    # queue is empty again after one batch of each; a step may find it full.
+    for _ in range(count * (prefetch if step is not None else 1)):
+        if time.perf_counter() - began > startup_s + cap_s / 3:
+            break
+        batch = feed.take()
+        if step is not None:
+            step(batch)
+    del loader
+    memory_before = usage.memory(crew)
+    device.synchronise()
+    # A batch that takes longer than a whole trial should is not measured more often than needed.
+    slow = count == 0 and step is None and startup_s > cap_s
+    blocks: list[float] = [startup_s] if slow else []
+    meter = _Meter(feed, step, crew)
+    size = max(1, count)
+    took, batch = meter.block(size) if slow else meter.pilot(size)
+    size = len(meter.waits)
+    while True:
+        blocks.append(took / size)
+        batch_bytes = max(batch_bytes, nbytes(batch))
+        if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
+            held.append(_copy(batch))  # between blocks, where the copy costs no measured time
+        elapsed = time.perf_counter() - meter.start
+        if len(blocks) >= 2 and (elapsed >= cap_s or _clear(blocks, elapsed)):
+            break
+        took, batch = meter.block(size)
+    batches, seen = len(meter.waits), sum(meter.samples)
+    cpu_per_batch = (usage.cpu_seconds(crew) - meter.cpu_start) / batches
+    mean_wait = statistics.fmean(meter.waits)
+    return Observation(
+        seconds_per_batch=_interval(blocks),
+        samples_per_batch=seen / batches,
+        startup_s=startup_s,
+        waiting_per_batch=mean_wait,
+        cpu_waiting_per_batch=meter.cpu_waiting / batches,
+        cpu_per_batch=cpu_per_batch,
+        variation=statistics.pstdev(meter.waits) / mean_wait if mean_wait > 0 else 0.0,
+        epochs_inside=feed.epochs > 1,
+        batch_bytes=batch_bytes,
+        held=held,
+        memory_per_worker=usage.by_end_of_epoch(
+            memory_before, usage.memory(crew), seen, epoch_samples
+        ),
+    )
+
+
+class _Meter:
+    """Blocks of batches, taken and stepped, and what they took since `start`.
+
+    Attributes:
+        start: the clock when the first block that counts began.
+        cpu_start: the CPU seconds of this process and the workers at that time.
+        waits: seconds inside ``next()``, by batch.
+        samples: by batch.
+        cpu_waiting: CPU seconds that this process asked for inside ``next()``, in all.
+    """
+
+    def __init__(self, feed: _Feed, step: Step | None, crew: list[psutil.Process]) -> None:
+        self._feed = feed
+        self._step = step
+        self._crew = crew
+        self._begin()
+
+    def pilot(self, size: int) -> tuple[float, Batch]:
+        """As `block`, with more batches than ``size`` if those are too short to be told from noise.
+
+        Only the last block, the one returned, counts.
+        """
+        stepping = self._step is not None and device.in_use()
+        least_s = _BLOCK_S * (1.25 if stepping else 0.5)
+        while True:
+            took, batch = self.block(size)
+            if took >= least_s or size >= _LONGEST_BLOCK:
+                return took, batch
+            size *= max(2, min(16, math.ceil(2 * least_s / max(took, 1e-6))))
+            self._begin()
+
+    def block(self, size: int) -> tuple[float, Batch]:
+        """The seconds that ``size`` batches took, and the last one."""
+        step = self._step
+        cpu_block, start = usage.cpu_demand(), time.perf_counter()
+        for _ in range(size):
+            cpu = 0.0 if step is None else usage.cpu_demand()
+            before = time.perf_counter()
+            batch = self._feed.take()
+            self.waits.append(time.perf_counter() - before)
+            self.samples.append(samples_in(batch) or 1)
+            if step is not None:
+                self.cpu_waiting += usage.cpu_demand() - cpu
+                step(batch)
+        if step is not None:
+            device.synchronise()
+        took = time.perf_counter() - start
+        if step is None:  # asking takes 20 us: once a block where that serves
+            self.cpu_waiting += usage.cpu_demand() - cpu_block
+        return took, batch
+
+    def _begin(self) -> None:
+        self.waits: list[float] = []
+        self.samples: list[int] = []
+        self.cpu_waiting = 0.0
+        self.cpu_start, self.start = usage.cpu_seconds(self._crew), time.perf_counter()
+
+
+class _Feed:
+    """A loader's batches without end: where an epoch ends the next one begins."""
+
+    def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
+        self._loader: torch.utils.data.DataLoader[Any] | None = loader
+        self._iterator: Iterator[Batch] | None = None
+        self.epochs = 0
+
+    def take(self) -> Batch:
+        for _ in range(2):
+            if self._iterator is None and self._loader is not None:
+                with warnings.catch_warnings():
+                    # torch's warning of more workers than cores: that is what is being tried.
+                    warnings.filterwarnings("ignore", "This DataLoader will create")
+                    # And its comment on the pickling error that it raises next.
+                    warnings.filterwarnings("ignore", "Got pickle error")
+                    self._iterator = iter(self._loader)
+                self.epochs += 1
+            try:
+                return next(self._iterator if self._iterator is not None else iter(()))
+            except StopIteration:
+                self._iterator = None
+        raise CheckError(
+            "the loader yields no batch, so there is nothing to tune; look at its dataset, its "
+            "sampler and drop_last"
+        )
+
+    def close(self, known: set[int | None]) -> None:
+        """End the workers that this feed started, and wait for them."""
+        iterator, self._iterator = self._iterator, None
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader._iterator = None
+            session = getattr(loader, "_session", None)
+            if session is not None:
+                session.close()
+        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
+        if callable(end):
+            end()
+        had_workers = loader is not None and loader.num_workers > 0
+        del iterator, loader, end
+        if not had_workers:
+            return  # children are then the dataset's own affair
+        gc.collect()  # an iterator inside another one may sit in a reference cycle
+        for child in multiprocessing.active_children():
+            if child.pid not in known:
+                child.join(_JOIN_S)
+
+
+def _copy(batch: Batch) -> Batch:
+    return map_tensors(batch, lambda leaf: leaf.detach().clone())
+
+
+def _clear(blocks: list[float], elapsed: float) -> bool:
+    if len(blocks) < _LEAST_BLOCKS or elapsed < _LEAST_S:
+        return False
+    interval = _interval(blocks)
+    return interval.half_width <= _ENOUGH * interval.estimate
+
+
+def _interval(blocks: list[float]) -> Interval:
+    """The mean of the blocks with its 95 % interval, kept within what a rate can be."""
+    resampled = resample([{"block": Timed(seconds, 1)} for seconds in blocks])
+    found = resampled.interval(resampled.means["block"], resampled.draws["block"])
+    estimate = max(found.estimate, 1e-9)
+    return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))

@@ -1,0 +1,145 @@
+"""A loader like the given one with other settings, which leaves the given one alone.
+
+The batches of all trials come from one endless stream of indices, drawn from a copy of the
+loader's sampler. So a trial never starts over with samples that the trial before it has just
+brought into the page cache, and an epoch shorter than a trial does not end it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+from dataloaders.errors import CheckError
+from dataloaders.loader import DataLoader
+
+__all__ = ["Settings", "Variants", "with_settings"]
+
+L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
+
+
+@dataclass(frozen=True, order=True)
+class Settings:
+    """What tuning chooses, under torch's names; ``prefetch_factor`` is None without workers."""
+
+    num_workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+
+    def __str__(self) -> str:
+        text = f"num_workers={self.num_workers}"
+        if self.prefetch_factor is not None:
+            text += f", prefetch_factor={self.prefetch_factor}"
+        return text + (", pin_memory=True" if self.pin_memory else "")
+
+
+def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
+    """A new loader of ``loader``'s class with other settings, sharing everything else with it.
+
+    ``attributes`` are set on it as well. Straight into ``__dict__``: torch's ``__setattr__``
+    refuses some names on a finished loader.
+    """
+    state = loader.__getstate__() if isinstance(loader, DataLoader) else dict(vars(loader))
+    changed: L = type(loader).__new__(type(loader))
+    changed.__dict__.update(state, _iterator=None)
+    changed.__dict__.update(
+        num_workers=settings.num_workers,
+        prefetch_factor=settings.prefetch_factor,
+        pin_memory=settings.pin_memory,
+    )
+    if settings.num_workers == 0:
+        changed.__dict__.update(timeout=0, persistent_workers=False)
+        changed.multiprocessing_context = None
+    changed.__dict__.update(attributes)
+    source = state.get("_source")
+    if source is not None:  # wrap() keeps the loader whose own __iter__ it calls
+        inner = {name: value for name, value in attributes.items() if name in vars(source)}
+        changed.__dict__["_source"] = with_settings(source, settings, **inner)
+    return changed
+
+
+class Variants:
+    """Loaders for trials: the given one's dataset and collation, samplers of their own.
+
+    Raises:
+        CheckError: the sampler can neither be copied nor replaced.
+    """
+
+    def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
+        self._loader = loader
+        self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.notes: list[str] = []
+        self._attributes: dict[str, Any] = {}
+        if isinstance(loader, DataLoader):
+            # What is tuned are torch's workers, whichever backend has them work for it.
+            self._attributes.update(backend="stock", seed=None)
+        if self.iterable:
+            self._attributes["generator"] = copy.deepcopy(loader.generator)
+            return
+        auto_collation = loader.batch_sampler is not None
+        given = loader.batch_sampler if auto_collation else loader.sampler
+        try:
+            one_shot = (given, loader.sampler, getattr(given, "sampler", None))
+            if any(isinstance(one, Iterator) for one in one_shot):
+                raise TypeError("an iterator would be at its end within the first trial")
+            # One deepcopy, so that a generator that both use stays one generator.
+            shared = {id(loader.dataset): loader.dataset}
+            sampler, generator = copy.deepcopy((given, loader.generator), shared)
+        except Exception:  # a sampler of the user's may refuse in any way; generators do
+            sampler, generator = self._replacement(), copy.deepcopy(loader.generator)
+        stream = _Stream(sampler)
+        self._attributes["generator"] = generator
+        self._attributes["batch_sampler" if auto_collation else "sampler"] = stream
+
+    def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
+        """A loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
+        extra = dict(self._attributes)
+        if settings.num_workers:
+            extra["timeout"] = self._loader.timeout or timeout_s
+            # An iterable dataset's epochs end inside a trial; workers then stay as the user said.
+            extra["persistent_workers"] = self.iterable and self._loader.persistent_workers
+        return with_settings(self._loader, settings, **extra)
+
+    def _replacement(self) -> Any:
+        """Random indices, in place of a sampler that cannot be copied."""
+        loader = self._loader
+        try:
+            size = len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise CheckError(
+                f"tune() cannot copy the loader's {type(loader.sampler).__name__}, and its dataset "
+                "has no length to draw indices from; give the loader a sampler that copy.deepcopy "
+                "can copy"
+            ) from None
+        self.notes.append(
+            "the sampler cannot be copied, so the trials drew their indices at random instead"
+        )
+        sampler = RandomSampler(range(size))
+        if loader.batch_sampler is None:
+            return sampler
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+        return BatchSampler(sampler, batch_size, drop_last=False)
+
+
+class _Stream:
+    """What is left of an endless stream of indices: every ``iter()`` goes on where it was."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._rest = _endless(sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rest
+
+
+def _endless(sampler: Any) -> Iterator[Any]:
+    empty = False
+    while not empty:
+        empty = True
+        for indices in sampler:
+            empty = False
+            yield indices

@@ -1,0 +1,269 @@
+"""What this machine gives a loader's workers: cores, memory and shared memory.
+
+    usable_cores()        affinity and every cgroup quota above this process
+    available_memory()    MemAvailable and every cgroup limit above this process
+    shm_room()            free bytes in /dev/shm, where torch's workers put their batches
+    process_memory(pid)   what one worker costs now, and what copy-on-write can still add
+    python_heap_bytes()   what every forked worker may come to copy, by counting references
+
+The functions take the folder that stands for ``/`` as ``root``, so that they can be shown any
+machine. A file that is missing or malformed counts as "no limit said".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "ProcessMemory",
+    "available_memory",
+    "batches_in_flight",
+    "batches_that_fit",
+    "cpu_model",
+    "cpu_quota",
+    "process_memory",
+    "python_heap_bytes",
+    "shm_room",
+    "shm_shortage",
+    "total_memory",
+    "usable_cores",
+]
+
+SHM = Path("/dev/shm")
+_ROOT = Path("/")
+# Batches beyond workers * prefetch_factor that can be alive: one that the training step holds
+# while it asks for the next one, and that one.
+_HELD_BY_CONSUMER = 2
+# An object allocated by Python takes 16 to 512 bytes, 66 on average over the objects of a
+# process that has imported torch (sys.getsizeof); with the unused ends of pools and arenas, 80.
+_BYTES_PER_PYTHON_BLOCK = 80
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores that this process can keep busy: at least 1.
+
+    The smaller of the cores in its affinity mask and the cgroup CPU quota, rounded up (a quota
+    of 1.5 cores is used in full only by two processes).
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Cores' worth of CPU time that cgroups allow this process; None without a quota.
+
+    The tightest of its own cgroup and all above it (a parent's quota binds its children), in
+    version 2 (``cpu.max``) and version 1 (``cpu.cfs_quota_us``) hierarchies.
+    """
+    quotas = []
+    for folder in _cgroups("cpu", root):
+        words = _words(folder / "cpu.max") or (
+            _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        )
+        quota, period = _number(words, 0), _number(words, 1)
+        if quota is not None and period and quota > 0:  # "max" and -1 mean no quota
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Bytes that new processes can take before something is killed or swapped out.
+
+    The smallest of the kernel's MemAvailable and, for this process's cgroup and all above it,
+    the limit less what is used; file cache that is not in active use counts as free.
+    """
+    rooms = [_available_on_machine(root)]
+    for folder in _cgroups("memory", root):
+        limit = _number(_words(folder / "memory.max"), 0)
+        used = _number(_words(folder / "memory.current"), 0)
+        cache_name = "inactive_file"
+        if limit is None or used is None:
+            limit = _number(_words(folder / "memory.limit_in_bytes"), 0)
+            used = _number(_words(folder / "memory.usage_in_bytes"), 0)
+            cache_name = "total_inactive_file"
+        if limit is None or used is None:
+            continue
+        cache = _fields(folder / "memory.stat").get(cache_name, 0)
+        rooms.append(max(0, limit - max(0, used - cache)))
+    return min(rooms)
+
+
+def total_memory() -> int:
+    """Bytes of main memory in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpu_model(root: Path = _ROOT) -> str:
+    """The processor's name, such as "AMD EPYC 7B13"; "unknown" where the system does not say."""
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu model"):
+            return value.strip()
+    return "unknown"
+
+
+def shm_room(path: Path = SHM) -> int | None:
+    """Free bytes where torch's workers put their batches; None where there is no such folder."""
+    try:
+        room = os.statvfs(path)
+    except (OSError, AttributeError):  # AttributeError: Windows
+        return None
+    return room.f_bavail * room.f_frsize
+
+
+def batches_in_flight(num_workers: int, prefetch_factor: int) -> int:
+    """Batches that can be in shared memory at once; 0 without workers."""
+    return num_workers * prefetch_factor + _HELD_BY_CONSUMER if num_workers else 0
+
+
+def batches_that_fit(batch_bytes: int, room: int | None) -> int | None:
+    """Batches of ``batch_bytes`` that ``room`` bytes of shared memory hold; None: any number."""
+    return None if room is None or batch_bytes <= 0 else room // batch_bytes
+
+
+def shm_shortage(
+    num_workers: int, prefetch_factor: int, batch_bytes: int, path: Path = SHM
+) -> str | None:
+    """What goes wrong with these settings and what to do, in one sentence; None if they fit.
+
+    torch's workers pass tensors through ``path`` under either sharing strategy. A worker that
+    writes to it when it is full is killed by SIGBUS: "DataLoader worker (pid N) is killed by
+    signal: Bus error", usually minutes into a run.
+    """
+    room = shm_room(path)
+    fit = batches_that_fit(batch_bytes, room)
+    needed = batches_in_flight(num_workers, prefetch_factor)
+    if fit is None or room is None or needed <= fit:
+        return None
+    return (
+        f"{num_workers} workers with prefetch_factor={prefetch_factor} can have {needed} batches "
+        f"of {_size(batch_bytes)} in {path} at once, {_size(needed * batch_bytes)}, and "
+        f"{_size(room)} are free there: a worker that finds it full dies of a bus error. Enlarge "
+        f"it (docker run --shm-size={_round_gib(needed * batch_bytes)}g, or --ipc=host), or use "
+        "fewer workers or smaller batches (the sharing strategy 'file_system' uses the same room)"
+    )
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """The memory of one process, in bytes.
+
+    Attributes:
+        private: pages that no other process shares (USS): what ending it would free.
+        proportional: private pages, and its share of the shared ones (PSS).
+        shared_anonymous: pages still shared with the process that forked it. Each is copied
+            when either side writes to it, and counting a reference is a write: over an epoch,
+            ``private`` can grow by this much.
+    """
+
+    private: int
+    proportional: int
+    shared_anonymous: int
+
+
+def process_memory(pid: int, root: Path = _ROOT) -> ProcessMemory | None:
+    """The memory of process ``pid``; None if it has ended or the system does not say."""
+    fields = _fields(root / "proc" / str(pid) / "smaps_rollup")
+    if "Pss:" not in fields:
+        return None
+    private = fields.get("Private_Clean:", 0) + fields.get("Private_Dirty:", 0)
+    anonymous = fields.get("Anonymous:", 0)
+    return ProcessMemory(
+        private=private * 1024,
+        proportional=fields["Pss:"] * 1024,
+        shared_anonymous=max(0, min(anonymous, anonymous - fields.get("Private_Dirty:", 0))) * 1024,
+    )
+
+
+def python_heap_bytes() -> int:
+    """Bytes that this process's Python objects take, about: those a forked worker may copy.
+
+    A worker that looks at an object counts a reference to it, which writes to the object's page
+    and so copies it. A dataset that is a list of a million strings costs every worker the whole
+    list by the end of the first epoch; a tensor or an array costs it nothing.
+    """
+    return sys.getallocatedblocks() * _BYTES_PER_PYTHON_BLOCK
+
+
+def _cgroups(controller: str, root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroup and of all above it, in either version's hierarchy."""
+    memberships = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
+    for words in map(str.split, _text(root / "proc/self/mountinfo").splitlines()):
+        # 32 31 0:29 /root /mount/point options [tags ...] - type source superoptions
+        if "-" not in words[6:]:
+            continue
+        kind, *_, options = words[words.index("-", 6) + 1 :]
+        if kind == "cgroup2":
+            paths = [m[2] for m in memberships if len(m) == 3 and m[1] == ""]
+        elif kind == "cgroup" and controller in options.split(","):
+            paths = [m[2] for m in memberships if len(m) == 3 and controller in m[1].split(",")]
+        else:
+            continue
+        mount = root / words[4].lstrip("/")
+        for path in paths:
+            # Inside a container the mount shows only the part below the mount's own root, and
+            # the path may be the host's: then what is mounted is the container's own cgroup.
+            inside = path.removeprefix(words[3]) if words[3] != "/" else path
+            parts = [part for part in inside.split("/") if part not in ("", "..")]
+            for depth in range(len(parts), -1, -1):
+                folder = mount.joinpath(*parts[:depth])
+                if folder.is_dir():
+                    yield folder
+
+
+def _available_on_machine(root: Path) -> int:
+    kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
+    if kilobytes is not None:
+        return kilobytes * 1024
+    import psutil  # not on the import path of the package: it is slow to load
+
+    return int(psutil.virtual_memory().available)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines "name number ..." of a file."""
+    fields = {}
+    for words in map(str.split, _text(path).splitlines()):
+        value = _number(words, 1)
+        if value is not None:
+            fields[words[0]] = value
+    return fields
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(words: list[str], position: int) -> int | None:
+    try:
+        return int(words[position])
+    except (IndexError, ValueError):
+        return None
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _round_gib(count: int) -> int:
+    """Whole GiB with half as much again to spare."""
+    return max(1, math.ceil(count * 1.5 / 2**30))

@@ -1,0 +1,309 @@
+"""Datasets of every kind that torch's loader takes, small, picklable and without randomness.
+
+A `Case` makes the arguments of one loader afresh, so that two loaders share no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    get_worker_info,
+)
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.distributed import DistributedSampler
+
+SIZE = 11
+"""Samples in each dataset: prime, so that no batch size but 1 divides it."""
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    label: int
+
+
+@dataclass
+class Record:
+    image: torch.Tensor
+    name: str
+
+
+class MapDataset(Dataset[Any]):
+    """``sample(index)`` for each index; a module-level function, so that it pickles."""
+
+    def __init__(self, sample: Callable[[int], Any], size: int = SIZE) -> None:
+        self.sample = sample
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.sample(index)
+
+
+class CountingStream(IterableDataset[Any]):
+    """0, 1, 2, ... as tensors, divided among the workers."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(torch.arange(first, self.size, step))
+
+
+class SizedStream(CountingStream):
+    def __len__(self) -> int:
+        return self.size
+
+
+class BatchedGetItems(MapDataset):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self.sample(index) + 100 for index in indices]
+
+
+class CustomBatch:
+    """A batch type of the user's own, with the two methods that torch's documentation asks for."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.inputs = torch.stack([sample[0] for sample in samples])
+        self.targets = [sample[1] for sample in samples]
+        self.moved_to: torch.device | None = None
+
+    def pin_memory(self) -> CustomBatch:
+        self.inputs = self.inputs.pin_memory()
+        return self
+
+    def to(self, device: torch.device) -> CustomBatch:
+        self.inputs = self.inputs.to(device)
+        self.moved_to = device
+        return self
+
+
+def tensor_sample(index: int) -> torch.Tensor:
+    return torch.full((2, 3), float(index))
+
+
+def integer_sample(index: int) -> int:
+    return index * 3
+
+
+def pair_sample(index: int) -> tuple[torch.Tensor, int]:
+    return torch.arange(index, index + 3), index % 4
+
+
+def dict_sample(index: int) -> dict[str, Any]:
+    return {
+        "image": torch.full((3, 2), index, dtype=torch.uint8),
+        "label": index,
+        "name": f"n{index}",
+    }
+
+
+def nested_sample(index: int) -> dict[str, Any]:
+    return {
+        "views": [torch.full((2,), index, dtype=torch.float64), np.float32(index)],
+        "meta": {"path": (f"a/{index}.jpg", index), "flag": index % 2 == 0},
+    }
+
+
+def point_sample(index: int) -> Point:
+    return Point(torch.tensor([index, -index]), index)
+
+
+def record_sample(index: int) -> Record:
+    return Record(torch.full((2,), index), f"name {index}")
+
+
+def string_sample(index: int) -> tuple[str, int]:
+    return chr(ord("a") + index), index
+
+
+def array_sample(index: int) -> np.ndarray[Any, Any]:
+    return np.full((2, 2), index, dtype=np.int16)
+
+
+def ragged_sample(index: int) -> torch.Tensor:
+    return torch.arange(index + 1)
+
+
+def drawing_sample(index: int) -> torch.Tensor:
+    return torch.rand(2) + index
+
+
+def pad(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = torch.tensor([len(sample) for sample in samples])
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True), lengths
+
+
+def records(samples: list[Record]) -> Record:
+    return Record(default_collate([s.image for s in samples]), ",".join(s.name for s in samples))
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to make a loader.
+
+    Attributes:
+        name: for the test's identifier.
+        make: the dataset and the arguments of a new loader, nothing shared with an earlier call.
+        workers: whether it also makes sense with worker processes.
+    """
+
+    name: str
+    make: Callable[[], dict[str, Any]] = field(repr=False)
+    workers: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _tensors() -> TensorDataset:
+    images = torch.arange(SIZE * 4, dtype=torch.float32).reshape(SIZE, 4)
+    return TensorDataset(images, torch.arange(SIZE))
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def _map(sample: Callable[[int], Any], **options: Any) -> dict[str, Any]:
+    return {"dataset": MapDataset(sample), "batch_size": 4, **options}
+
+
+def _weighted() -> dict[str, Any]:
+    sampler = WeightedRandomSampler([float(i) for i in range(1, SIZE + 1)], 9)
+    return {"dataset": _tensors(), "batch_size": 4, "sampler": sampler}
+
+
+def _replaced() -> dict[str, Any]:
+    tensors = _tensors()
+    sampler = RandomSampler(tensors, replacement=True, num_samples=17)
+    return {"dataset": tensors, "batch_size": 4, "sampler": sampler}
+
+
+def _batches() -> dict[str, Any]:
+    sampler = BatchSampler(SubsetRandomSampler(range(9)), 2, drop_last=True)
+    return {"dataset": _tensors(), "batch_sampler": sampler}
+
+
+def _rank() -> dict[str, Any]:
+    tensors = _tensors()
+    sampler = DistributedSampler(tensors, num_replicas=3, rank=1, seed=4)
+    return {"dataset": tensors, "batch_size": 2, "sampler": sampler}
+
+
+def _empty() -> dict[str, Any]:
+    nothing = TensorDataset(torch.empty(0, 3))
+    return {"dataset": nothing, "batch_size": 2, "sampler": SequentialSampler(nothing)}
+
+
+CASES = (
+    Case("tensors", lambda: {"dataset": _tensors(), "batch_size": 4}),
+    Case("tensors shuffled", lambda: {"dataset": _tensors(), "batch_size": 4, "shuffle": True}),
+    Case(
+        "tensors, own generator",
+        lambda: {
+            "dataset": _tensors(),
+            "batch_size": 4,
+            "shuffle": True,
+            "generator": _generator(),
+        },
+    ),
+    Case(
+        "subset, last batch dropped",
+        lambda: {
+            "dataset": Subset(_tensors(), [7, 3, 3, 9, 0]),
+            "batch_size": 2,
+            "shuffle": True,
+            "drop_last": True,
+        },
+    ),
+    Case("batch larger than dataset", lambda: {"dataset": _tensors(), "batch_size": 50}),
+    Case(
+        "no full batch",
+        lambda: {"dataset": _tensors(), "batch_size": 50, "drop_last": True},
+    ),
+    Case("empty", _empty),
+    Case("no batches", lambda: {"dataset": _tensors(), "batch_size": None, "shuffle": True}),
+    Case("weighted sampler", _weighted),
+    Case("replacement", _replaced),
+    Case("batch sampler", _batches),
+    Case("sampler is a list", lambda: {"dataset": _tensors(), "sampler": [4, 2, 4]}),
+    Case(
+        "batch sampler is a list", lambda: {"dataset": _tensors(), "batch_sampler": [[1, 2], [5]]}
+    ),
+    Case("distributed sampler", _rank),
+    Case("one tensor", lambda: _map(tensor_sample, shuffle=True)),
+    Case("one sample a batch", lambda: {"dataset": MapDataset(pair_sample), "shuffle": True}),
+    Case("integers", lambda: _map(integer_sample)),
+    Case("arrays", lambda: _map(array_sample)),
+    Case("pairs", lambda: _map(pair_sample, drop_last=True)),
+    Case("dicts", lambda: _map(dict_sample, shuffle=True)),
+    Case("nested", lambda: _map(nested_sample)),
+    Case("namedtuples", lambda: _map(point_sample)),
+    Case("strings", lambda: _map(string_sample)),
+    Case("dataclasses", lambda: _map(record_sample, collate_fn=records)),
+    Case("variable length", lambda: _map(ragged_sample, collate_fn=pad)),
+    Case("list of samples", lambda: _map(ragged_sample, collate_fn=as_list, shuffle=True)),
+    Case("custom batch", lambda: _map(pair_sample, collate_fn=CustomBatch)),
+    Case("draws of its own", lambda: _map(drawing_sample, shuffle=True)),
+    Case("a list", lambda: {"dataset": list(range(SIZE)), "batch_size": 3, "shuffle": True}),
+    Case(
+        "many indices at once",
+        lambda: {"dataset": BatchedGetItems(integer_sample), "batch_size": 4},
+    ),
+    Case(
+        "concatenated",
+        lambda: {
+            "dataset": ConcatDataset([_tensors(), _tensors()]),
+            "batch_size": 4,
+            "shuffle": True,
+        },
+    ),
+    Case(
+        "stacked",
+        lambda: {
+            "dataset": StackDataset(a=_tensors(), b=MapDataset(integer_sample)),
+            "batch_size": 4,
+        },
+    ),
+    Case("stream", lambda: {"dataset": CountingStream(), "batch_size": 4}),
+    Case(
+        "sized stream, last batch dropped",
+        lambda: {"dataset": SizedStream(), "batch_size": 4, "drop_last": True},
+    ),
+    Case("stream of samples", lambda: {"dataset": CountingStream(), "batch_size": None}),
+    Case(
+        "data pipe",
+        lambda: {
+            "dataset": IterableWrapper(range(SIZE)).shuffle().sharding_filter(),
+            "batch_size": 3,
+            "shuffle": True,
+        },
+    ),
+)

@@ -1,0 +1,68 @@
+"""Scripts run as a user runs them: a file, a fresh interpreter, a real exit status."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+
+def run_script(
+    folder: Path, source: str, *, env: Mapping[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Write ``source`` to ``folder/script.py`` and run it there; output is text."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(source))
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def start_script(folder: Path, source: str) -> subprocess.Popen[str]:
+    """Start ``source`` in a process group of its own, its standard output a pipe."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(source))
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until_gone(pids: list[int], timeout: float = 10) -> list[int]:
+    """Wait for the end of each process; those still there after ``timeout`` seconds."""
+    processes = []
+    for pid in pids:
+        try:
+            processes.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=timeout)
+    return [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def children() -> set[int]:
+    """Child processes of this one, without multiprocessing's long-lived helpers."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            line = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if "resource_tracker" not in line and "forkserver" not in line:
+            found.add(child.pid)
+    return found

@@ -1,0 +1,46 @@
+"""Loaders and steps of known cost: waits that end at a deadline, and cost no processor time."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.utils.data import Dataset
+
+
+def wait(seconds: float) -> None:
+    """Sleep until ``seconds`` from now."""
+    deadline = time.perf_counter() + seconds
+    while (left := deadline - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+class Waiting(Dataset[torch.Tensor]):
+    """``length`` samples, each the tensor of its index, each after ``seconds``."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        self.length = length
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        wait(self.seconds)
+        return torch.full((4,), float(index))
+
+
+class SlowOnce(Waiting):
+    """The same, but a sample that was read before comes at once: a cache in memory."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        super().__init__(length, seconds)
+        self.read: set[int] = set()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.read:
+            return torch.full((4,), float(index))
+        self.read.add(index)
+        return super().__getitem__(index)

@@ -1,0 +1,245 @@
+"""What "auto" becomes: plain values, at once, from what was learned or from the machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+from dataloaders import DataLoader, auto, learned, workers
+from dataloaders.errors import CapacityWarning
+from dataloaders.learned import Learned
+
+NO_CUDA = torch.cuda.device_count() == 0
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+class Files(Dataset[torch.Tensor]):
+    loaded = 0
+
+    def __init__(self, size: Any = 1000) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.loaded += 1
+        return torch.zeros(3)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(8, 3))
+
+
+def settings(loader: DataLoader[Any]) -> tuple[int, int | None, bool]:
+    return loader.num_workers, loader.prefetch_factor, loader.pin_memory
+
+
+def resolved(dataset: Any, **arguments: Any) -> tuple[int, int | None, bool]:
+    given: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": "auto",
+        "prefetch_factor": "auto",
+        "pin_memory": "auto",
+        "needs_workers": False,
+    }
+    return auto.resolve(dataset, **(given | arguments))
+
+
+def learn(dataset: Any, choice: Learned, batch_size: int = 4) -> None:
+    assert learned.remember(learned.key_of(dataset, batch_size, None, None), choice) is not None
+
+
+class TestRule:
+    def test_attributes_are_plain_and_no_sample_is_loaded(self) -> None:
+        files = Files()
+        loader = DataLoader(files, 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
+        assert type(loader.num_workers) is int
+        assert type(loader.pin_memory) is bool
+        assert loader.num_workers == min(workers.usable_cores(), 16)
+        assert loader.prefetch_factor == 2
+        assert loader.pin_memory is not NO_CUDA
+        assert files.loaded == 0
+
+    def test_the_loader_it_makes_works(self) -> None:
+        batches = list(DataLoader(Files(10), 4, num_workers="auto", prefetch_factor="auto"))
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+
+    @pytest.mark.parametrize(
+        "dataset",
+        [
+            TensorDataset(torch.zeros(100, 3)),
+            Subset(TensorDataset(torch.zeros(100, 3)), range(50)),
+            ConcatDataset([TensorDataset(torch.zeros(9)), TensorDataset(torch.zeros(9))]),
+        ],
+    )
+    def test_tensors_in_memory_get_no_workers(self, dataset: Any) -> None:
+        assert auto.in_memory(dataset)
+        assert resolved(dataset) == (0, None, False)
+
+    def test_a_subclass_with_a_getitem_of_its_own_is_not_known_to_be_in_memory(self) -> None:
+        class Augmented(TensorDataset):
+            pass
+
+        assert not auto.in_memory(Augmented(torch.zeros(3)))
+
+    def test_no_more_workers_than_batches(self) -> None:
+        assert resolved(Files(4))[0] == 1
+        assert resolved(Files(0))[0] == 0
+
+    def test_an_iterable_dataset_gets_one_since_more_may_repeat_samples(self) -> None:
+        assert resolved(Stream())[0] == 1
+
+    def test_ranks_on_one_machine_share_its_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers.usable_cores()))
+        assert resolved(Files())[0] == 1
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+        assert resolved(Files())[0] == min(workers.usable_cores(), 16)
+
+    @pytest.mark.parametrize(
+        "arguments", [{"persistent_workers": True}, {"timeout": 5.0}, {"prefetch_factor": 3}]
+    )
+    def test_at_least_one_where_another_argument_needs_workers(
+        self, arguments: dict[str, Any]
+    ) -> None:
+        dataset = TensorDataset(torch.zeros(100, 3))
+        assert DataLoader(dataset, num_workers="auto", **arguments).num_workers == 1
+
+    def test_what_is_given_stays_as_it_is(self) -> None:
+        assert settings(DataLoader(Files(), num_workers=0, prefetch_factor="auto"))[:2] == (0, None)
+        assert settings(DataLoader(Files(), num_workers=1, prefetch_factor="auto"))[:2] == (1, 2)
+        assert settings(DataLoader(Files(), num_workers="auto", prefetch_factor=5))[1] == 5
+
+    @pytest.mark.skipif(not NO_CUDA, reason="there is a CUDA device here")
+    def test_nothing_is_pinned_without_cuda(self) -> None:
+        learn(Files(), Learned(1, 2, True, 1.0))
+        assert resolved(Files())[2] is False
+
+    @pytest.mark.parametrize("size", [-1, "long", 2**80, 1.5, None])
+    def test_an_odd_length_is_survived(self, size: Any) -> None:
+        assert resolved(Files(size))[0] >= 0
+
+    def test_a_dataset_that_raises_at_everything_is_survived(self) -> None:
+        class Hostile:
+            def __getattr__(self, name: str) -> Any:
+                raise RuntimeError(name)
+
+        assert resolved(Hostile())[0] >= 1
+
+    @pytest.mark.parametrize("wrong", [-1, "many"])
+    def test_what_is_wrong_is_left_for_torch_to_say(self, wrong: Any) -> None:
+        with pytest.raises((ValueError, TypeError)):
+            DataLoader(Files(), num_workers=wrong, pin_memory="auto", prefetch_factor="auto")
+
+    def test_no_more_than_the_usable_cores_in_a_smaller_affinity(self) -> None:
+        code = (
+            "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
+            "from dataloaders import DataLoader\n"
+            "print(DataLoader([0] * 100, num_workers='auto').num_workers)"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (run.stdout.strip(), run.returncode) == ("1", 0), run.stderr
+
+    @given(
+        size=st.integers(0, 10**9),
+        batch_size=st.none() | st.integers(1, 64),
+        needs=st.booleans(),
+        prefetch=st.just("auto") | st.none() | st.integers(1, 8),
+    )
+    def test_it_is_always_what_torch_accepts(
+        self, size: int, batch_size: int | None, needs: bool, prefetch: Any
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CapacityWarning)
+            count, depth, pinned = resolved(
+                Files(size), batch_size=batch_size, needs_workers=needs, prefetch_factor=prefetch
+            )
+        assert int(needs) <= count <= max(1, workers.usable_cores())
+        assert count > 0 or depth is None
+        assert isinstance(pinned, bool)
+
+
+class TestLearned:
+    def test_a_learned_choice_is_used(self) -> None:
+        learn(Files(), Learned(1, 4, False, 100.0))
+        assert settings(
+            DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
+        ) == (1, 4, False)
+
+    def test_it_holds_for_its_batch_size_only(self) -> None:
+        learn(Files(), Learned(5, 4, False, 100.0))
+        assert resolved(Files(), batch_size=8)[0] != 5
+
+    def test_no_workers_learned_but_needed(self) -> None:
+        learn(Files(), Learned(0, None, False, 100.0))
+        assert resolved(Files())[:2] == (0, None)
+        assert resolved(Files(), needs_workers=True)[:2] == (1, 2)
+
+    def test_fewer_where_memory_no_longer_bears_it(self) -> None:
+        per_worker = workers.available_memory() // 5  # half of it is for workers: 2 of them
+        learn(Files(), Learned(5, 2, False, 100.0, memory_per_worker=per_worker))
+        assert resolved(Files())[0] in (2, 3)  # 3 if memory was freed meanwhile
+
+    def test_fewer_where_shared_memory_no_longer_holds_its_batches(self) -> None:
+        room = workers.shm_room()
+        if room is None:
+            pytest.skip("no /dev/shm here")
+        learn(Files(), Learned(5, 2, False, 100.0, batch_bytes=room // 5))
+        with pytest.warns(CapacityWarning, match=r"num_workers=3, prefetch_factor=1: 5 workers"):
+            assert resolved(Files())[:2] == (3, 1)
+        with pytest.warns(CapacityWarning, match="--shm-size"):
+            assert resolved(Files(), prefetch_factor=2)[0] == 1
+
+    def test_none_where_not_one_batch_fits(self) -> None:
+        room = workers.shm_room()
+        if room is None:
+            pytest.skip("no /dev/shm here")
+        learn(Files(), Learned(5, 2, False, 100.0, batch_bytes=room * 2))
+        with pytest.warns(CapacityWarning) as caught:
+            loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
+        assert settings(loader)[:2] == (0, None)
+        assert [warning.filename for warning in caught] == [__file__]  # the line that asked
+
+
+def test_a_container_with_little_shared_memory_gets_fewer(tmp_path: Path) -> None:
+    """In a mount namespace of its own, /dev/shm is really a tmpfs of 8 MiB."""
+    code = (
+        "import warnings; warnings.simplefilter('error')\n"
+        "from dataloaders import DataLoader\n"
+        "from dataloaders.errors import CapacityWarning\n"
+        "try: DataLoader([0] * 10**6, 4, num_workers='auto', prefetch_factor='auto')\n"
+        "except CapacityWarning as warning: print(warning)"
+    )
+    shell = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" -c "$1"'
+    run = subprocess.run(
+        ["unshare", "-m", "sh", "-c", shell, sys.executable, code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DATALOADERS_CACHE": str(tmp_path)},
+    )
+    if "unshare" in run.stderr or "mount" in run.stderr:
+        pytest.skip(f"a mount namespace needs root: {run.stderr.strip()}")
+    assert run.returncode == 0, run.stderr
+    fit = (8 * 2**20) // (4 * 3 * 224 * 224 * 4)
+    expected = 0 if math.floor(fit) < 3 else 1
+    assert f"num_workers={expected}" in run.stdout
+    assert "8.0 MiB are free" in run.stdout
+    assert "the size of a batch is a guess" in run.stdout

@@ -1,0 +1,155 @@
+"""Batches that are kept, handed out again, written into, and placed where the step wants them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from dataloaders.batch import leaves, map_tensors
+from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
+
+
+def filled(*batches: Any) -> Pool:
+    pool = Pool()
+    for batch in batches:
+        pool.keep(batch)
+    pool.place([None for _ in leaves(batches[0])])
+    return pool
+
+
+def batch_of(value: float) -> dict[str, Any]:
+    return {"x": torch.full((2, 3), value), "y": torch.tensor([1, 2]), "name": "a"}
+
+
+def test_a_pool_keeps_copies_and_issues_all_of_them_in_turn() -> None:
+    first = batch_of(0.0)
+    pool = filled(first, batch_of(1.0), batch_of(2.0))
+    first["x"].fill_(99)
+    values = [issued["x"][0, 0].item() for issued in pool.issue("synthetic", 5)]
+    assert values == [0.0, 1.0, 2.0, 0.0, 1.0]
+    values = [issued["x"][0, 0].item() for issued in pool.issue("synthetic", 2)]
+    assert values == [2.0, 0.0]
+
+
+def test_a_step_may_pop_keys_and_ask_for_gradients() -> None:
+    pool = filled(batch_of(0.0))
+    one, again = pool.issue("synthetic", 2)
+    one.pop("name")
+    one["x"].requires_grad_()
+    assert again["name"] == "a"
+    assert not again["x"].requires_grad
+    assert not pool.written()
+
+
+def test_a_step_that_writes_is_noticed_and_the_batch_restored() -> None:
+    pool = filled(batch_of(1.0), batch_of(2.0))
+    assert not pool.written()
+    pool.issue("synthetic", 1)[0]["x"].div_(255)
+    assert pool.written()
+    pool.restore()
+    assert not pool.written()
+    assert sorted(b["x"][0, 0].item() for b in pool.issue("synthetic", 2)) == [1.0, 2.0]
+
+
+def test_the_pool_is_bounded_and_holds_several() -> None:
+    pool = Pool()
+    while pool.wants_more:
+        pool.keep(batch_of(float(len(pool))))
+    assert len(pool) == 8
+    assert not pool.varied
+
+
+def test_huge_batches_are_kept_twice_at_most() -> None:
+    pool = Pool()
+    huge = torch.empty(1, dtype=torch.uint8).expand(1 << 30)
+    assert pool.wants_more
+    # The copy of an expanded tensor keeps its strides: no gigabyte is allocated here.
+    pool.keep(huge)
+    assert pool.wants_more
+    pool.keep(huge)
+    assert not pool.wants_more
+
+
+def test_shapes_that_differ_are_noticed() -> None:
+    assert filled(torch.zeros(2), torch.zeros(3)).varied
+    assert not filled(torch.zeros(2), torch.ones(2)).varied
+
+
+def test_placement_sees_which_leaves_the_step_copies_away() -> None:
+    batch = {"x": torch.zeros(2, 3), "lengths": torch.tensor([1, 2]), "y": torch.zeros(2)}
+    static = torch.empty(2, device="meta")
+    with Placement(batch) as placement:
+        batch["x"].to("meta", non_blocking=True)
+        static.copy_(batch["y"])
+        batch["x"].double()  # a copy, but not to another device
+    assert placement.devices == [torch.device("meta"), None, torch.device("meta")]
+
+
+def test_a_compiled_step_compiles_while_it_is_watched() -> None:
+    compiled = 0
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    step = torch.compile(lambda x: x * 2 + 1, backend=backend, fullgraph=True)
+    batch = torch.ones(3)
+    with Placement(batch):
+        assert step(batch).tolist() == [3, 3, 3]
+    assert step(batch).tolist() == [3, 3, 3]
+    assert compiled == 1
+
+
+def test_resident_leaves_are_where_the_step_wanted_them_and_the_host_ones_are_not() -> None:
+    pool = Pool()
+    batch = [torch.zeros(2, 3), torch.tensor([1, 2])]
+    pool.keep(batch)
+    assert not pool.transfers
+    pool.place([torch.device("meta"), None])
+    assert pool.transfers
+    assert pool.device.type == "meta"
+    resident = pool.issue("synthetic", 1)[0]
+    assert [leaf.device.type for leaf in resident] == ["meta", "cpu"]
+    host = pool.issue("host", 1)[0]
+    assert [leaf.device.type for leaf in host] == ["cpu", "cpu"]
+
+
+def test_resident_everywhere_leaves_what_is_there() -> None:
+    batch = [torch.zeros(2), torch.zeros(2, device="meta")]
+    assert resident_everywhere(batch, torch.device("meta")) == [torch.device("meta"), None]
+
+
+def test_custom_batch_types_go_through() -> None:
+    @dataclass(frozen=True)
+    class Pair:
+        x: torch.Tensor
+        y: str
+
+    pool = filled(Pair(torch.ones(2), "b"))
+    issued = pool.issue("synthetic", 1)[0]
+    assert isinstance(issued, Pair)
+    assert issued.y == "b"
+    assert torch.equal(issued.x, torch.ones(2))
+    assert map_tensors(issued, torch.Tensor.neg).x.tolist() == [-1, -1]
+
+
+@pytest.mark.gpu
+def test_pinned_batches_stay_pinned_in_the_host_pool() -> None:
+    pool = Pool()
+    pool.keep(torch.zeros(4).pin_memory())
+    pool.place([torch.device("cuda", 0)])
+    assert pool.issue("host", 1)[0].is_pinned()
+    assert pool.issue("synthetic", 1)[0].is_cuda
+
+
+@pytest.mark.gpu
+def test_placement_finds_the_cuda_device_of_a_real_step() -> None:
+    batch = [torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)]
+    with Placement(batch) as placement:
+        x, y = (leaf.to("cuda", non_blocking=True) for leaf in batch)
+        (x.sum() + y.sum()).item()
+    assert [str(device) for device in placement.devices] == ["cuda:0", "cuda:0"]

@@ -1,0 +1,523 @@
+"""The ``dataloaders`` command on real scripts: verdicts, endings, messages and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dataloaders.cli import main
+from helpers.processes import wait_until_gone
+
+HEAD = """
+import argparse, sys, time, torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+class Slow(Dataset):
+    def __init__(self, seconds, count=64):
+        self.seconds, self.count = seconds, count
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((4,), float(index)), index
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+WAITS_FOR_INPUT = (
+    HEAD
+    + """
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--start", default=None)
+
+def main():
+    args = parser.parse_args()
+    train = DataLoader(Slow(0.004), batch_size=2, shuffle=True, num_workers=args.workers,
+                       multiprocessing_context=args.start)
+    valid = DataLoader(Slow(0), batch_size=8)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with torch.no_grad():
+        for x, y in valid:
+            model(x)
+    for epoch in range(args.epochs):
+        for x, y in train:
+            loss = model(x).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    print("trained")
+
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+@dataclass
+class Done:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Done]:
+    """Runs one command line in this process; what scripts replace is put back afterwards."""
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # `run` sets it for good: it is restored
+
+    def carry_out(*words: object) -> Done:
+        with monkeypatch.context() as kept:
+            kept.setattr(sys, "argv", sys.argv)
+            kept.setattr(sys, "path", ["", *sys.path])
+            kept.setitem(sys.modules, "__main__", sys.modules["__main__"])
+            capfd.readouterr()
+            try:
+                status = main([str(word) for word in words])
+            except SystemExit as error:
+                status = int(error.code or 0)
+        captured = capfd.readouterr()
+        return Done(status, captured.out, captured.err)
+
+    return carry_out
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+# check ------------------------------------------------------------------------------------------
+
+
+def test_an_unmodified_script_gets_its_verdict(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    script = write(tmp_path, WAITS_FOR_INPUT)
+    result, page = tmp_path / "report.json", tmp_path / "report.html"
+    done = command(
+        "check", "--budget", 3, "--json", result, "--html", page, script, "--", "--epochs", 1
+    )
+    report = json.loads(result.read_text())
+    assert report["verdict"] == "input-bound", done.out
+    assert done.status == report["exit_status"] == 10
+    assert report["speedup_bound"]["low"] > 1.5
+    assert "INPUT-BOUND" in done.out
+    assert "measured in loader 2: DataLoader of Slow, 32 batches of 2, num_workers=0" in done.out
+    assert "the script was ended after" in done.out
+    assert "trained" not in done.out
+    assert "<html" in page.read_text()
+
+
+def test_a_slow_step_is_not_input_bound_and_quiet_is_one_line(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4)\n"
+        "for (x,) in loader:\n    Model()(x).sum().backward(); time.sleep(0.01)\n"
+    )
+    done = command("check", "--quiet", "--budget", 3, write(tmp_path, text))
+    # A busy machine may leave it inconclusive; nothing may make it anything else.
+    assert done.out.split()[0] in ("step-bound", "inconclusive"), done.out
+    assert done.status == {"step-bound": 0, "inconclusive": 20}[done.out.split()[0]]
+    assert done.out.count("\n") == 1
+    assert done.err == ""
+
+
+def test_a_script_that_ends_too_early_says_so(command: Callable[..., Done], tmp_path: Path) -> None:
+    text = HEAD + (
+        "loader = DataLoader(Slow(0.001))\n"
+        "for step, batch in enumerate(loader):\n    if step == 5: break\n"
+    )
+    done = command("check", "--budget", 3, write(tmp_path, text))
+    assert done.status == 20
+    assert "the script ended by itself after 5 steps, before enough was measured" in done.out
+
+
+@pytest.mark.parametrize("ending", ["raise ValueError('too hot')", "sys.exit(7)"])
+def test_a_failing_script_fails_as_it_did(
+    ending: str, command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = HEAD + (
+        f"for step, batch in enumerate(DataLoader(Slow(0.001))):\n    if step == 5: {ending}\n"
+    )
+    done = command("check", "--budget", 30, write(tmp_path, text))
+    if "raise" in ending:
+        assert done.status == 1
+        assert done.err.rstrip().endswith("ValueError: too hot")
+        assert "the script failed after" in done.out
+    else:
+        assert done.status == 7
+    assert "prolonged" not in done.out
+
+
+def test_a_failure_past_the_epochs_end_is_laid_to_the_check(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "model = Model(); loader = DataLoader(Slow(0.001, count=8))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"
+        "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=len(loader))\n"
+        "for x, y in loader:\n"
+        "    model(x).sum().backward(); optimizer.step(); schedule.step()\n"
+    )
+    done = command("check", "--budget", 30, write(tmp_path, text))
+    assert "Tried to step" in done.err
+    assert "its epoch had been prolonged by" in done.out
+    assert "a smaller --budget prolongs less" in done.out
+    assert done.status == 20
+
+
+def test_except_exception_in_the_script_does_not_catch_the_end(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "try:\n    for batch in DataLoader(Slow(0.001)): time.sleep(0.001)\n"
+        "except Exception:\n    print('caught')\nfinally:\n    print('cleaned up')\n"
+    )
+    done = command("check", "--budget", 1, write(tmp_path, text))
+    assert "caught" not in done.out
+    assert done.out.startswith("cleaned up")
+
+
+def test_no_loader_lists_what_was_seen(command: Callable[..., Done], tmp_path: Path) -> None:
+    text = HEAD + "with torch.no_grad():\n    for batch in DataLoader(Slow(0)): pass\n"
+    script = write(tmp_path, text)
+    done = command("check", script)
+    assert done.status == 21
+    assert "no loader was taken over; the script iterated 1 of them" in done.err
+    assert "1. DataLoader of Slow, 64 batches of 1, num_workers=0: gradients were off" in done.err
+    assert "--loader N" in done.err
+    done = command("check", "--loader", 1, "--budget", 1, script)
+    assert "measured in loader 1" in done.out
+    done = command("check", write(tmp_path, "print('no torch here')", "plain.py"))
+    assert done.status == 21
+    assert "check_bottleneck(loader, step)" in done.err
+
+
+def test_a_hidden_package_is_reported_with_both_paths(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    import dataloaders
+
+    script = write(tmp_path, "import dataloaders")
+    mine = write(tmp_path, "", "dataloaders.py")
+    for subcommand in (["check"], ["run", "--backend", "stock"], ["tune"]):
+        done = command(*subcommand, script)
+        assert done.status == 2
+        assert str(mine) in done.err
+        assert str(Path(dataloaders.__file__).parent) in done.err
+    mine.unlink()
+    (tmp_path / "dataloaders").mkdir()
+    assert command("check", script).status == 21  # a folder without Python files hides nothing
+    write(tmp_path / "dataloaders", "", "__init__.py")
+    assert command("check", script).status == 2
+
+
+def test_a_backends_package_of_the_users_stays_theirs(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    (tmp_path / "backends").mkdir()
+    write(tmp_path / "backends", "", "__init__.py")
+    text = HEAD + (
+        "from dataloaders import DataLoader as Ours\n"
+        "for batch in Ours(TensorDataset(torch.randn(64, 4))): time.sleep(0.002)\n"
+    )
+    # A process of its own: here `backends` was imported long ago.
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "check", "--quiet", "--budget", "1",
+         str(write(tmp_path, text))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 20), done.stderr
+    assert done.stdout.split()[0] in ("step-bound", "inconclusive")
+
+
+def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path: Path) -> None:
+    text = WAITS_FOR_INPUT.replace(
+        'if __name__ == "__main__":',
+        'import atexit\nWORD = "goodbye"\n'
+        'if __name__ == "__main__":\n    atexit.register(lambda: print(WORD))',
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "check", "--budget", "2", str(write(tmp_path, text)),
+         "--", "--workers", "1", "--start", "spawn", "--epochs", "3"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode in (10, 12, 20), done.stderr
+    assert "measured in loader 2: DataLoader of Slow, 32 batches of 2, num_workers=1" in done.stdout
+    assert done.stdout.endswith("goodbye\n")
+
+
+def test_ctrl_c_prints_what_is_known(tmp_path: Path) -> None:
+    text = HEAD + (
+        "for step, batch in enumerate(DataLoader(Slow(0.002))):\n"
+        "    if step == 200: print('running', flush=True)\n"
+        "    time.sleep(0.002)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dataloaders", "check", "--budget", "60",
+         str(write(tmp_path, text))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted after" in out
+    assert "this is what was known by then" in out
+
+
+LIGHTNING = (
+    HEAD
+    + """
+import lightning, logging, warnings
+warnings.simplefilter("ignore")
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+    def training_step(self, batch, index):
+        return self.model(batch[0]).sum()
+    def validation_step(self, batch, index):
+        self.model(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+class Goodbye(lightning.Callback):
+    def on_exception(self, trainer, module, exception):
+        print("torn down after", type(exception).__name__)
+
+trainer = lightning.Trainer(
+    max_epochs=200, logger=False, enable_checkpointing=False, accelerator="cpu",
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[Goodbye()],
+)
+trainer.fit(Module(), DataLoader(Slow(0.004, 160), batch_size=2), DataLoader(Slow(0, 8)))
+"""
+)
+
+
+def test_a_lightning_script(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "check", "--budget", "4",
+         str(write(tmp_path, LIGHTNING))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "torn down after StopScript" in done.stdout
+    assert "measured in loader 2: DataLoader of Slow, 80 batches of 2" in done.stdout
+
+
+# run --------------------------------------------------------------------------------------------
+
+PRINTS = HEAD + (
+    "torch.manual_seed(5)\n"
+    "loader = DataLoader(TensorDataset(torch.arange(12)), batch_size=3, shuffle=True)\n"
+    "for epoch in range(2):\n    print([x.tolist() for (x,) in loader])\n"
+    "sys.exit(4)\n"
+)
+
+
+def test_run_gives_a_torch_script_the_backend(command: Callable[..., Done], tmp_path: Path) -> None:
+    script = write(tmp_path, PRINTS)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    stock = command("run", "--backend", "stock", "--explain", script)
+    assert (stock.status, stock.out) == (plain.returncode, plain.stdout)
+    assert stock.err.count("backend 'stock'") == 1  # one plan for one loader, not one an epoch
+    synthetic = command("run", "--backend", "synthetic", script)
+    assert synthetic.status == 4
+    assert len(json.loads(synthetic.out.splitlines()[0])) == 4
+    assert synthetic.out != plain.stdout
+
+
+def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "from torch.utils.data import IterableDataset\n"
+        "class Stream(IterableDataset):\n"
+        "    def __iter__(self): return iter(range(3))\n"
+        "loader = DataLoader(Stream())\n"
+        "for epoch in range(2): print([x.item() for x in loader])\n"
+    )
+    # A process of its own: here every warning is an error.
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "run", "--backend", "synthetic",
+         str(write(tmp_path, text))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0, 1, 2]\n[0, 1, 2]\n"
+    assert done.stderr.count("stays stock") == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [("dali", "planned and not built yet"), ("nonsense", "the names are: stock, synthetic")],
+)
+def test_run_refuses_a_backend_that_is_not_there(
+    backend: str, says: str, command: Callable[..., Done], tmp_path: Path
+) -> None:
+    done = command("run", "--backend", backend, write(tmp_path, "print('ran')"))
+    assert done.status == 2
+    assert says in done.err
+    assert "ran" not in done.out
+
+
+# tune and backends ------------------------------------------------------------------------------
+
+
+def test_tune_takes_the_rate_from_the_scripts_own_loop(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    result = tmp_path / "tuning.json"
+    # Enough samples that starting workers pays within an epoch.
+    script = write(tmp_path, WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)"))
+    done = command("tune", "--budget", 5, "--json", result, script)
+    assert done.status == 0, done.err
+    tuning = json.loads(result.read_text())
+    assert tuning["choice"]["num_workers"] > 0  # 8 ms of waiting a batch, a step of well below 1
+    assert f"DataLoader(..., num_workers={tuning['choice']['num_workers']}" in done.out
+    assert 'num_workers="auto"' in done.out
+    assert "note: tuned loader 2" in done.out
+    assert any((tmp_path / "cache").rglob("*.json"))
+
+
+def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path: Path) -> None:
+    # A sample that a worker loads: the trial of one process, the first one, is over by then.
+    text = WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)").replace(
+        "        time.sleep(self.seconds)\n",
+        "        time.sleep(self.seconds)\n"
+        "        if torch.utils.data.get_worker_info(): print('a worker loads', flush=True)\n",
+    )
+    result = tmp_path / "tuning.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dataloaders", "tune", "--budget", "60", "--json", str(result),
+         str(write(tmp_path, text))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "DATALOADERS_CACHE": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first == "a worker loads\n", process.communicate(timeout=60)
+    workers = [child.pid for child in psutil.Process(process.pid).children()]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert workers
+    assert wait_until_gone(workers) == []
+    tuning = json.loads(result.read_text())
+    assert tuning["trials"][0]["settings"]["num_workers"] == 0
+    assert f"use num_workers={tuning['choice']['num_workers']}" in out
+    assert "one process: what a batch costs" in out
+    assert "note: tuned loader 2" in out
+    # What an interrupted run knows is printed, and not kept for "auto".
+    assert tuning["remembered"] is None
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+def test_backends_are_listed_with_what_they_lack(
+    command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    info = tmp_path / "third-1.0.dist-info"
+    info.mkdir()
+    write(info, "Metadata-Version: 2.1\nName: third\nVersion: 1.0\n", "METADATA")
+    write(info, "[dataloaders.backends]\nodd = no_such_module:Odd\n", "entry_points.txt")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path, "", "backends.py")
+    done = command("backends")
+    assert done.status == 0
+    rows = {line.split()[0]: line for line in done.out.splitlines() if line}
+    assert rows["stock"].rstrip().endswith("yes")
+    assert rows["synthetic"].rstrip().endswith("yes")
+    for name in ("prefetch", "h5", "dali"):
+        assert "not built yet in this version" in rows[name]
+    assert "from the package third" in rows["odd"]
+    assert "no_such_module" in done.out
+    assert "CUDA: " in done.out
+    assert f"note: {tmp_path / 'backends.py'}" in done.out
+
+
+# the command line itself ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["check"], ["tune"], ["run"], ["backends"], ["demo"]])
+def test_help_teaches(words: list[str], command: Callable[..., Done]) -> None:
+    done = command(*words, "--help")
+    assert done.status == 0
+    assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
+    if words == ["check"]:
+        assert "10  input-bound" in done.out
+        assert "dataloaders check -m mypackage.train -- --config small.yaml" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["check"], "no script was given"),
+        (["check", "-m"], "no script was given"),
+        (["check", "nowhere.py"], "'nowhere.py' does not exist"),
+        (["check", "--budget", "0", "x.py"], "must be a positive number of seconds"),
+        (["check", "--loader", "0", "x.py"], "loaders are numbered from 1"),
+        (["check", "--json", "/no/such/folder/r.json", "x.py"], "does not exist; make it first"),
+        (["run", "x.py"], "--backend"),
+        (["fly"], "invalid choice"),
+    ],
+)
+def test_wrong_command_lines_are_told_apart(
+    words: list[str], says: str, command: Callable[..., Done]
+) -> None:
+    done = command(*words)
+    assert done.status == 2
+    assert says in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["look.py", "--", "-x", "1"],
+        ["look.py", "-x", "1"],
+        ["-m", "look", "--", "-x", "1"],
+        ["-m", "look", "-x", "1"],
+    ],
+)
+def test_the_scripts_arguments_reach_it(
+    words: list[str],
+    command: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(tmp_path, "import sys; print(sys.argv[1:])", "look.py")
+    monkeypatch.chdir(tmp_path)
+    done = command("run", "--backend", "stock", *words)
+    assert (done.status, done.out) == (0, "['-x', '1']\n")
+
+
+def test_without_words_the_help_is_shown(command: Callable[..., Done]) -> None:
+    done = command()
+    assert done.status == 2
+    assert "dataloaders check train.py" in done.out

@@ -1,0 +1,68 @@
+"""The examples run as they are, and the one that is plain torch stays plain torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+OUR_IMPORT = "from dataloaders import DataLoader\n"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of two images each."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        file = folder / f"class{number % 2}" / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(file)
+    return folder
+
+
+def run(script: Path, *words: object) -> str:
+    """What the script prints, run from its own folder."""
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, words)],
+        cwd=script.parent, env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_only_trace_of_us_is_the_import(photos: Path, tmp_path: Path) -> None:
+    source = (EXAMPLES / "train_images.py").read_text()
+    code = source.split('"""', 2)[2]
+    assert [line for line in code.splitlines(keepends=True) if "dataloaders" in line] == [
+        OUR_IMPORT
+    ]
+    theirs = tmp_path / "train_images.py"
+    theirs.write_text(source.replace(OUR_IMPORT, "from torch.utils.data import DataLoader\n"))
+    printed = r"epoch 1: \S+% of 4 images right\nepoch 2: \S+% of 4 images right\n"
+    for script in (EXAMPLES / "train_images.py", theirs):
+        words = ("--data", photos, "--batch-size", 2, "--workers", 1, "--device", "cpu")
+        assert re.fullmatch(printed, run(script, *words))
+
+
+def test_a_lightning_script_trains(photos: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train_lightning.py"
+    script.write_text((EXAMPLES / "train_lightning.py").read_text())
+    run(script, "--data", photos, "--epochs", 1)
+    assert [child.name for child in tmp_path.iterdir()] == ["train_lightning.py"]
+
+
+def test_the_check_can_be_called_in_code() -> None:
+    printed = run(EXAMPLES / "check_in_code.py")
+    report, _, factor = printed.partition("a perfect input would gain a factor of ")
+    assert re.search(r"^loader .*TensorDataset", report, re.MULTILINE), report
+    bound = re.search(r"A perfect input would make this loop (\S+) x as fast", report)
+    assert bound is not None, report
+    assert factor.startswith(f"{bound[1]} (")

@@ -1,0 +1,206 @@
+"""Lightning, Fabric, Accelerate and torch.distributed take the loader as torch's own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from backends.stock import Stock
+from dataloaders import DataLoader, wrap
+from helpers.compare import assert_same, seed_everything
+from helpers.datasets import MapDataset, pair_sample
+
+DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_the_frameworks() -> Any:
+    with warnings.catch_warnings():  # they warn of workers, of loggers and of each other
+        warnings.simplefilter("ignore")
+        yield
+
+
+class TestLightning:
+    def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(self, tmp_path: Path) -> None:
+        lightning = pytest.importorskip("lightning")
+
+        class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = torch.nn.Linear(1, 1)
+                self.seen: list[torch.Tensor] = []
+                self.validated = 0
+
+            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+                self.seen.append(batch[1].clone())
+                return torch.nn.functional.mse_loss(self.linear(batch[0])[:, 0], batch[1])
+
+            def validation_step(self, batch: Any, index: int) -> None:
+                self.validated += 1
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+        seen = []
+        for loader_class in (DataLoader, torch.utils.data.DataLoader):
+            seed_everything()
+            model = Model()
+            trainer = lightning.Trainer(
+                max_epochs=2,
+                accelerator="cpu",
+                devices=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=tmp_path,
+            )
+            trainer.fit(
+                model,
+                loader_class(DATASET, batch_size=4, shuffle=True),
+                loader_class(DATASET, batch_size=6),
+            )
+            seen.append(model.seen)
+            assert len(model.seen) == 6
+            assert model.validated >= 4
+        assert_same(seen[0], seen[1])
+
+    @pytest.mark.parametrize("backend", ["stock", Stock()], ids=["name", "instance"])
+    @pytest.mark.parametrize("wrapped", [False, True])
+    def test_a_rebuilt_loader_keeps_what_it_was_given(self, backend: Any, wrapped: bool) -> None:
+        data = pytest.importorskip("lightning.pytorch.utilities.data")
+        torchs: dict[str, Any] = {"batch_size": 5, "drop_last": True, "num_workers": 1}
+        ours = {"backend": backend, "device": "cpu", "seed": 8}
+        loader: DataLoader[Any]
+        if wrapped:
+            loader = wrap(torch.utils.data.DataLoader(DATASET, **torchs), **ours)
+        else:
+            loader = DataLoader(DATASET, **torchs, **ours)
+        sampler = DistributedSampler(DATASET, num_replicas=2, rank=1)
+        rebuilt = data._update_dataloader(loader, sampler)
+        assert type(rebuilt) is DataLoader
+        assert (rebuilt.backend, rebuilt.device, rebuilt.seed) == (backend, "cpu", 8)
+        assert (rebuilt.batch_size, rebuilt.drop_last, rebuilt.num_workers) == (5, True, 1)
+        assert rebuilt.sampler is sampler
+        assert len(list(rebuilt)) == 1
+
+    def test_a_subclass_with_arguments_of_its_own_is_rebuilt(self) -> None:
+        data = pytest.importorskip("lightning.pytorch.utilities.data")
+
+        class Named(DataLoader[Any]):
+            # Named: of **kwargs Lightning knows only torch's own.
+            def __init__(
+                self, title: str, *args: Any, backend: str | None = None, **kwargs: Any
+            ) -> None:
+                self.title = title
+                super().__init__(*args, backend=backend, **kwargs)
+
+        loader = Named("mine", DATASET, batch_size=3, backend="stock")
+        rebuilt = data._update_dataloader(loader, DistributedSampler(DATASET, 2, 0))
+        assert (type(rebuilt), rebuilt.title, rebuilt.backend) == (Named, "mine", "stock")
+        assert len(list(rebuilt)) == 2
+
+    def test_fabric_sets_up_a_loader(self) -> None:
+        fabric_class = pytest.importorskip("lightning.fabric").Fabric
+        fabric = fabric_class(accelerator="cpu", devices=1)
+        ours, theirs = (
+            fabric.setup_dataloaders(loader_class(DATASET, batch_size=5, shuffle=True))
+            for loader_class in (DataLoader, torch.utils.data.DataLoader)
+        )
+        seed_everything()
+        got = [list(ours), list(ours)]
+        seed_everything()
+        assert_same(got, [list(theirs), list(theirs)])
+
+
+class TestAccelerate:
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_training_sees_the_batches_that_torchs_loader_gives(self, num_workers: int) -> None:
+        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+        seen = []
+        for loader_class in (DataLoader, torch.utils.data.DataLoader):
+            seed_everything()
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+            loader = loader_class(DATASET, batch_size=5, shuffle=True, num_workers=num_workers)
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            batches = []
+            for _ in range(2):
+                for inputs, targets in loader:
+                    loss = torch.nn.functional.mse_loss(model(inputs)[:, 0], targets)
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    batches.append(targets.clone())
+            seen.append(batches)
+        assert len(seen[0]) == 6
+        assert_same(seen[0], seen[1])
+
+    def test_wrap_takes_a_prepared_loader(self) -> None:
+        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+        prepared = accelerator.prepare(torch.utils.data.DataLoader(DATASET, batch_size=5))
+        ours = wrap(prepared, backend="stock")
+        assert len(ours) == 3
+        assert ours.dataset is DATASET
+        assert_same(list(ours), list(prepared))
+        ours.set_epoch(2)
+        assert prepared.iteration == 2
+
+
+class TestSubclasses:
+    def test_a_subclass_that_iterates_by_its_own_is_left_to_it(self) -> None:
+        class Doubled(DataLoader[Any]):
+            def __iter__(self) -> Any:
+                for batch in super().__iter__():
+                    yield batch
+                    yield batch
+
+        loader = Doubled([1, 2], backend="stock")
+        assert [int(batch) for batch in loader] == [1, 1, 2, 2]
+        wrapped = wrap(loader)
+        assert type(wrapped) is Doubled
+        assert [int(batch) for batch in wrapped] == [1, 1, 2, 2]
+
+    def test_wrap_iterates_a_torch_subclass_by_its_own_method(self) -> None:
+        theirs = Reversed([1, 2, 3])
+        ours = wrap(theirs)
+        assert [int(batch) for batch in ours] == [3, 2, 1]
+        assert len(ours) == 7
+        with pytest.raises(ValueError, match=r"seed=3: Reversed iterates by a method of its own"):
+            wrap(theirs, seed=3)
+
+    def test_wrap_refuses_what_is_no_loader(self) -> None:
+        with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
+            wrap([1, 2])  # type: ignore[arg-type]
+
+    def test_wrap_of_a_wrap(self) -> None:
+        theirs = torch.utils.data.DataLoader(MapDataset(pair_sample), batch_size=4)
+        assert_same(list(wrap(wrap(theirs, backend="synthetic"), backend="stock")), list(theirs))
+
+
+class Reversed(torch.utils.data.DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
+
+    def __len__(self) -> int:
+        return 7
+
+
+def test_distributed_sampler_and_set_epoch() -> None:
+    loaders = []
+    for loader_class in (DataLoader, torch.utils.data.DataLoader):
+        sampler = DistributedSampler(DATASET, num_replicas=2, rank=0, shuffle=True, seed=1)
+        loaders.append(loader_class(DATASET, batch_size=2, sampler=sampler))
+    ours, theirs = loaders
+    epochs = []
+    for epoch in (0, 3):
+        ours.set_epoch(epoch)  # type: ignore[attr-defined]
+        theirs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        epochs.append(list(ours))
+        assert_same(epochs[-1], list(theirs))
+    assert not torch.equal(epochs[0][0][0], epochs[1][0][0])

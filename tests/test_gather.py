@@ -1,0 +1,516 @@
+"""The gather and the index tensors: torch's batches and generator states, to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data._utils import collate as torch_collate
+
+from backends.stock import Stock
+from backends.stock.gather import Gatherer
+from backends.stock.iterators import obstacle
+from dataloaders import DataLoader
+
+TorchLoader = torch.utils.data.DataLoader
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Equal to the bit: types of containers, dtypes, shapes, strides, values."""
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        assert ours.stride() == theirs.stride()
+        assert ours.is_shared() == theirs.is_shared()
+        assert ours.requires_grad == theirs.requires_grad
+        assert ours.storage_offset() == theirs.storage_offset() == 0
+        assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+        assert torch.equal(ours, theirs)
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        for key in theirs:
+            same(ours[key], theirs[key])
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs)
+        for left, right in zip(ours, theirs, strict=True):
+            same(left, right)
+    else:
+        raise TypeError(f"no rule for {type(theirs).__name__}")
+
+
+def tensors(length: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(length * 3, dtype=torch.float32).reshape(length, 3), torch.arange(length)
+
+
+def dataset(length: int = 37) -> TensorDataset:
+    return TensorDataset(*tensors(length))
+
+
+class Shuffled(Sampler[Any]):
+    """A sampler of somebody's own: yields what it was given."""
+
+    def __init__(self, keys: list[Any]) -> None:
+        self.keys = keys
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def is_gathered(loader: TorchLoader[Any]) -> bool:
+    return obstacle(loader) is None
+
+
+DATASETS: dict[str, Callable[[], Any]] = {
+    "TensorDataset": dataset,
+    "one tensor": lambda: TensorDataset(tensors()[1]),
+    "images": lambda: TensorDataset(
+        torch.arange(9 * 16.0).reshape(9, 1, 4, 4), torch.arange(27.0).reshape(9, 3, 1, 1).half()
+    ),
+    "Subset": lambda: Subset(dataset(), [3, 3, 1, 36, 0, 20]),
+    "Subset of negative indices": lambda: Subset(dataset(), [3, -1, 1, -37, 0, 20]),
+    "Subset by tensor": lambda: Subset(dataset(), torch.tensor([5, 4, 9])),  # type: ignore[arg-type]
+    "Subset by array": lambda: Subset(dataset(), np.array([5, 4, 9])),  # type: ignore[arg-type]
+    "Subset by int32 array": lambda: Subset(dataset(), np.array([5, 4, 9], dtype=np.int32)),  # type: ignore[arg-type]
+    "Subset by range": lambda: Subset(dataset(), range(30, 4, -3)),
+    "Subset of Subset": lambda: Subset(Subset(dataset(), list(range(20, 37))), [0, 16, 5]),
+    "StackDataset tuple": lambda: StackDataset(*tensors()),  # type: ignore[type-var]
+    "StackDataset dict": lambda: StackDataset(y=tensors()[1], x=tensors()[0]),  # type: ignore[type-var]
+    "StackDataset of others": lambda: StackDataset(
+        a=dataset(5), b=Subset(dataset(), [4, 3, 2, 1, 0])
+    ),
+    "tensor": lambda: tensors()[0],
+    "tensor of scalars": lambda: tensors()[1],
+    "array": lambda: tensors()[0].numpy().astype(np.float64),
+}
+
+
+@pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_and_default_generator_are_torchs(make: Callable[[], Any], shuffle: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle}
+    theirs, ours = TorchLoader(make(), **options), DataLoader(make(), **options)
+    assert is_gathered(ours)
+    for _ in range(2):
+        torch.manual_seed(5)
+        expected = list(theirs)
+        state = torch.get_rng_state()
+        torch.manual_seed(5)
+        found = list(ours)
+        assert torch.equal(torch.get_rng_state(), state)
+        same(found, expected)
+
+
+def test_that_the_datasets_above_really_are_gathered() -> None:
+    # Without torch to fall back on, or the tests above might compare torch to torch.
+    for name, make in DATASETS.items():
+        if name == "Subset of negative indices":
+            continue  # index_select takes none: torch fetches those batches
+        gatherer = Gatherer(make())
+        same(gatherer.batch([1, 0, 2]), default_collate([make()[i] for i in (1, 0, 2)]))
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
+
+
+SAMPLERS: dict[str, Callable[[TensorDataset], Any]] = {
+    "sequential": SequentialSampler,
+    "random": RandomSampler,
+    "random, generator": lambda d: RandomSampler(d, generator=_generator()),
+    "random, fewer": lambda d: RandomSampler(d, num_samples=10, generator=_generator()),
+    "random, more": lambda d: RandomSampler(d, num_samples=90, generator=_generator()),
+    "random, twice": lambda d: RandomSampler(d, num_samples=74, generator=_generator()),
+    "replacement": lambda d: RandomSampler(d, replacement=True),
+    "replacement, many": lambda d: RandomSampler(d, replacement=True, num_samples=2_000),
+    "replacement, generator": lambda d: RandomSampler(
+        d, replacement=True, num_samples=200, generator=_generator()
+    ),
+    "subset": lambda d: SubsetRandomSampler([5, 3, 36, 0, 7, 7], generator=_generator()),
+    "subset by tensor": lambda d: SubsetRandomSampler(torch.tensor([5, 3, 36])),  # type: ignore[arg-type]
+    "subset by array": lambda d: SubsetRandomSampler(np.array([5, 3, 36])),  # type: ignore[arg-type]
+    "subset by strange ints": lambda d: SubsetRandomSampler([np.int64(5), -1, np.uint8(2), 3]),
+    "weighted": lambda d: WeightedRandomSampler([0.1] * 30 + [0.5] * 7, 50),
+    "weighted, generator": lambda d: WeightedRandomSampler(
+        [0.1] * 37, 37, replacement=False, generator=_generator()
+    ),
+    "distributed": lambda d: DistributedSampler(d, 4, 3),
+    "distributed, in order": lambda d: DistributedSampler(d, 4, 1, shuffle=False),
+    "distributed, drop_last": lambda d: DistributedSampler(d, 4, 1, drop_last=True),
+    "distributed, many ranks": lambda d: DistributedSampler(d, 100, 99),
+    "own": lambda d: Shuffled([3, 1, 2, 36, 5]),
+    "own, strange": lambda d: Shuffled([3, -1, np.int64(4), np.uint8(5), torch.tensor(7), 2]),
+}
+
+
+def states(sampler: Any) -> list[torch.Tensor]:
+    generator = getattr(sampler, "generator", None)
+    own = [] if generator is None else [generator.get_state()]
+    return [torch.get_rng_state(), *own]
+
+
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 7, 37, 64, 100])
+def test_generators_are_where_torchs_are_after_every_batch(
+    make: Callable[[TensorDataset], Any], drop_last: bool, batch_size: int
+) -> None:
+    data = dataset()
+    traces = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(3)
+        sampler = make(data)
+        loader: Any = kind(data, sampler=sampler, batch_size=batch_size, drop_last=drop_last)
+        trace: list[Any] = []
+        for _ in range(2):
+            batches = iter(loader)
+            trace.append((None, states(sampler)))  # iter() draws the base seed and nothing else
+            trace.extend((batch, states(sampler)) for batch in batches)
+            trace.append((None, states(sampler)))
+        traces.append(trace)
+    theirs, ours = traces
+    assert len(ours) == len(theirs)
+    for (batch, after), (expected, expected_after) in zip(ours, theirs, strict=True):
+        if expected is not None:
+            same(batch, expected)
+        assert all(map(torch.equal, after, expected_after))
+
+
+@pytest.mark.parametrize("batch_size", [999, 1024, 70_001])
+@pytest.mark.parametrize("replacement", [True, False, None])
+def test_epochs_longer_than_one_piece(replacement: bool | None, batch_size: int) -> None:
+    data = TensorDataset(torch.arange(70_000))
+    found = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(8)
+        sampler = None if replacement is None else RandomSampler(data, replacement)
+        loader: Any = kind(data, batch_size, sampler=sampler)
+        found.append(list(loader))
+    same(*found)
+
+
+@pytest.mark.parametrize("name", ["random, generator", "random, more", "replacement, generator"])
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_an_early_break_leaves_the_generators_where_torch_does(name: str, taken: int) -> None:
+    found = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(1)
+        data = dataset()
+        sampler = SAMPLERS[name](data)
+        loader: Any = kind(data, sampler=sampler, batch_size=8)
+        for number, _ in enumerate(loader):
+            if number == taken:
+                break
+        found.append(states(sampler))
+    assert all(map(torch.equal, *found))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 70),
+    batch_size=st.integers(1, 80),
+    drop_last=st.booleans(),
+    replacement=st.booleans(),
+    num_samples=st.none() | st.integers(1, 200),
+    own_generator=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_any_random_sampler(
+    length: int,
+    batch_size: int,
+    drop_last: bool,
+    replacement: bool,
+    num_samples: int | None,
+    own_generator: bool,
+    seed: int,
+) -> None:
+    data = dataset(length)
+    found = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed) if own_generator else None
+        sampler = RandomSampler(data, replacement, num_samples, generator)
+        loader: Any = kind(data, batch_size, sampler=sampler, drop_last=drop_last)
+        found.append((list(loader), states(sampler)))
+    (theirs, their_states), (ours, our_states) = found
+    same(ours, theirs)
+    assert all(map(torch.equal, our_states, their_states))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=0, max_size=4),
+    dtype=st.sampled_from(
+        [
+            torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.uint8, torch.bool,
+            torch.int64, torch.uint16, torch.float8_e4m3fn,
+        ]
+    ),
+    layout=st.sampled_from(["plain", "channels_last", "transposed", "expanded"]),
+    rows=st.lists(st.integers(-6, 5), min_size=1, max_size=5),
+)  # fmt: skip
+def test_any_tensor(shape: list[int], dtype: torch.dtype, layout: str, rows: list[int]) -> None:
+    tensor = torch.randint(0, 2, (6, *shape)).to(dtype)
+    if layout == "channels_last" and tensor.dim() == 4:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
+    elif layout == "transposed" and tensor.dim() > 1:
+        tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    elif layout == "expanded":
+        tensor = tensor[:1].expand(6, *shape)
+    data = TensorDataset(tensor)
+    expected = list(TorchLoader(data, batch_size=3, sampler=rows))
+    found = list(DataLoader(data, batch_size=3, sampler=rows))
+    if dtype is torch.float8_e4m3fn:  # torch.equal knows no float8
+        expected, found = (
+            [[column.view(torch.uint8) for column in batch] for batch in batches]
+            for batches in (expected, found)
+        )
+    same(found, expected)
+
+
+ODD_KEYS: list[list[Any]] = [
+    [0, 37],
+    [0, -38],
+    [0, True],
+    [True, True],
+    [0, 10**30],
+    [0, "a"],
+    [0, None],
+    [1.0, 2.0],
+    [[0, 1], [2, 3]],
+    [slice(2)],
+]
+
+
+@pytest.mark.parametrize("keys", ODD_KEYS, ids=repr)
+def test_errors_and_odd_keys_are_torchs(keys: list[Any]) -> None:
+    outcomes = []
+    for kind in (TorchLoader, DataLoader):
+        loader: Any = kind(dataset(), batch_size=2, sampler=Shuffled(keys))
+        try:
+            outcomes.append(list(loader))
+        except Exception as error:
+            outcomes.append([type(error), str(error)])
+    theirs, ours = outcomes
+    if theirs and isinstance(theirs[0], type):
+        assert ours == theirs
+    else:
+        same(ours, theirs)
+
+
+def test_batch_samplers_of_any_kind() -> None:
+    def batches() -> list[Any]:
+        return [[1, 2], torch.tensor([3, 4]), np.array([5, 6]), (7, 8), range(9, 11), [True, True]]
+
+    theirs = TorchLoader(dataset(), batch_sampler=batches())
+    ours = DataLoader(dataset(), batch_sampler=batches())
+    assert is_gathered(ours)
+    same(list(ours), list(theirs))
+    empty: Any = DataLoader(dataset(), batch_sampler=[[]])
+    with pytest.raises(IndexError, match="list index out of range"):
+        next(iter(empty))
+
+
+def test_a_batch_size_that_changes_under_way() -> None:
+    sizes = []
+    for kind in (TorchLoader, DataLoader):
+        batch_sampler = BatchSampler(SequentialSampler(range(37)), 5, False)
+        loader: Any = kind(dataset(), batch_sampler=batch_sampler)
+        trace = []
+        for number, (_, labels) in enumerate(loader):
+            trace.append(labels.tolist())
+            batch_sampler.batch_size = (5, 2, 9)[number % 3]
+        sizes.append(trace)
+    assert sizes[0] == sizes[1]
+
+
+def _replace(data: TensorDataset) -> None:
+    data.tensors = tuple(tensor.flip(0).clone() for tensor in data.tensors)
+
+
+def _change(data: TensorDataset) -> None:
+    data.tensors[0].mul_(2)
+
+
+def _require_grad(data: TensorDataset) -> None:
+    data.tensors[0].requires_grad_(True)
+
+
+def _transpose(data: TensorDataset) -> None:
+    data.tensors[0].set_(torch.rand(3, 37, generator=_generator()).t())  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("change", [_replace, _change, _require_grad, _transpose])
+def test_a_dataset_that_changes_between_batches(change: Callable[[TensorDataset], None]) -> None:
+    traces = []
+    for kind in (TorchLoader, DataLoader):
+        data = dataset()
+        trace = []
+        for number, batch in enumerate(kind(data, batch_size=10)):
+            trace.append(batch)
+            if number == 1:
+                change(data)
+        traces.append(trace)
+    same(traces[1], traces[0])
+
+
+@pytest.mark.parametrize("owner", ["Subset", "SubsetRandomSampler"])
+def test_index_lists_that_change_between_epochs(owner: str) -> None:
+    traces = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(2)
+        indices = list(range(30))
+        loader: Any
+        if owner == "Subset":
+            loader = kind(Subset(dataset(), indices), batch_size=4)
+        else:
+            sampler = SubsetRandomSampler(indices)
+            loader = kind(dataset(), batch_size=4, sampler=sampler)
+        trace = list(loader)
+        indices[3] = 35
+        trace += list(loader)
+        indices.append(36)
+        trace += list(loader)
+        indices[0] = -1
+        trace += list(loader)
+        traces.append(trace)
+    same(traces[1], traces[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("TensorDataset", "fork"),
+        ("Subset", "spawn"),  # everything that is sent to a worker can be pickled
+        ("StackDataset dict", "fork"),
+        ("tensor", "fork"),
+    ],
+)
+def test_workers_gather_into_shared_memory(name: str, start: str) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 1}
+    options["multiprocessing_context"] = start
+    ours = DataLoader(DATASETS[name](), worker_init_fn=seen_by_the_user, **options)
+    theirs = TorchLoader(DATASETS[name](), worker_init_fn=seen_by_the_user, **options)
+    assert is_gathered(ours)
+    random_state = random.getstate()
+    torch.manual_seed(9)
+    expected = list(theirs)
+    state = torch.get_rng_state()
+    torch.manual_seed(9)
+    found = list(ours)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == random_state
+    same(found, expected)
+
+
+def seen_by_the_user(worker_id: int) -> None:
+    """A worker_init_fn that would fail if the worker's dataset were not the user's own class."""
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    if type(info.dataset) not in (TensorDataset, Subset, StackDataset, torch.Tensor):
+        raise TypeError(f"the worker's dataset became a {type(info.dataset).__name__}")
+
+
+def test_workers_meet_torchs_errors_and_persist() -> None:
+    loader: Any = DataLoader(dataset(), batch_size=2, sampler=[0, 99], num_workers=1)
+    with pytest.raises(IndexError, match="index 99 is out of bounds for dimension 0"):
+        list(loader)
+    options: dict[str, Any] = {"batch_size": 9, "shuffle": True, "num_workers": 1}
+    options["persistent_workers"] = True
+    traces = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(4)
+        persistent: Any = kind(dataset(), **options)
+        traces.append([batch for _ in range(2) for batch in persistent])
+        del persistent
+    same(traces[1], traces[0])
+
+
+class _Strange(TensorDataset):
+    pass
+
+
+LEFT_TO_TORCH: dict[str, tuple[dict[str, Any], str]] = {
+    "subclass": ({"dataset": _Strange(*tensors())}, "_Strange is not an in-memory dataset"),
+    "collate_fn": ({"dataset": dataset(), "collate_fn": list}, "collate_fn is not"),
+    "no batches": ({"dataset": dataset(), "batch_size": None}, "batch_size=None"),
+    "grad": ({"dataset": torch.ones(4, 2, requires_grad=True)}, "requires grad"),
+    "parameter": ({"dataset": TensorDataset(torch.nn.Parameter(torch.ones(4)))}, "Parameter"),
+    "strided": ({"dataset": torch.ones(4, 2).t()}, "not contiguous"),
+    "sparse": ({"dataset": torch.eye(4).to_sparse()}, "sparse"),
+    "list": ({"dataset": [1, 2, 3]}, "list is not an in-memory dataset"),
+    "flat array": ({"dataset": np.arange(4)}, "not a plain, writable one"),
+    "array in workers": ({"dataset": np.ones((4, 2)), "num_workers": 1}, "use a TensorDataset"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), LEFT_TO_TORCH.values(), ids=LEFT_TO_TORCH.keys())
+def test_what_is_left_to_torch_and_why(options: dict[str, Any], reason: str) -> None:
+    loader = DataLoader(**options)
+    assert reason in (obstacle(loader) or "")
+    assert reason in str(loader.explain())
+    if not loader.num_workers:
+        assert type(iter(loader)) is type(iter(TorchLoader(**options)))
+
+
+def test_a_changed_collation_table_turns_the_gather_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reversed_stack(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+        return torch.stack(batch[::-1])
+
+    loader = DataLoader(dataset(), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    monkeypatch.setitem(torch_collate.default_collate_fn_map, torch.Tensor, reversed_stack)
+    assert "default_collate_fn_map" in (obstacle(loader) or "")
+    assert next(batches)[1].tolist() == [7, 6, 5, 4]  # under way too
+    assert next(iter(loader))[1].tolist() == [3, 2, 1, 0]
+
+
+def test_gather_false_is_torch_itself() -> None:
+    loader = DataLoader(dataset(), batch_size=4, backend=Stock(gather=False))
+    assert type(iter(loader)) is type(iter(TorchLoader(dataset())))
+    assert "gather=False" in str(loader.explain())
+
+
+def test_a_profiler_sees_torchs_name() -> None:
+    loader = DataLoader(dataset(), batch_size=10)
+    with torch.autograd.profiler.profile() as profile:
+        same(list(loader), list(TorchLoader(dataset(), batch_size=10)))
+    names = [event.name for event in profile.function_events]
+    assert names.count("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == 10
+
+
+def test_a_seed_fixes_the_gathers_order() -> None:
+    def labels(**options: Any) -> list[int]:
+        loader = DataLoader(dataset(), batch_size=5, shuffle=True, seed=1, **options)
+        return [label for _ in range(2) for _, batch in loader for label in batch.tolist()]
+
+    state = torch.get_rng_state()
+    first = labels()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert labels() == first == labels(backend=Stock(gather=False))
+    assert sorted(first[:37]) == list(range(37))
+    assert first[:37] != first[37:]

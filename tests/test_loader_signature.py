@@ -1,0 +1,196 @@
+"""The names, defaults and accepted combinations are torch's own."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch.utils.data
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from dataloaders import DataLoader
+from dataloaders.errors import OptionError
+from helpers.datasets import CountingStream, MapDataset, integer_sample
+
+OURS = ["backend", "device", "seed", "on_error"]
+DATASET = MapDataset(integer_sample)
+
+# Pairs of arguments are combined with each other: three or more only repeat the first refusal.
+VALUES: dict[str, list[Any]] = {
+    "batch_size": [1, 4, None, 0, -1, 2.5, True, "3"],
+    "shuffle": [None, True, False, 1],
+    "sampler": [None, [2, 0], SequentialSampler(DATASET)],
+    "batch_sampler": [None, [[1], [2, 0]], BatchSampler(SequentialSampler(DATASET), 2, False)],
+    "num_workers": [0, 1, -1, "two", None],
+    "collate_fn": [None, list],
+    "pin_memory": [False, True],
+    "drop_last": [False, True, 1],
+    "timeout": [0, 3, -1, 0.5],
+    "multiprocessing_context": [None, "fork", "nonsense", 3],
+    "prefetch_factor": [None, 2, 0, -1],
+    "persistent_workers": [False, True],
+    "pin_memory_device": ["", "cuda"],
+    "in_order": [True, False],
+}
+
+
+def test_torchs_parameters_come_first_and_ours_are_keyword_only() -> None:
+    theirs = list(inspect.signature(torch.utils.data.DataLoader).parameters.values())
+    ours = list(inspect.signature(DataLoader).parameters.values())
+    assert [(p.name, p.kind, p.default) for p in ours[: len(theirs)]] == [
+        (p.name, p.kind, p.default) for p in theirs
+    ]
+    assert [p.name for p in ours[len(theirs) :]] == OURS
+    assert {p.kind for p in ours[len(theirs) :]} == {inspect.Parameter.KEYWORD_ONLY}
+    assert [p.default for p in ours[len(theirs) :]] == [None, None, None, "raise"]
+
+
+def test_every_parameter_of_ours_is_an_attribute_and_there_are_no_others() -> None:
+    ours, theirs = DataLoader(DATASET), torch.utils.data.DataLoader(DATASET)
+    list(ours)  # what an epoch leaves behind is private too
+    public = {name for name in vars(ours) if not name.startswith("_")}
+    assert public == {name for name in vars(theirs) if not name.startswith("_")} | set(OURS)
+    for name in inspect.signature(DataLoader).parameters:
+        assert hasattr(ours, name) or name == "shuffle"
+
+
+def outcome(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
+    """The attributes of the loader that was made, or the error's type and message."""
+    try:
+        loader = loader_class(dataset, **arguments)
+    except Exception as error:
+        return type(error), str(error)
+    names = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "drop_last", "timeout")
+    return {name: getattr(loader, name) for name in names}
+
+
+@pytest.mark.parametrize("dataset", [DATASET, CountingStream()], ids=["map", "stream"])
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(VALUES, 2)))
+def test_pairs_of_arguments_are_accepted_or_refused_as_torch_does(
+    one: str, other: str, dataset: Any
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both warn alike; counted in test_the_same_warnings
+        for first, second in itertools.product(VALUES[one], VALUES[other]):
+            arguments = {one: first, other: second}
+            theirs = outcome(torch.utils.data.DataLoader, dataset, arguments)
+            assert outcome(DataLoader, dataset, arguments) == theirs, arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_workers": 1, "persistent_workers": True, "timeout": 2, "prefetch_factor": 4},
+        {"num_workers": 1, "multiprocessing_context": "spawn", "in_order": False},
+        {"batch_size": None, "sampler": [1], "collate_fn": list},
+        {"batch_size": 2, "shuffle": True, "drop_last": True, "pin_memory": True},
+    ],
+)
+def test_longer_combinations(arguments: dict[str, Any]) -> None:
+    theirs = outcome(torch.utils.data.DataLoader, DATASET, arguments)
+    assert isinstance(theirs, dict)
+    assert outcome(DataLoader, DATASET, arguments) == theirs
+
+
+def test_positional_arguments_mean_what_they_mean_to_torch() -> None:
+    arguments = (DATASET, 3, None, None, None, 0, list, False, True, 0, None, None, None)
+    ours, theirs = DataLoader(*arguments), torch.utils.data.DataLoader(*arguments)
+    assert (ours.batch_size, ours.collate_fn, ours.drop_last) == (3, list, True)
+    assert list(ours) == list(theirs)
+    with pytest.raises(TypeError, match="positional"):
+        DataLoader(*arguments, 2)  # type: ignore[misc]
+
+
+def test_the_same_warnings() -> None:
+    seen = []
+    for loader_class in (DataLoader, torch.utils.data.DataLoader):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = loader_class(DATASET, num_workers=4096)
+            list(loader_class(DATASET, pin_memory=True, pin_memory_device="cuda"))
+            stream = loader_class(ShortStream(), batch_size=2)
+            len(stream)
+            list(stream)
+            del loader
+        seen.append([(w.category, str(w.message).partition("object at")[0]) for w in caught])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) >= 2
+
+
+class ShortStream(CountingStream):
+    """Says that it is shorter than it is."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_attributes_that_torch_guards_are_guarded(name: str) -> None:
+    messages = []
+    for loader in (DataLoader(DATASET), torch.utils.data.DataLoader(DATASET)):
+        with pytest.raises(ValueError, match="should not be set after") as caught:
+            setattr(loader, name, getattr(loader, name))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_attributes_that_torch_lets_be_set_can_be_set() -> None:
+    loader: DataLoader[Any] = DataLoader(DATASET, batch_size=4)
+    loader.collate_fn = list
+    loader.seed = 3
+    assert next(iter(loader)) == [0, 3, 6, 9]
+
+
+def test_it_is_a_torch_loader_and_stays_generic() -> None:
+    loader = DataLoader[int](DATASET)
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert issubclass(DataLoader, torch.utils.data.DataLoader)
+    assert DataLoader.__parameters__ == DataLoader.__orig_bases__[0].__parameters__
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_under_every_protocol(protocol: int) -> None:
+    loader: DataLoader[Any] = DataLoader(DATASET, batch_size=4, backend="stock", seed=7)
+    again = pickle.loads(pickle.dumps(loader, protocol))
+    assert (again.backend, again.seed, again.batch_size) == ("stock", 7, 4)
+    with pytest.raises(ValueError, match="should not be set after"):
+        again.batch_size = 3
+    assert len(list(again)) == 3
+
+
+@pytest.mark.parametrize("others", [{}, {"persistent_workers": True}, {"timeout": 1}])
+def test_auto_becomes_plain_numbers(others: dict[str, Any]) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        DATASET, num_workers="auto", prefetch_factor="auto", pin_memory="auto", **others
+    )
+    assert type(loader.num_workers) is int
+    assert type(loader.pin_memory) is bool
+    if loader.num_workers:
+        assert type(loader.prefetch_factor) is int
+    else:
+        assert loader.prefetch_factor is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": 3}, r"backend=3: must be a name"),
+        ({"backend": "no such"}, r"backend='no such' is not a backend; the names are: stock"),
+        ({"device": "gpu"}, r"device='gpu': must be a torch device"),
+        ({"device": 1.5}, r"device=1\.5: must be a torch device"),
+        ({"seed": "7"}, r"seed='7': must be an int"),
+        ({"seed": True}, r"seed=True: must be an int"),
+        ({"seed": 2**64}, r"must fit in 64 bits"),
+        ({"on_error": "skip"}, r"on_error='skip': only 'raise' exists"),
+    ],
+)
+def test_our_own_options_are_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        DataLoader(DATASET, **arguments)
+    assert isinstance(caught.value, OptionError) or arguments.get("backend") == "no such"

@@ -1,0 +1,198 @@
+"""Names of backends: who is found, what is said of those who are not, and whose folder wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import backends.stock
+from dataloaders import DataLoader, registry, wrap
+from dataloaders.errors import BackendWarning, DataLoadersError, MissingDependency, UnknownBackend
+from helpers.datasets import MapDataset, tensor_sample
+from helpers.processes import run_script
+
+DATASET = MapDataset(tensor_sample)
+VARIABLE = "DATALOADERS_BACKEND"
+
+
+def install(folder: Path, points: str, **modules: str) -> None:
+    """An installed distribution in ``folder``: metadata, entry points and modules."""
+    info = folder / "their_backends-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-backends\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[dataloaders.backends]\n{points}\n")
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(source)
+
+
+THEIRS = """
+from dataclasses import dataclass
+from backends.stock import Stock
+
+@dataclass(frozen=True)
+class Mine(Stock):
+    name = "mine"
+"""
+
+
+def test_ours_are_found_by_name() -> None:
+    assert registry.load("stock") is backends.stock.Stock
+    assert list(registry.entries())[:2] == ["stock", "synthetic"]
+    for name, entry in registry.entries().items():
+        assert entry.name == name
+        assert entry.summary
+
+
+def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
+    with pytest.raises(UnknownBackend, match=r"backend='stok' is not a backend; .*: stock, synth"):
+        DataLoader(DATASET, backend="stok")
+    assert issubclass(UnknownBackend, ValueError)
+    assert issubclass(UnknownBackend, DataLoadersError)
+
+
+@pytest.mark.parametrize("name", ["prefetch", "h5", "dali"])
+def test_a_planned_name_is_answered_as_planned(name: str) -> None:
+    if name in registry.entries():
+        pytest.skip(f"{name} is built by now")
+    with pytest.raises(UnknownBackend, match=f"'{name}' is planned and not built yet .*: stock"):
+        DataLoader(DATASET, backend=name)
+
+
+def test_a_third_party_registers_through_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "mine = their_backend:Mine", their_backend=THEIRS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = registry.entries()["mine"]
+    assert (entry.origin, entry.target) == ("their-backends", "their_backend:Mine")
+    loader: DataLoader[Any] = DataLoader(DATASET, backend="mine")
+    assert len(list(loader)) == len(DATASET)
+    assert loader.explain().backend in ("mine", "stock")
+
+
+def test_ours_win_over_a_third_party_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "stock = their_backend:Mine", their_backend=THEIRS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert registry.load("stock") is backends.stock.Stock
+
+
+def test_a_third_partys_mistakes_name_the_third_party(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = "gone = no_such_module:Mine\nrenamed = their_backend:Renamed"
+    install(tmp_path, points, their_backend=THEIRS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingDependency, match=r"backend='gone' needs no_such_module") as caught:
+        DataLoader(DATASET, backend="gone")
+    assert isinstance(caught.value, ImportError)
+    with pytest.raises(UnknownBackend, match=r"registered by their-backends .* no 'Renamed'"):
+        DataLoader(DATASET, backend="renamed")
+
+
+SHADOWED = """
+import sys
+import torch
+from dataloaders import DataLoader
+import backends
+
+if __name__ == "__main__":
+    assert backends.OWNER == "the user's", backends
+    batches = torch.cat(list(DataLoader(range(8), batch_size=4, backend="stock")))
+    spawned = DataLoader(range(8), 4, num_workers=1, multiprocessing_context="spawn", seed=3)
+    assert torch.equal(torch.cat(list(spawned)), batches)
+    assert not [name for name in sys.modules if name.startswith("backends.")]
+    print(DataLoader(range(8), backend="stock").explain().backend, sorted(batches.tolist()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["package", "module"])
+def test_a_backends_folder_of_the_users_own_hides_nothing(tmp_path: Path, kind: str) -> None:
+    if kind == "package":
+        (tmp_path / "backends").mkdir()
+        (tmp_path / "backends" / "__init__.py").write_text('OWNER = "the user\'s"\n')
+        script = SHADOWED
+    else:
+        (tmp_path / "backends.py").write_text('OWNER = "the user\'s"\n')
+        script = SHADOWED.replace("    spawned", "    # ").replace("    assert torch", "    # ")
+    done = run_script(tmp_path, script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(maxsplit=1)[0] == "stock"
+
+
+def test_a_backends_folder_without_init_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends" / "vgg.py").write_text("")
+    (tmp_path / "backends" / "stock.py").write_text("raise RuntimeError('the user's own')")
+    done = run_script(
+        tmp_path,
+        """
+        from dataloaders import DataLoader
+        import backends.vgg
+        print(len(list(DataLoader(range(8), backend="stock"))))
+        """,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "8"), done.stderr
+
+
+class TestEnvironment:
+    def test_it_names_the_backend_of_loaders_that_name_none(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loader: DataLoader[Any] = DataLoader(DATASET)
+        assert loader.explain().backend == "stock"
+        monkeypatch.setenv(VARIABLE, "synthetic")
+        assert loader.explain().backend == "synthetic"
+        assert DataLoader(DATASET, backend="stock").explain().backend == "stock"
+
+    def test_it_does_not_reach_loaders_that_are_not_ours(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, "no such backend")
+        assert len(list(torch.utils.data.DataLoader(DATASET))) == len(DATASET)
+
+    def test_an_unknown_name_names_the_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(VARIABLE, "stok")
+        loader: DataLoader[Any] = DataLoader(DATASET)
+        with pytest.raises(UnknownBackend, match=rf"\${VARIABLE}: .*'stok' is not a backend"):
+            iter(loader)
+        plan = loader.explain()
+        assert not plan.runs
+        assert VARIABLE in str(plan)
+
+    def test_an_empty_value_is_no_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(VARIABLE, "")
+        assert len(list(DataLoader(DATASET))) == len(DATASET)
+
+    def test_one_that_cannot_serve_leaves_the_loader_stock_with_one_warning(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = THEIRS + (
+            "    def explain(self, loader):\n"
+            "        from dataloaders import Plan\n"
+            "        return Plan(self.name, obstacle='mine cannot read this; use another')\n"
+        )
+        install(tmp_path, "refuses = refusing_backend:Mine", refusing_backend=source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv(VARIABLE, "refuses")
+        for loader in (DataLoader(DATASET), wrap(torch.utils.data.DataLoader(DATASET))):
+            message = rf"\${VARIABLE}=refuses cannot serve .* stays stock: mine cannot read this"
+            with pytest.warns(BackendWarning, match=message) as caught:
+                first = list(loader)
+            assert len(caught) == 1
+            assert caught[0].filename == __file__
+            assert len(first) == len(list(loader)) == len(DATASET)  # warns no second time
+            plan = loader.explain()
+            assert plan.backend == "stock"
+            assert "stays stock" in str(plan)
+
+    def test_a_planned_one_leaves_the_loader_stock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        if "dali" in registry.entries():
+            pytest.skip("dali is built by now")
+        monkeypatch.setenv(VARIABLE, "dali")
+        with pytest.warns(BackendWarning, match="planned and not built yet"):
+            assert len(list(DataLoader(DATASET))) == len(DATASET)

@@ -1,0 +1,486 @@
+"""seed=: the same samples for any workers, batches and restart, and no global state touched."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    get_worker_info,
+)
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.distributed import DistributedSampler
+
+from dataloaders import DataLoader
+from dataloaders.errors import OptionError
+from dataloaders.seeding import Seeding, seed_generators
+from helpers.compare import assert_same
+
+
+class Augmented(Dataset):
+    """Each sample: its key's number and one draw from each of the three global generators."""
+
+    def __init__(self, size: int = 12) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key):
+        number = key if isinstance(key, int) else 0
+        drawn = (torch.rand(()).item(), np.random.rand(), random.random())
+        return torch.tensor([number, *drawn], dtype=torch.float64)
+
+
+class Bulk(Augmented):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Collating(Augmented):
+    def __getitems__(self, indices):
+        return {"batch": indices}
+
+
+class Failing(Augmented):
+    def __getitem__(self, key):
+        if key == 5:
+            random.random()
+            raise KeyError("five")
+        return super().__getitem__(key)
+
+
+class Stream(IterableDataset):
+    def __init__(self, size: int = 8) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        first = random.random()
+        for _ in range(self.size):
+            yield torch.tensor([first, torch.rand(()).item(), np.random.rand()])
+
+
+def mixing(samples):
+    return torch.stack(samples), torch.rand(2)
+
+
+def states():
+    return (
+        torch.default_generator.get_state(),
+        np.random.get_state(),
+        random.getstate(),
+    )
+
+
+def assert_untouched(before):
+    after = states()
+    assert torch.equal(before[0], after[0])
+    assert_same(before[1][1:], after[1][1:])
+    assert before[2] == after[2]
+
+
+def rows(loader) -> torch.Tensor:
+    """All samples of an epoch in their order, batches joined."""
+    return torch.cat([batch.reshape(-1, batch.shape[-1]) for batch in loader])
+
+
+def by_index(loader) -> list[list[float]]:
+    return sorted(rows(loader).tolist())
+
+
+REFERENCE = {"batch_size": 4, "shuffle": True, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_workers": 1},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
+        {"batch_size": 5},
+        {"batch_size": None},
+    ],
+    ids=str,
+)
+def test_epochs_do_not_depend_on_workers_or_batches(change):
+    expected = DataLoader(Augmented(), **REFERENCE)
+    loader = DataLoader(Augmented(), **{**REFERENCE, **change})
+    for _ in range(2):
+        assert torch.equal(rows(loader), rows(expected))
+
+
+def test_nor_does_a_samples_augmentation_depend_on_the_order():
+    expected = by_index(DataLoader(Augmented(), seed=7))
+    assert by_index(DataLoader(Augmented(), seed=7, shuffle=True)) == expected
+    backwards = DataLoader(Augmented(), seed=7, sampler=range(11, -1, -1), batch_size=5)
+    assert by_index(backwards) == expected
+    assert by_index(DataLoader(Bulk(), seed=7, batch_size=5)) == expected
+
+
+def test_seeds_epochs_and_indices_differ():
+    loader = DataLoader(Augmented(), batch_size=6, seed=1)
+    epochs = [rows(loader), rows(loader), rows(DataLoader(Augmented(), batch_size=6, seed=2))]
+    drawn = torch.cat([epoch[:, 1:].flatten() for epoch in epochs])
+    assert drawn.unique().numel() == drawn.numel()
+    orders = [rows(DataLoader(Augmented(), shuffle=True, seed=seed))[:, 0] for seed in (1, 2)]
+    assert not torch.equal(*orders)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_restart_with_set_epoch_continues(workers):
+    options = {**REFERENCE, "num_workers": workers, "persistent_workers": workers > 0}
+    loader = DataLoader(Augmented(), **options)
+    epochs = [rows(loader) for _ in range(3)]
+    assert not torch.equal(epochs[0], epochs[1])
+    again = DataLoader(Augmented(), **options)
+    for epoch in (2, 1):
+        again.set_epoch(epoch)
+        assert torch.equal(rows(again), epochs[epoch])
+
+
+def test_a_samplers_epoch_counts_once_it_moved():
+    def loader():
+        return DataLoader(
+            Augmented(), sampler=DistributedSampler(Augmented(), 1, 0, shuffle=False), seed=3
+        )
+
+    counted = loader()
+    epochs = [rows(counted) for _ in range(3)]
+    moved = loader()
+    for epoch in (2, 1, 0):
+        moved.sampler.set_epoch(epoch)
+        assert torch.equal(rows(moved), epochs[epoch])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "dataset", [Augmented(), Bulk(), Stream(), TensorDataset(torch.rand(12, 2))]
+)
+def test_the_consumers_generators_are_untouched(dataset, workers):
+    shuffle = None if isinstance(dataset, IterableDataset) else True
+    loader = DataLoader(dataset, 5, shuffle=shuffle, num_workers=workers, seed=4)
+    np.random.randn()  # half of a pair of normals waits in NumPy's state
+    before = states()
+    for _ in range(2):
+        for _ in loader:
+            assert_untouched(before)
+        assert_untouched(before)
+
+
+def test_they_are_untouched_when_a_sample_fails_or_the_loop_breaks():
+    before = states()
+    iterator = iter(DataLoader(Failing(), seed=4))
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(KeyError, match="five"):
+        next(iterator)
+    assert_untouched(before)
+    for _ in DataLoader(Augmented(), seed=4, shuffle=True, collate_fn=mixing):
+        break
+    assert_untouched(before)
+
+
+def test_without_a_seed_torchs_streams_are_torchs():
+    def epoch(kind):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        return rows(kind(Augmented(), batch_size=5, shuffle=True)), states()
+
+    ours, theirs = epoch(DataLoader), epoch(torch.utils.data.DataLoader)
+    assert torch.equal(ours[0], theirs[0])
+    assert_untouched(theirs[1])
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda generator: RandomSampler(range(12), generator=generator),
+        lambda generator: RandomSampler(range(12), True, 20, generator),
+        lambda generator: SubsetRandomSampler(range(12), generator),
+        lambda generator: WeightedRandomSampler([1.0] * 12, 20, True, generator),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_torchs_samplers_follow_the_seed_unless_they_have_a_generator(sampler, wrapped):
+    def order(generator=None, epochs=1, **options):
+        made = sampler(generator)
+        if wrapped:
+            loader = DataLoader(Augmented(), batch_sampler=BatchSampler(made, 5, False), **options)
+        else:
+            loader = DataLoader(Augmented(), sampler=made, **options)
+        return [rows(loader)[:, 0].tolist() for _ in range(epochs)]
+
+    before = states()
+    assert order(seed=5, epochs=2) == order(seed=5, epochs=2)
+    first, second = order(seed=5, epochs=2)
+    assert first != second
+    assert order(seed=6) != [first]
+    assert_untouched(before)
+    mine = [torch.Generator().manual_seed(9) for _ in range(2)]
+    assert order(mine[0], seed=5) == order(mine[1], seed=6)
+    assert torch.equal(mine[0].get_state(), mine[1].get_state())
+
+
+def test_a_loaders_generator_is_drawn_from_as_torch_does():
+    mine, torchs = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
+    loader = DataLoader(Augmented(), 5, shuffle=True, generator=mine, seed=5)
+    plain = torch.utils.data.DataLoader(Augmented(), 5, shuffle=True, generator=torchs)
+    for _ in range(2):
+        assert torch.equal(rows(loader)[:, 0], rows(plain)[:, 0])
+        assert torch.equal(mine.get_state(), torchs.get_state())
+
+
+def test_a_gathered_dataset_is_shuffled_like_any_other():
+    loader = DataLoader(TensorDataset(torch.arange(12.0)), 5, shuffle=True, seed=7)
+    expected = DataLoader(Augmented(), 5, shuffle=True, seed=7)
+    for _ in range(2):
+        assert torch.equal(torch.cat([batch[0] for batch in loader]), rows(expected)[:, 0].float())
+
+
+def test_repeats_of_an_index_are_augmented_differently_and_reproducibly():
+    def loader(workers=0):
+        return DataLoader(Augmented(), 4, sampler=[3, 5, 3, 3, 5], seed=2, num_workers=workers)
+
+    found = rows(loader())
+    assert found[:, 1].unique().numel() == 5
+    assert torch.equal(rows(loader(2)), found)
+    assert torch.equal(found[0], rows(DataLoader(Augmented(), seed=2))[3])
+
+
+def test_a_random_sampler_that_goes_round_counts_its_rounds():
+    sampler = RandomSampler(Augmented(), num_samples=30)
+    found = rows(DataLoader(Augmented(), 7, sampler=sampler, seed=2))
+    counted = rows(DataLoader(Augmented(), 7, sampler=[int(key) for key in found[:, 0]], seed=2))
+    assert torch.equal(found, counted)
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(1, 9), ranks=st.integers(1, 5), shuffle=st.booleans(), drop=st.booleans())
+def test_ranks_together_give_what_one_gives(size, ranks, shuffle, drop):
+    parts = []
+    for rank in range(ranks):
+        sampler = DistributedSampler(Augmented(size), ranks, rank, shuffle, drop_last=drop)
+        if len(sampler):
+            parts.append(rows(DataLoader(Augmented(size), 2, sampler=sampler, seed=8)))
+    if not parts:
+        return
+    joined = torch.stack(parts, dim=1).flatten(0, 1)
+    # The same order from one process, whose own counting gives the occurrences.
+    order = [int(index) for index in joined[:, 0]]
+    assert torch.equal(joined, rows(DataLoader(Augmented(size), 3, sampler=order, seed=8)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    size=st.integers(1, 5),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    epoch=st.integers(0, 2**40),
+)
+def test_any_order_of_keys_gives_the_same_samples(keys, size, seed, epoch):
+    def epoch_of(order):
+        loader = DataLoader(Augmented(), size, sampler=order, seed=seed)
+        loader.set_epoch(epoch)
+        return by_index(loader)
+
+    assert epoch_of(keys) == epoch_of(sorted(keys))
+
+
+@pytest.mark.parametrize("keys", [["a", "b", "a"], [("a", 1), ("b", None)], [[0, 1], [2, 3]]])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_keys_that_are_not_integers(keys, workers):
+    loader = DataLoader(Augmented(), batch_size=None, sampler=keys, seed=1, num_workers=workers)
+    other = DataLoader(Augmented(), batch_size=None, sampler=keys[::-1], seed=1)
+    assert by_index(loader) == by_index(other)
+    assert rows(loader)[:, 1].unique().numel() == len(keys)
+
+
+def test_a_key_without_content_is_refused():
+    loader = DataLoader(Augmented(), sampler=[object()], seed=1)
+    with pytest.raises(TypeError, match="shows only its address"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bulk_dataset_that_collates_itself_is_refused(workers):
+    iterator = iter(DataLoader(Collating(4), 4, collate_fn=dict, seed=1, num_workers=workers))
+    with pytest.raises(OptionError, match=r"__getitems__\(\[0\]\) must return a list of one"):
+        next(iterator)
+    assert list(iterator) == []  # torch ends its workers at once only at the end of an epoch
+
+
+def test_a_custom_batch_sampler_and_an_empty_batch():
+    batches = [[1, 2], [], [0]]
+    loader = DataLoader(Augmented(), batch_sampler=batches, collate_fn=list, seed=1)
+    assert [len(batch) for batch in loader] == [2, 0, 1]
+    assert len(loader) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_random_collation_is_seeded_by_the_first_sample(workers):
+    options = {"collate_fn": mixing, "seed": 3}
+    expected = [mixed for _, mixed in DataLoader(Augmented(), 4, **options)]
+    found = [mixed for _, mixed in DataLoader(Augmented(), 4, num_workers=workers, **options)]
+    assert_same(found, expected)
+    assert torch.cat(found).unique().numel() == 6
+    moved = DataLoader(Augmented(), 4, sampler=[4, 0, 1], **options)
+    assert torch.equal(next(iter(moved))[1], expected[1])
+
+
+def test_iterable_datasets_are_seeded_by_position():
+    loader = DataLoader(Stream(), 3, seed=6)
+    first, second = rows(loader), rows(loader)
+    assert first[:, 1].unique().numel() == 8
+    assert not torch.equal(first, second)
+    one = DataLoader(Stream(), 3, seed=6, num_workers=1, persistent_workers=True)
+    assert torch.equal(rows(one), first)
+    assert torch.equal(rows(one), second)
+    one.set_epoch(0)
+    assert torch.equal(rows(one), first)
+    assert torch.equal(rows(DataLoader(Stream(), None, seed=6)), first)
+    two = rows(DataLoader(Stream(), 8, seed=6, num_workers=2))
+    assert torch.equal(two[:8], first)
+    assert two[:, 1].unique().numel() == 16
+    spawned = DataLoader(Stream(), 3, seed=6, num_workers=1, multiprocessing_context="spawn")
+    assert torch.equal(rows(spawned), first)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_pipes_shuffle_follows_the_seed(workers):
+    def epochs(seed):
+        pipe = IterableWrapper(list(range(20))).shuffle()
+        loader = DataLoader(pipe, 5, shuffle=True, num_workers=workers, seed=seed)
+        return [torch.cat(list(loader)).tolist() for _ in range(2)]
+
+    before = states()
+    first = epochs(1)
+    assert first == epochs(1)
+    assert first[0] != first[1]
+    assert first != epochs(2)
+    assert torch.equal(torch.default_generator.get_state(), before[0])
+
+
+class Inspected(Augmented):
+    def __getitem__(self, key):
+        info = get_worker_info()
+        return torch.tensor([info.dataset is self, self.marked])
+
+
+class InspectedStream(Inspected, IterableDataset):
+    def __iter__(self):
+        yield self[0]
+
+
+def mark(worker_id: int) -> None:
+    get_worker_info().dataset.marked = True
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", [Inspected, InspectedStream])
+def test_workers_see_the_users_own_dataset(kind, context):
+    loader = DataLoader(
+        kind(1),
+        num_workers=1,
+        worker_init_fn=mark,
+        multiprocessing_context=context,
+        seed=1,
+    )
+    assert rows(loader).tolist() == [[True, True]]
+
+
+class CountsPickles(Augmented):
+    pickled = 0
+
+    def __getstate__(self):
+        CountsPickles.pickled += 1
+        return vars(self)
+
+
+def test_the_dataset_is_pickled_once_a_worker():
+    before = CountsPickles.pickled
+    loader = DataLoader(CountsPickles(1), num_workers=1, multiprocessing_context="spawn", seed=1)
+    rows(loader)
+    assert CountsPickles.pickled == before + 1
+
+
+def test_copies_and_pickles_continue_alike():
+    loader = DataLoader(Augmented(), **REFERENCE)
+    rows(loader)
+    others = [copy.copy(loader), pickle.loads(pickle.dumps(loader))]
+    expected = rows(loader)
+    for other in others:
+        assert torch.equal(rows(other), expected)
+
+
+def test_two_iterators_at_once_do_not_disturb_each_other():
+    expected = DataLoader(Augmented(), **REFERENCE)
+    epochs = [list(expected), list(expected)]
+    loader = DataLoader(Augmented(), **REFERENCE)
+    found = list(zip(iter(loader), iter(loader), strict=True))
+    assert_same([first for first, _ in found], epochs[0])
+    assert_same([second for _, second in found], epochs[1])
+
+
+def test_settings_of_the_sampler_that_change_between_epochs_are_followed():
+    for persistent in (False, True):
+        sampler = WeightedRandomSampler([1.0] * 12, 6)
+        loader = DataLoader(
+            Augmented(),
+            sampler=sampler,
+            seed=1,
+            num_workers=int(persistent),
+            persistent_workers=persistent,
+        )
+        assert rows(loader)[:, 0].unique().numel() > 1
+        sampler.weights = torch.eye(12, dtype=torch.float64)[3]
+        assert rows(loader)[:, 0].unique().tolist() == [3]
+
+
+def test_the_samplers_alone_can_be_seeded():
+    loader = DataLoader(Augmented(), **REFERENCE)
+    view = Seeding().view(loader, samples=False)
+    assert view.dataset is loader.dataset
+    assert view.collate_fn is default_collate
+    assert type(view.batch_sampler) is BatchSampler
+    assert type(view.sampler) is RandomSampler
+    order = [index for batch in view.batch_sampler for index in batch]
+    assert order == rows(loader)[:, 0].tolist()
+    plain = DataLoader(Augmented(), seed=1)
+    assert type(Seeding().view(plain, samples=False).sampler) is SequentialSampler
+
+
+def test_the_three_generators_get_streams_of_their_own():
+    before = states()
+    seed_generators((5, 5, 5, 5))
+    drawn = {torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()}
+    assert len(drawn) == 3
+    torch.default_generator.set_state(before[0])
+    np.random.set_state(before[1])
+    random.setstate(before[2])
+
+
+@pytest.mark.gpu
+def test_cuda_generators_are_left_alone():
+    before = torch.cuda.get_rng_state()
+    for _ in DataLoader(Augmented(), **REFERENCE):
+        pass
+    assert torch.equal(torch.cuda.get_rng_state(), before)

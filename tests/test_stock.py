@@ -1,0 +1,220 @@
+"""Stock: torch's own iterators, persistent workers where torch keeps them, honest plans."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from backends.stock import Stock
+from dataloaders import DataLoader, wrap
+
+TorchLoader = torch.utils.data.DataLoader
+
+
+class Squares(Dataset[int]):
+    """An ordinary dataset, which is not in memory as far as anybody knows."""
+
+    transform = None
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Decoded(Squares):
+    """A dataset with the attributes of torchvision's folders."""
+
+    def __init__(self) -> None:
+        self.loader = open_image
+        self.transform = Chain([torch.nn.Identity(), open_image])
+
+
+class Chain:
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
+def open_image(path: Any) -> Any:
+    return path
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+class Doubled(TorchLoader[Any]):
+    """A loader of somebody else's with an iteration of its own."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch * 2
+
+
+class OursDoubled(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch * 2
+
+
+def in_memory() -> TensorDataset:
+    return TensorDataset(torch.arange(20))
+
+
+@pytest.mark.parametrize("data", [Squares(), in_memory()], ids=["ordinary", "in memory"])
+def test_the_iterators_are_torchs(data: Any) -> None:
+    assert isinstance(iter(DataLoader(data)), _SingleProcessDataLoaderIter)
+    loader = DataLoader(data, num_workers=1)
+    batches = iter(loader)
+    assert type(batches) is _MultiProcessingDataLoaderIter
+    assert len(batches) == 20
+    assert len(list(batches)) == 20
+
+
+@pytest.mark.parametrize("data", [Squares(), in_memory()], ids=["ordinary", "in memory"])
+def test_persistent_workers_live_where_torch_keeps_them(data: Any) -> None:
+    loader = DataLoader(data, batch_size=5, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    assert loader._iterator is first
+    assert len(list(first)) == 4
+    workers = [worker.pid for worker in first._workers]
+    second = iter(loader)
+    assert second is first
+    assert len(list(second)) == 4
+    assert [worker.pid for worker in second._workers] == workers
+    processes = list(second._workers)
+    session = loader._session
+    assert session is not None
+    del first, second
+    session.close()
+    session.close()
+    assert loader._iterator is None
+    for process in processes:
+        process.join(30)
+        assert not process.is_alive()
+
+
+def test_a_dropped_loader_ends_its_workers_and_its_session() -> None:
+    loader = DataLoader(in_memory(), batch_size=5, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    processes = list(batches._workers)
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del batches, loader
+        assert gone() is None  # no cycle keeps it: the collector is off
+    finally:
+        gc.enable()
+    for process in processes:
+        process.join(30)
+        assert not process.is_alive()
+
+
+def test_an_iterator_outlives_its_loader() -> None:
+    batches = iter(DataLoader(in_memory(), batch_size=5))
+    assert [batch[0].tolist() for batch in batches][-1] == [15, 16, 17, 18, 19]
+
+
+def test_two_iterators_at_once_are_independent() -> None:
+    loader = DataLoader(in_memory(), batch_size=5)
+    pairs = [(left[0].tolist(), right[0].tolist()) for left, right in zip(loader, loader)]  # noqa: B905
+    assert len(pairs) == 4
+    assert all(left == right for left, right in pairs)
+
+
+def test_a_session_whose_loader_is_gone_says_so() -> None:
+    loader = TorchLoader(in_memory())
+    session = Stock().open(loader)
+    del loader
+    session.close()
+    with pytest.raises(RuntimeError, match="keep it while iterating"):
+        session.epoch()
+
+
+def test_a_loader_with_its_own_iteration_is_iterated_by_it() -> None:
+    expected = [2 * index * index for index in range(20)]
+    foreign = Doubled(Squares())
+    assert [int(batch) for batch in wrap(foreign)] == expected
+    assert [int(batch) for batch in Stock().open(foreign).epoch()] == expected
+    assert "Doubled.__iter__" in str(Stock().explain(foreign))
+    # Ours calls its session from its own __iter__: no recursion, and doubled once.
+    assert [int(batch) for batch in OursDoubled(Squares())] == expected
+
+
+def test_a_plan_names_every_stage() -> None:
+    plan = DataLoader(Decoded(), batch_size=4, num_workers=2, drop_last=True).explain()
+    assert plan.runs
+    assert [stage.name for stage in plan.stages] == [
+        "sampler", "fetch", "decode", "augment", "collate",
+    ]  # fmt: skip
+    text = str(plan)
+    assert "2 worker processes" in text
+    assert "BatchSampler of SequentialSampler, 4 a batch, last short batch dropped" in text
+    assert "open_image" in text
+    assert "Identity, open_image" in text
+    assert "Decoded is not an in-memory dataset" in text
+
+
+def test_a_plan_says_that_batches_are_gathered_and_when_workers_do_not_pay() -> None:
+    text = str(DataLoader(in_memory(), 4, shuffle=True).explain())
+    assert "RandomSampler, 4 a batch, as index tensors" in text
+    assert "one indexed gather a batch from TensorDataset" in text
+    text = str(DataLoader(Subset(in_memory(), [1]), 4, num_workers=1).explain())
+    assert "1 worker process" in text
+    assert "num_workers=1 with a dataset in memory: num_workers=0 gathers" in text
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to pin for")
+def test_a_plan_says_that_pinning_does_nothing_here() -> None:
+    plan = DataLoader(Squares(), pin_memory=True).explain()
+    assert plan.delivers == "cpu"
+    assert plan.stages[-1].obstacle is not None
+    assert "no accelerator" in plan.stages[-1].obstacle
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+def test_gathered_batches_are_pinned(workers: int) -> None:
+    loader = DataLoader(in_memory(), batch_size=5, pin_memory=True, num_workers=workers)
+    assert loader.explain().delivers == "cpu (pinned)"
+    batches = list(loader)
+    assert all(column.is_pinned() for batch in batches for column in batch)
+    assert torch.cat([batch[0] for batch in batches]).tolist() == list(range(20))
+
+
+def test_plans_of_other_loaders() -> None:
+    assert "next(iter(Stream))" in str(DataLoader(Stream()).explain())
+    assert "samples become tensors one by one" in str(
+        DataLoader(Squares(), batch_size=None).explain()
+    )
+
+
+class Unreadable:
+    def __len__(self) -> int:
+        return 3
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name} today")
+
+
+def test_explain_never_raises() -> None:
+    plan = DataLoader(Unreadable()).explain()  # type: ignore[arg-type]
+    assert plan.runs
+    assert "could not be read (RuntimeError: no " in str(plan)

@@ -1,0 +1,260 @@
+"""Which of a program's loops is taken over, and that the others never notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import dataloaders
+from dataloaders.scripts.takeover import SHORTEST, Takeover
+from dataloaders.scripts.target import StopScript
+
+
+class Recorder:
+    """A measurement that hands out the real batches, epoch after epoch, ``enough`` of them."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+        self.loader: Any = None
+        self.epochs = 0
+        self._iterate: Callable[[], Iterator[Any]] = lambda: iter(())
+        self.running: Any = iter(())
+
+    def __call__(self, loader: Any, iterate: Callable[[], Iterator[Any]]) -> Iterable[Any]:
+        self.loader, self._iterate = loader, iterate
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.enough:
+            try:
+                batch = next(self.running)
+            except StopIteration:
+                self.running = self._iterate()
+                self.epochs += 1
+                continue
+            self.enough -= 1
+            yield batch
+
+
+def loader_of(samples: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(samples)), **options)
+
+
+def loop(loader: Any) -> list[int]:
+    """Everything that one loop over ``loader`` gets, until it is stopped."""
+    seen: list[int] = []
+    try:
+        for (batch,) in loader:
+            seen += batch.tolist()
+    except StopScript:
+        seen.append(-1)
+    return seen
+
+
+def test_the_first_training_loop_goes_on_past_its_epoch_and_is_stopped() -> None:
+    measure = Recorder(enough=11)
+    loader = loader_of(4)
+    with Takeover(measure) as takeover:
+        assert loop(loader) == [0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, -1]
+    assert measure.loader is loader
+    assert (takeover.steps, takeover.beyond) == (11, 8)
+    assert takeover.taken is not None
+    assert takeover.taken.length == 4
+
+
+def test_the_measurement_gets_the_whole_first_epoch() -> None:
+    measure = Recorder(enough=4)
+    with Takeover(measure):
+        got = loop(loader_of(4))
+    assert got[1:] == [0, 1, 2, 3, -1]  # got[0] is the look that decided
+    assert measure.epochs == 1
+
+
+def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
+    measure = Recorder(enough=3)
+    with Takeover(measure):
+        batches = iter(loader_of(8, num_workers=1))
+        next(batches)
+        next(batches)
+        assert measure.running._tasks_outstanding > 0
+
+
+def test_batches_that_the_loader_copies_begin_anew() -> None:
+    measure = Recorder(enough=3)
+    loader = dataloaders.DataLoader(TensorDataset(torch.arange(8)), device="meta")
+    with Takeover(measure), pytest.raises(StopScript):
+        for _ in loader:
+            pass
+    assert type(measure.running).__name__ == "CopiedBatches"
+
+
+def test_what_is_not_training_is_left_alone() -> None:
+    measure = Recorder(enough=3)
+    validation, short, peeked, training = (loader_of(n) for n in (8, SHORTEST - 1, 8, 8))
+    with Takeover(measure) as takeover:
+        with torch.no_grad():
+            assert loop(validation) == list(range(8))
+        assert loop(short) == list(range(SHORTEST - 1))
+        assert next(iter(peeked))[0].tolist() == [0]
+        assert loop(training)[-1] == -1
+        assert loop(peeked) == list(range(8))
+    assert measure.loader is training
+    why = [seen.why_not for seen in takeover.seen]
+    assert "gradients were off" in str(why[0])
+    assert "fewer than 4 batches" in str(why[1])
+    assert "only one batch was asked for" in str(why[2])
+    assert why[3] is None
+
+
+def test_gradients_count_when_the_first_batch_is_asked_for() -> None:
+    measure = Recorder(enough=3)
+    with Takeover(measure) as takeover:
+        batches = iter(loader_of(8))
+        with torch.no_grad():
+            assert [batch.item() for (batch,) in batches] == list(range(8))
+    assert takeover.taken is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_number_chooses_whatever_the_loader_is(number: int) -> None:
+    measure = Recorder(enough=3)
+    loaders = [loader_of(2), loader_of(8), loader_of(9)]
+    with Takeover(measure, number), torch.no_grad():
+        stopped = [loop(loader)[-1] == -1 for loader in loaders]
+    assert stopped == [number == 1, number == 2, number == 3]
+    assert measure.loader is loaders[number - 1]
+
+
+def test_breaking_and_looping_again_goes_on_with_the_measurement() -> None:
+    measure = Recorder(enough=9)
+    loader = loader_of(8)
+    with Takeover(measure) as takeover:
+        for _ in range(2):
+            for index, _batch in enumerate(loader):
+                if index == 3:
+                    break
+        rest = loop(loader)
+    assert rest[-1] == -1
+    assert takeover.steps == 9
+    assert takeover.beyond == 0
+    assert len(takeover.seen) == 1
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+def test_a_loader_without_a_length_is_taken() -> None:
+    measure = Recorder(enough=7)
+    loader: DataLoader[Any] = DataLoader(Counting())
+    with Takeover(measure) as takeover, pytest.raises(StopScript):
+        for _ in loader:
+            pass
+    assert takeover.taken is not None
+    assert takeover.taken.length is None
+    assert "no length" in takeover.taken.description
+
+
+class Endless(DataLoader[Any]):
+    """A subclass that keeps one iterator for ever, as several training libraries have it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self, "running", super().__iter__())
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(len(self)):
+            yield next(self.running)
+
+
+def test_subclasses_and_our_own_loader_pass_by_here() -> None:
+    data = TensorDataset(torch.arange(8))
+    for make in (Endless, dataloaders.DataLoader):
+        measure = Recorder(enough=3)
+        with Takeover(measure):
+            loader = make(data)
+            with pytest.raises(StopScript):
+                for _ in loader:
+                    pass
+        assert measure.loader is loader
+
+
+def test_accelerates_shards_pass_by_here() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    measure = Recorder(enough=9)
+    loader = accelerate.Accelerator(cpu=True).prepare(loader_of(8))
+    with Takeover(measure):
+        assert loop(loader)[-1] == -1
+    assert measure.epochs == 2
+
+
+class LoadsInside(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.stack([batch[0][0] for batch in loader_of(5)]).sum() + index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_inside_a_dataset_is_not_the_one(workers: int) -> None:
+    measure = Recorder(enough=7)
+    loader: DataLoader[Any] = DataLoader(
+        LoadsInside(), num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+    with Takeover(measure, number=1), pytest.raises(StopScript):
+        for _ in loader:
+            pass
+    assert measure.loader is loader
+
+
+def test_untouched_loops_draw_what_they_always_draw() -> None:
+    def epochs() -> tuple[list[int], torch.Tensor]:
+        torch.manual_seed(3)
+        loader = loader_of(9, batch_size=2, shuffle=True)
+        with torch.no_grad():
+            seen = loop(loader) + loop(loader)
+        return seen, torch.get_rng_state()
+
+    plain, plain_state = epochs()
+    with Takeover(Recorder(enough=1)):
+        watched, watched_state = epochs()
+    assert watched == plain
+    assert torch.equal(watched_state, plain_state)
+
+
+def test_errors_of_the_loader_reach_the_loop() -> None:
+    class Broken(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            if index == 5:
+                raise LookupError("no sample 5")
+            return index
+
+    with Takeover(Recorder(enough=20)), pytest.raises(LookupError, match="no sample 5"):
+        for _ in DataLoader(Broken()):
+            pass
+
+
+def test_everything_is_put_back() -> None:
+    before = (DataLoader.__iter__, dataloaders.DataLoader.__iter__)
+    with Takeover(Recorder(enough=1)):
+        assert DataLoader.__iter__ is not before[0]
+    with pytest.raises(LookupError), Takeover(Recorder(enough=1)):
+        raise LookupError
+    assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
+
+
+def test_a_dropped_loader_leaves_its_number_behind() -> None:
+    with Takeover(Recorder(enough=1)) as takeover:
+        for _ in range(3):
+            with torch.no_grad():
+                loop(loader_of(5))
+    assert [seen.number for seen in takeover.seen] == [1, 2, 3]

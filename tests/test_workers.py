@@ -1,0 +1,228 @@
+"""Cores, memory and shared memory, read from real files: this machine's and made-up machines'."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaders import workers
+
+MIB = 2**20
+
+
+class Machine:
+    """A folder that stands for ``/``, with the files of a machine that is made up."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 8388608 kB\n")
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def version_2(self, path: str, mount_root: str = "/") -> None:
+        self.write("proc/self/cgroup", f"0::{path}\n")
+        self.write(
+            "proc/self/mountinfo",
+            "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+            f"30 23 0:26 {mount_root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n",
+        )
+
+    def version_1(self, path: str, mount_root: str = "/") -> None:
+        self.write("proc/self/cgroup", f"5:cpu,cpuacct:{path}\n4:memory:{path}\n0::/\n")
+        self.write(
+            "proc/self/mountinfo",
+            f"32 31 0:29 {mount_root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup c rw,cpu,cpuacct\n"
+            f"35 31 0:32 {mount_root} /sys/fs/cgroup/memory rw - cgroup c rw,memory\n",
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+class TestCores:
+    def test_this_machine_has_at_least_one_and_no_more_than_the_affinity(self) -> None:
+        assert 1 <= workers.usable_cores() <= len(os.sched_getaffinity(0))
+
+    def test_no_files_at_all_means_no_quota(self, tmp_path: Path) -> None:
+        assert workers.cpu_quota(tmp_path) is None
+        assert workers.usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+
+    def test_an_affinity_mask_counts(self) -> None:
+        code = (
+            "import os; cores = sorted(os.sched_getaffinity(0)); os.sched_setaffinity(0, cores[:1])"
+            "; from dataloaders import workers; print(workers.usable_cores())"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (run.stdout.strip(), run.returncode) == ("1", 0), run.stderr
+
+    def test_version_2_quota_of_the_tightest_ancestor(self, machine: Machine) -> None:
+        machine.version_2("/pod/container")
+        machine.write("sys/fs/cgroup/pod/container/cpu.max", "max 100000\n")
+        machine.write("sys/fs/cgroup/pod/cpu.max", "150000 100000\n")
+        machine.write("sys/fs/cgroup/cpu.max", "800000 100000\n")
+        assert workers.cpu_quota(machine.root) == 1.5
+        assert workers.usable_cores(machine.root) == min(2, len(os.sched_getaffinity(0)))
+
+    def test_version_1_quota(self, machine: Machine) -> None:
+        machine.version_1("/a/b")
+        machine.write("sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_quota_us", "-1\n")
+        machine.write("sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_period_us", "100000\n")
+        machine.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "25000\n")
+        machine.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n")
+        assert workers.cpu_quota(machine.root) == 0.25
+        assert workers.usable_cores(machine.root) == 1
+
+    @pytest.mark.parametrize("mount_root", ["/", "/docker/abc"])
+    def test_a_container_that_sees_the_hosts_path(self, machine: Machine, mount_root: str) -> None:
+        machine.version_2("/docker/abc", mount_root)
+        machine.write("sys/fs/cgroup/cpu.max", "200000 100000\n")
+        assert workers.cpu_quota(machine.root) == 2.0
+
+    @pytest.mark.parametrize("text", ["", "max", "max 100000", "-1 100000", "x y", "5", "7 0"])
+    def test_a_malformed_or_absent_quota_is_none(self, machine: Machine, text: str) -> None:
+        machine.version_2("/")
+        machine.write("sys/fs/cgroup/cpu.max", text)
+        assert workers.cpu_quota(machine.root) is None
+
+    @given(text=st.text(max_size=200))
+    def test_any_mountinfo_is_survived(self, tmp_path_factory: pytest.TempPathFactory, text: str):  # type: ignore[no-untyped-def]
+        machine = Machine(tmp_path_factory.mktemp("any"))
+        machine.write("proc/self/cgroup", "0::/a\n5:cpu:/b\nnonsense\n")
+        (machine.root / "proc/self/mountinfo").write_text(text, errors="replace")
+        assert workers.usable_cores(machine.root) >= 1
+
+
+class TestMemory:
+    def test_this_machine_has_some(self) -> None:
+        assert 0 < workers.available_memory() <= workers.total_memory()
+
+    def test_without_cgroups_it_is_what_the_kernel_says(self, machine: Machine) -> None:
+        assert workers.available_memory(machine.root) == 8 * 2**30
+
+    def test_version_2_limit_less_use_plus_idle_cache(self, machine: Machine) -> None:
+        machine.version_2("/pod/c")
+        machine.write("sys/fs/cgroup/pod/c/memory.max", "max\n")
+        machine.write("sys/fs/cgroup/pod/c/memory.current", "0\n")
+        machine.write("sys/fs/cgroup/pod/memory.max", f"{1000 * MIB}\n")
+        machine.write("sys/fs/cgroup/pod/memory.current", f"{700 * MIB}\n")
+        machine.write("sys/fs/cgroup/pod/memory.stat", f"anon 1\ninactive_file {200 * MIB}\n")
+        assert workers.available_memory(machine.root) == 500 * MIB
+
+    def test_version_1_limit(self, machine: Machine) -> None:
+        machine.version_1("/a")
+        machine.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", f"{100 * MIB}\n")
+        machine.write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", f"{130 * MIB}\n")
+        assert workers.available_memory(machine.root) == 0
+
+    def test_no_meminfo_still_gives_a_number(self, tmp_path: Path) -> None:
+        assert workers.available_memory(tmp_path) > 0
+
+
+class TestSharedMemory:
+    def test_no_such_folder_is_none(self, tmp_path: Path) -> None:
+        assert workers.shm_room(tmp_path / "absent") is None
+        assert workers.shm_shortage(8, 2, 10**12, tmp_path / "absent") is None
+
+    def test_a_small_one_is_told_with_numbers_and_remedy(self, small_tmpfs: Path) -> None:
+        room = workers.shm_room(small_tmpfs)
+        assert room is not None
+        assert room <= MIB
+        text = workers.shm_shortage(4, 2, 200 * 1024, small_tmpfs)
+        assert text is not None
+        assert "4 workers with prefetch_factor=2 can have 10 batches of 200.0 KiB" in text
+        assert "1.0 MiB are free" in text
+        assert "--shm-size=1g" in text
+        assert workers.shm_shortage(1, 2, 200 * 1024, small_tmpfs) is None
+
+    def test_what_is_used_is_not_free(self, small_tmpfs: Path) -> None:
+        before = workers.shm_room(small_tmpfs)
+        (small_tmpfs / "used").write_bytes(bytes(512 * 1024))
+        after = workers.shm_room(small_tmpfs)
+        assert before is not None
+        assert after is not None
+        assert before - after == 512 * 1024
+
+    @given(count=st.integers(0, 64), prefetch=st.integers(1, 16), size=st.integers(1, 10**9))
+    def test_what_fits_and_what_falls_short_never_contradict(
+        self, count: int, prefetch: int, size: int
+    ) -> None:
+        fit = workers.batches_that_fit(size, workers.shm_room())
+        short = workers.shm_shortage(count, prefetch, size) is not None
+        assert fit is not None
+        assert short == (workers.batches_in_flight(count, prefetch) > fit)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A real tmpfs of 1 MiB, as a container's /dev/shm would be."""
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
+    )
+    if mount.returncode != 0:
+        pytest.skip("mounting a tmpfs needs root: " + mount.stderr.decode().strip())
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+class TestMemoryOfAProcess:
+    def test_a_process_that_is_gone_is_none(self) -> None:
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        assert workers.process_memory(gone.pid) is None
+
+    def test_private_is_part_of_proportional(self) -> None:
+        own = workers.process_memory(os.getpid())
+        assert own is not None
+        assert 0 < own.private <= own.proportional
+
+    def test_counting_references_copies_a_list_and_the_estimate_covers_it(self) -> None:
+        """What a forked worker comes to own by touching each object of a big Python list."""
+        before = workers.python_heap_bytes()
+        objects = [f"images/{number:012d}.jpeg" for number in range(1_000_000)]
+        estimate = workers.python_heap_bytes() - before
+        ours, theirs = multiprocessing.get_context("fork").Pipe()
+        child = multiprocessing.get_context("fork").Process(
+            target=_touch_when_told, args=(objects, theirs)
+        )
+        child.start()
+        assert child.pid is not None
+        try:
+            ours.recv()
+            start = workers.process_memory(child.pid)
+            ours.send("touch")
+            ours.recv()
+            end = workers.process_memory(child.pid)
+        finally:
+            ours.send("end")
+            child.join()
+        assert start is not None
+        assert end is not None
+        growth = end.private - start.private
+        assert growth > 40 * MIB  # a million strings of 76 bytes
+        assert growth <= start.shared_anonymous
+        assert 0.5 * growth <= estimate <= 2 * growth
+        assert math.isclose(start.shared_anonymous - end.shared_anonymous, growth, rel_tol=0.2)
+
+
+def _touch_when_told(objects: list[str], pipe: Connection) -> None:
+    pipe.send("ready")
+    pipe.recv()
+    for one in objects:
+        len(one)
+    pipe.send("touched")
+    pipe.recv()
