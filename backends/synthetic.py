@@ -24,7 +24,7 @@ from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.plan import Plan, Stage
 from dataloaders.random_states import random_states_kept
-from dataloaders.specification import generators_of, view_of
+from dataloaders.specification import generators_of, iterates_itself, view_of
 from dataloaders.synthesis import Recipe, TensorSpec, shortened
 
 __all__ = ["Synthetic", "TensorSpec"]
@@ -208,8 +208,7 @@ def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | No
 
 def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
     """The loader's first batch and its number of samples (None if it is one sample)."""
-    torchs = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
-    if not torchs and not isinstance(loader, DataLoader):  # it iterates in a way of its own
+    if iterates_itself(type(loader)) and not isinstance(loader, DataLoader):
         for batch in loader:
             return batch, samples_in(batch)
         return None

@@ -45,6 +45,8 @@ def leaves(batch: Batch) -> Iterator[torch.Tensor]:
         for value in batch.values():
             yield from leaves(value)
     elif isinstance(batch, Sequence):
+        if type(batch) in (list, tuple) and _ATOMS.issuperset(map(type, batch)):
+            return
         for value in batch:
             yield from leaves(value)
     elif _is_dataclass_instance(batch):
@@ -124,8 +126,15 @@ _HELD = (torch.Tensor, Mapping, list, tuple)
 """What is looked for among the attributes of a custom type."""
 
 
+_ATOMS = frozenset((str, bytes, int, float, bool, complex, type(None)))
+"""Types that hold no tensors; batches may have tens of thousands of them in a list."""
+
+
 def map_children(batch: Batch, function: Callable[[Any], Any]) -> Batch:
-    """``batch`` with each direct child replaced by ``function`` of it, in a new container."""
+    """``batch`` with each direct child replaced by ``function`` of it, in a new container.
+
+    A list or tuple of nothing but strings and numbers is copied without calling ``function``.
+    """
     if isinstance(batch, _FLAT):
         return batch
     if isinstance(batch, Mapping):
@@ -163,6 +172,8 @@ def _map_mapping(batch: Mapping[Any, Any], function: Callable[[Any], Any]) -> Ma
 
 
 def _map_sequence(batch: Sequence[Any], function: Callable[[Any], Any]) -> Sequence[Any]:
+    if type(batch) in (list, tuple) and _ATOMS.issuperset(map(type, batch)):
+        return batch[:]
     values = [function(value) for value in batch]
     if type(batch) is list:
         return values

@@ -29,6 +29,7 @@ from dataloaders.errors import (
     UnknownBackend,
 )
 from dataloaders.plan import Plan
+from dataloaders.specification import iterates_itself
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
 
@@ -294,8 +295,8 @@ def wrap(
 
     For a loader that somebody else made: dataset, samplers, workers and collation are shared
     with it, not copied. A loader of ours keeps its class. Where another class has an iteration
-    of its own (a subclass of torch's that overrides ``__iter__``, a loader that Accelerate
-    prepared), stock iterates it by that.
+    of its own (a subclass of torch's that overrides ``__iter__`` or ``_get_iterator``, a loader
+    that Accelerate prepared), stock iterates it by that.
 
     Raises:
         TypeError: ``loader`` is not a ``torch.utils.data.DataLoader``.
@@ -315,7 +316,7 @@ def wrap(
     wrapped = kind.__new__(kind)
     # Straight into __dict__: torch's __setattr__ refuses some names on a finished loader.
     wrapped.__dict__.update(_state_of(loader), _iterator=None)
-    if not ours and type(loader).__iter__ is not _TorchLoader.__iter__:
+    if not ours and iterates_itself(type(loader)):
         if seed is not None:
             raise OptionError(
                 f"seed={seed!r}: {type(loader).__name__} iterates by a method of its own, which "

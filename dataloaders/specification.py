@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["batches_in", "generators_of", "view_of"]
+__all__ = ["batches_in", "generators_of", "iterates_itself", "view_of"]
 
 
 def batches_in(loader: Any) -> int | None:
@@ -27,6 +27,12 @@ def batches_in(loader: Any) -> int | None:
         return len(loader)
     except (AttributeError, TypeError, NotImplementedError):
         return None
+
+
+def iterates_itself(kind: type[DataLoader[Any]]) -> bool:
+    """Whether the class has an iteration of its own in place of torch's."""
+    methods = ("__iter__", "_get_iterator")
+    return any(getattr(kind, name) is not getattr(DataLoader, name) for name in methods)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -125,10 +125,18 @@ class TensorSpec:
         if self.dtype.is_floating_point:
             low, high = _parts(self.low)[0], _parts(self.high)[0]
             return tensor.copy_(self._floats(low, high, device, generator))
-        # randint's end is exclusive and must itself fit in int64.
-        end = min(int(self.high.real) + 1, 2**63 - 1)
-        low = min(int(self.low.real), end - 1)
-        return tensor.copy_(torch.randint(low, end, self.shape, device=device, generator=generator))
+        return tensor.copy_(self._integers(device, generator))
+
+    def _integers(self, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+        low, high = int(self.low.real), int(self.high.real)
+        shift = 2**63 if high >= 2**63 else 0  # uint64 beyond int64: drawn 2**63 lower
+        if low == high:
+            drawn = torch.full(self.shape, low - shift, dtype=torch.int64, device=device)
+        else:  # randint's end is exclusive and must itself fit in int64
+            end = min(high - shift + 1, 2**63 - 1)
+            drawn = torch.randint(low - shift, end, self.shape, device=device, generator=generator)
+        # Adding 2**63 modulo 2**64 is flipping the top bit.
+        return (drawn ^ -(2**63)).view(torch.uint64) if shift else drawn
 
     def _floats(
         self, low: float, high: float, device: torch.device, generator: torch.Generator

@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from dataloaders.batch import describe, leaves, map_tensors, nbytes, samples_in, to_device
+from dataloaders.batch import (
+    describe,
+    leaves,
+    map_children,
+    map_tensors,
+    nbytes,
+    samples_in,
+    to_device,
+)
 from helpers.compare import assert_same
 
 META = torch.device("meta")
@@ -295,3 +303,19 @@ def test_describe_in_words() -> None:
     assert describe(batch) == "{image: float32 2x3, label: [int64 scalar, str]}"
     assert describe(torch.zeros(2, device="meta")) == "float32 2 meta"
     assert describe(["a"] * 9) == "list of 9 str"
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_ten_thousands_of_strings_are_not_walked_one_by_one(kind: type) -> None:
+    """A batch of tokens would cost more to walk than to make."""
+    walked: list[Any] = []
+    words = kind(["a", "b", None, 3, 2.5, b"c"])
+    mapped = map_children(words, walked.append)
+    assert mapped == words
+    assert walked == []
+    assert type(mapped) is kind
+    assert kind is tuple or mapped is not words
+    assert list(leaves(words)) == []
+    mixed = kind(["a", torch.ones(1)])
+    assert map_tensors(mixed, torch.neg)[1] == -1
+    assert len(list(leaves(mixed))) == 1

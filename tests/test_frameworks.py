@@ -174,6 +174,13 @@ class TestSubclasses:
         with pytest.raises(ValueError, match=r"seed=3: Reversed iterates by a method of its own"):
             wrap(theirs, seed=3)
 
+    def test_wrap_keeps_an_iterator_made_by_another_class(self) -> None:
+        class Backwards(torch.utils.data.DataLoader[Any]):
+            def _get_iterator(self) -> Any:
+                return reversed(list(super()._get_iterator()))
+
+        assert [int(batch) for batch in wrap(Backwards([1, 2, 3]))] == [3, 2, 1]
+
     def test_wrap_refuses_what_is_no_loader(self) -> None:
         with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
             wrap([1, 2])  # type: ignore[arg-type]

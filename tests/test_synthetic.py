@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, get_worker_info
 
@@ -121,11 +121,10 @@ def assert_like(made: Any, real: Any) -> None:
 def assert_in_range(made: torch.Tensor, real: torch.Tensor) -> None:
     if real.dtype.is_complex:
         made, real = torch.view_as_real(made), torch.view_as_real(real)
-    if real.dtype in WIDE:
-        made, real = (torch.tensor(t.flatten().tolist(), dtype=torch.float64) for t in (made, real))
-    if real.dtype in INTEGERS:
-        assert made.min() >= real.min()
-        assert made.max() <= real.max()
+    if real.dtype in INTEGERS + WIDE:  # as Python's integers, which hold every uint64 exactly
+        bounds = real.flatten().tolist()
+        assert min(made.flatten().tolist()) >= min(bounds)
+        assert max(made.flatten().tolist()) <= max(bounds)
         return
     made, real = made.double(), real.double()
     finite = real[torch.isfinite(real)]
@@ -141,6 +140,10 @@ def raw(leaf: torch.Tensor) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(batch=NESTS)
+@example(batch=torch.tensor(2**63 + 1025, dtype=torch.uint64))
+@example(batch=torch.tensor([3, 2**64 - 1], dtype=torch.uint64))
+@example(batch=torch.tensor([2**63 - 1]))
+@example(batch=torch.tensor([-(2**63), 2**63 - 1]))
 def test_any_nesting_is_made_alike(batch):
     recipe = Recipe.like(batch)
     made = [recipe.make(CPU, torch.Generator().manual_seed(1)) for _ in range(2)]

@@ -21,13 +21,12 @@ from dataloaders.backend import Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.plan import Plan
 from dataloaders.seeding import Seeding
+from dataloaders.specification import iterates_itself
 
 from .describe import describe
 from .iterators import gathering_iterator, obstacle
 
 __all__ = ["Stock"]
-
-_TorchLoader = torch.utils.data.DataLoader
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,9 @@ def _iterator(loader: Specification, gathers: bool) -> _BaseDataLoaderIter:
 
 
 def _iterates_itself(loader: Specification) -> bool:
-    """Whether a class that is not ours overrides torch's ``__iter__``: then it must be used.
+    """Whether a class that is not ours overrides torch's iteration: then it must be used.
 
     Never for our own DataLoader and its subclasses, whose ``__iter__`` is what called us.
     """
     kind = type(loader)
-    return kind.__iter__ is not _TorchLoader.__iter__ and not issubclass(
-        kind, dataloaders.loader.DataLoader
-    )
+    return not issubclass(kind, dataloaders.loader.DataLoader) and iterates_itself(kind)

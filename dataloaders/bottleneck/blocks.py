@@ -114,14 +114,19 @@ class Blocks:
     def first_look(self, most_s: float) -> Iterator[Batch]:
         """Steps on resident batches that show how long a step takes, and whether it writes."""
         most_s = min(most_s, self._block_s)  # short enough for a consumer whose loops are short
-        issued = self._pool.issue("synthetic", 1000)
-        synchronise()
-        begin, done = time.perf_counter(), 0
-        while done < SETTLE_STEPS or (time.perf_counter() - begin < most_s and done < len(issued)):
-            yield issued[done]
-            done += 1
-        synchronise()
-        self.step_s = (time.perf_counter() - begin) / done
+        seconds, done = 0.0, 0
+        while done < SETTLE_STEPS or seconds < most_s:
+            issued = self._pool.issue("synthetic", SETTLE_STEPS + done)  # twice as many each time
+            synchronise()
+            begin = time.perf_counter()
+            for batch in issued:
+                yield batch
+                done += 1
+                if seconds + time.perf_counter() - begin > most_s and done >= SETTLE_STEPS:
+                    break
+            synchronise()
+            seconds += time.perf_counter() - begin
+        self.step_s = seconds / done
         self._notice_writes()
 
     def take_real(self) -> Batch:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ __all__ = ["Check", "Progress", "check_bottleneck"]
 _FEWEST_ROUNDS = 5
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
-_ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the last one did
+_ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Check:
             self._pool.most_batches = self._feed.length  # one epoch, its short last batch included
         self._rounds: list[dict[str, Timed]] = []
         self._round_epochs: list[int] = []
-        self._round_s = 0.0
+        self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
         self._spent_s = 0.0
         self._resumed_at: float | None = None
         self._round: dict[str, Timed] = {}
@@ -249,14 +250,15 @@ class Check:
                     self._round[arm] = took
                     self._blocks_done += 1
                     self._tell(arm)
-                if self._seconds() > 2 * self._budget_s:
+                if self._seconds() > self._most_s():
                     return
         self._rounds.append(self._round)
         self._round_epochs.append(self._feed.epoch)
         self._round = {}
-        self._round_s = self._seconds() - self._round_began_s
+        self._round_s.append(self._seconds() - self._round_began_s)
         if len(self._rounds) >= 3:
-            self._round_s *= self._blocks.adapt(self._spread("synthetic"), self._spread("real"))
+            longer = self._blocks.adapt(self._spread("synthetic"), self._spread("real"))
+            self._round_s.extend([seconds * longer for seconds in self._round_s])
 
     def _spread(self, arm: str) -> float:
         """How much an arm's recent blocks differ: standard deviation / mean."""
@@ -265,11 +267,15 @@ class Check:
 
     def _enough(self) -> bool:
         spent, rounds = self._seconds(), len(self._rounds)
-        if rounds >= 2 and spent + self._round_s > _ROUNDS_END_AT * self._budget_s:
+        if rounds >= 2 and spent + max(self._round_s) > _ROUNDS_END_AT * self._budget_s:
             return True
-        if spent > 2 * self._budget_s:  # a step or a loader so slow that not two rounds fit
+        if spent > self._most_s():
             return True
         return rounds >= _FEWEST_ROUNDS and self._analysis().settled
+
+    def _most_s(self) -> float:
+        """Where a round is given up: later only for loops so slow that not two rounds fit."""
+        return self._budget_s * (1 if len(self._rounds) >= 2 else 2)
 
     def _seconds(self) -> float:
         running = 0.0 if self._resumed_at is None else time.perf_counter() - self._resumed_at
