@@ -3,6 +3,7 @@
     Backend (frozen options) ──explain(loader)──> Plan       what will run where, or why it cannot
                              ──open(loader)─────> Session    streams, threads, rings, files
     Session                  ──epoch()──────────> batches    one pass over the loader's sampler
+                             ──epoch_ahead()────> the same, to be taken on a thread of ours
                              ──close()                       nothing stays behind
 
 Any ``torch.utils.data.DataLoader`` is a specification: dataset, sampler, collation, workers.
@@ -20,10 +21,49 @@ import torch.utils.data
 from dataloaders.batch import Batch
 from dataloaders.plan import Plan
 
-__all__ = ["Backend", "Session", "Specification"]
+__all__ = ["Ahead", "Backend", "Cancelled", "Session", "Specification"]
 
 Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
 """Any torch DataLoader, ours or not, read as the description of what to load."""
+
+
+class Cancelled(Exception):
+    """What a cancelled `Ahead` raises on the thread that waits in it; no user ever sees it."""
+
+
+class Ahead(ABC):
+    """An epoch's batches, taken ahead of use on another thread than the consumer's.
+
+    Nothing with global state may run in ``next()``: no sampler, no dataset, no collation of the
+    user's in this process. Worker queues, file reads and our own gathers may. What has to run on
+    the consumer's thread (samplers draw from the process-wide generators) runs in `supply`.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Batch:
+        """The next batch; on any thread, one at a time.
+
+        Raises:
+            StopIteration: the epoch is over.
+            Cancelled: `cancel` was called.
+        """
+
+    @abstractmethod
+    def supply(self, batches: int) -> None:
+        """Draw what the next ``batches`` takes need; on the consumer's thread, before them.
+
+        An error of the sampler is kept, and raised by ``next()`` at the batch that it concerns.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Make a ``next()`` that waits, and every later one, raise `Cancelled` at once.
+
+        On any thread. "At once" is within about 0.1 s.
+        """
 
 
 class Session(ABC):
@@ -49,6 +89,14 @@ class Session(ABC):
         alive gives an independent iterator (with persistent workers: as torch does).
         """
 
+    def epoch_ahead(self) -> Ahead | None:
+        """The same epoch as `epoch` gives, for a thread to take; called in place of it.
+
+        None, if its batches run the user's own Python in this process: then only `epoch` will
+        do, iterated on the consumer's thread. Nothing may have been drawn or started by then.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """End every thread, process, stream and file of this session. Safe to call twice."""
@@ -72,6 +120,10 @@ class Backend(ABC):
     @abstractmethod
     def explain(self, loader: Specification) -> Plan:
         """The plan for ``loader``: where each stage will run, or the obstacle. Never raises."""
+
+    def takes_ahead(self, loader: Specification) -> bool:
+        """Whether a session for ``loader`` gives an `Ahead`; for plans, so never raises."""
+        return False
 
     @abstractmethod
     def open(self, loader: Specification) -> Session:

@@ -3,7 +3,11 @@
 dataset in memory, default collation ──> iterators.py  torch's iterators, fetching by gathers
                                             gather.py  a batch of rows by one index_select
                                             order.py   torch's samplers as index tensors
-everything else ───────────────────────> torch's own iterator, untouched
+everything else ───────────────────────> torch's own iterator
+                                            collate.py  large batches in memory from the pool
+taken by a thread of ours ─────────────> ahead.py       torch's worker iterator, and no gap between
+                                                        epochs: ahead_next, _tell, _indices
+                                            ahead_gather.py  the gather, its sampler left behind
 """
 
 from __future__ import annotations
@@ -17,14 +21,18 @@ import torch.utils.data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import dataloaders.loader
-from dataloaders.backend import Backend, Session, Specification
+from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.plan import Plan
+from dataloaders.pool import HostPool
 from dataloaders.seeding import Seeding
 from dataloaders.specification import iterates_itself
 
+from .ahead import AheadWorkers
+from .ahead_gather import GatherEpoch
+from .ahead_next import Foresight, epoch_of_dataset, no_foresight
 from .describe import describe
-from .iterators import gathering_iterator, obstacle
+from .iterators import gathering_iterator, gathering_view, obstacle, plain_iterator
 
 __all__ = ["Stock"]
 
@@ -52,6 +60,23 @@ class Stock(Backend):
             note = f"this loader could not be read ({type(error).__name__}: {error}); torch may run"
             return Plan(self.name, notes=(note,))
 
+    def takes_ahead(self, loader: Specification) -> bool:
+        """Whether no code of the user's makes batches in this process: workers do, or a gather."""
+        try:
+            return _is_torchs(loader) and (loader.num_workers > 0 or self._obstacle(loader) is None)
+        except Exception:  # a loader may hold anything
+            return False
+
+    def between_epochs(self, loader: Specification) -> str:
+        """What a thread that takes ahead finds between two epochs of ``loader``, as a sentence."""
+        try:
+            why = no_foresight(loader)
+        except Exception as error:
+            why = f"this loader could not be read ({type(error).__name__}: {error})"
+        if why is None:
+            return "the workers begin the next epoch while this one ends"
+        return f"the workers do not begin the next epoch before it is asked for: {why}"
+
     def open(self, loader: Specification) -> Session:
         """torch's iteration over ``loader``."""
         return _StockSession(loader, self)
@@ -65,28 +90,65 @@ class _StockSession(Session):
         self._loader = weakref.ref(loader)
         self._backend = backend
         self._seeding: Seeding | None = None
+        self._pool = HostPool()
 
     def epoch(self) -> Iterator[Batch]:
-        loader = self._loader()
-        if loader is None:
-            raise RuntimeError("the loader of this session is gone: keep it while iterating")
+        loader = self._present()
         if _iterates_itself(loader):
             return iter(loader)
         gathers = self._backend._obstacle(loader) is None
         specification = self._view(loader, gathers)
-        if loader.persistent_workers and loader.num_workers > 0:
-            # Kept where torch keeps it: Lightning and others shut down ``loader._iterator``.
-            if loader._iterator is None:
-                loader._iterator = _iterator(specification, gathers)
+        if not (loader.persistent_workers and loader.num_workers > 0):
+            return _iterator(specification, gathers, self._pool)
+        # Kept where torch keeps it: Lightning and others shut down ``loader._iterator``.
+        if loader._iterator is None:
+            if _is_torchs(loader):
+                loader._iterator = self._workers(loader, specification, gathers)
             else:
-                loader._iterator._reset(specification)
-            return loader._iterator
-        return _iterator(specification, gathers)
+                loader._iterator = _iterator(specification, gathers, self._pool)
+        elif isinstance(loader._iterator, AheadWorkers):
+            loader._iterator.begin(specification, epoch=epoch_of_dataset(loader))
+        else:
+            loader._iterator._reset(specification)
+        return loader._iterator
+
+    def epoch_ahead(self) -> Ahead | None:
+        loader = self._present()
+        if not self._backend.takes_ahead(loader):
+            return None
+        gathers = self._backend._obstacle(loader) is None
+        if loader.num_workers == 0:
+            return GatherEpoch(_iterator(self._view(loader, gathers), gathers, self._pool))
+        if not loader.persistent_workers:
+            return self._workers(loader, self._view(loader, gathers), gathers).drive()
+        if loader._iterator is not None and not isinstance(loader._iterator, AheadWorkers):
+            return None  # somebody else's workers
+        workers = self.epoch()
+        assert isinstance(workers, AheadWorkers)
+        return workers.drive()
 
     def close(self) -> None:
         loader = self._loader()
         if loader is not None and not _iterates_itself(loader):
             loader._iterator = None  # torch ends persistent workers when their iterator goes
+
+    def _present(self) -> Specification:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader of this session is gone: keep it while iterating")
+        return loader
+
+    def _workers(
+        self, loader: Specification, specification: Specification, gathers: bool
+    ) -> AheadWorkers:
+        """New workers, as torch's loader starts them; their iterator does not hold the loader."""
+        specification.check_worker_number_rationality()
+        epoch, foresight = epoch_of_dataset(loader), None
+        if loader.persistent_workers:
+            seeding = None if specification is loader else self._seeding
+            foresight = Foresight(loader, seeding, samples=not gathers)
+        view = gathering_view(specification) if gathers else specification
+        return AheadWorkers(view, epoch=epoch, foresight=foresight)
 
     def _view(self, loader: Specification, gathers: bool) -> Specification:
         """What is iterated: the loader; with ``seed=``, its seeded view."""
@@ -98,8 +160,8 @@ class _StockSession(Session):
         return self._seeding.view(loader, samples=not gathers)
 
 
-def _iterator(loader: Specification, gathers: bool) -> _BaseDataLoaderIter:
-    return gathering_iterator(loader) if gathers else loader._get_iterator()
+def _iterator(loader: Specification, gathers: bool, pool: HostPool) -> _BaseDataLoaderIter:
+    return gathering_iterator(loader, pool) if gathers else plain_iterator(loader, pool)
 
 
 def _iterates_itself(loader: Specification) -> bool:
@@ -109,3 +171,9 @@ def _iterates_itself(loader: Specification) -> bool:
     """
     kind = type(loader)
     return not issubclass(kind, dataloaders.loader.DataLoader) and iterates_itself(kind)
+
+
+def _is_torchs(loader: Specification) -> bool:
+    """Whether torch's own code makes the iterator of ``loader``."""
+    own = type(loader)._get_iterator is not torch.utils.data.DataLoader._get_iterator
+    return not own and not _iterates_itself(loader)

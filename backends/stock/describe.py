@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, Subset
-from torch.utils.data._utils.collate import default_convert
+from torch.utils.data._utils.collate import default_collate, default_convert
 
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
+from dataloaders.pool import SMALLEST
 
 from .order import is_known
 
@@ -93,14 +94,22 @@ def _pinning(loader: Specification) -> Stage:
 
 
 def _notes(loader: Specification, not_gathered: str | None) -> tuple[str, ...]:
+    notes = []
     if not_gathered is not None:
-        return (f"fetched sample by sample, not by one gather a batch: {not_gathered}",)
-    if loader.num_workers:
-        return (
+        notes.append(f"fetched sample by sample, not by one gather a batch: {not_gathered}")
+    elif loader.num_workers:
+        notes.append(
             f"num_workers={loader.num_workers} with a dataset in memory: num_workers=0 gathers a "
-            "batch in this process, which is often quicker than sending it from a worker",
+            "batch in this process, which is often quicker than sending it from a worker"
         )
-    return ()
+    seeded = getattr(loader, "seed", None) is not None  # seeded collation is torch's own
+    pooled = loader.collate_fn is default_collate and not (seeded and not_gathered is not None)
+    if pooled and not loader.num_workers:
+        notes.append(
+            f"tensors of {SMALLEST >> 20} MiB and more come from a pool, whose memory is used "
+            "again once nothing refers to it"
+        )
+    return tuple(notes)
 
 
 def _place(loader: Specification) -> str:

@@ -17,6 +17,7 @@ from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_inf
 from torch.utils.data._utils import collate as torch_collate
 
 from dataloaders.batch import Batch
+from dataloaders.pool import HostMemory
 
 from .order import Index, Table, as_index
 
@@ -28,10 +29,14 @@ class NotGatherable(Exception):
 
 
 class Gatherer:
-    """Batches of one in-memory dataset by one gather a tensor, for one epoch (or one worker)."""
+    """Batches of one in-memory dataset by one gather a tensor, for one epoch (or one worker).
 
-    def __init__(self, dataset: Any) -> None:
+    Large ones go into tensors from ``memory``, if it is given; a worker has no use for it.
+    """
+
+    def __init__(self, dataset: Any, memory: HostMemory | None = None) -> None:
         self._dataset = dataset
+        self._memory = memory
         self._tables: dict[int, Table] = {}
 
     def batch(self, index: Any) -> Batch:
@@ -62,11 +67,11 @@ class Gatherer:
             raise NotGatherable
         if kind is TensorDataset:
             # default_collate makes a list of tuples into a list of columns.
-            return [_rows(tensor, rows) for tensor in dataset.tensors]
+            return [_rows(tensor, rows, self._memory) for tensor in dataset.tensors]
         if kind is torch.Tensor:
-            return _rows(dataset, rows)
+            return _rows(dataset, rows, self._memory)
         if kind is np.ndarray and _is_plain_array(dataset):
-            return _rows(torch.from_numpy(dataset), rows)
+            return _rows(torch.from_numpy(dataset), rows, self._memory)
         if kind is StackDataset:
             children = dataset.datasets
             if type(children) is dict:
@@ -118,14 +123,17 @@ _TORCHS_COLLATION: dict[Any, Any] = {
 }
 
 
-def _rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _rows(tensor: torch.Tensor, index: torch.Tensor, memory: HostMemory | None) -> torch.Tensor:
     if _not_plain(tensor):
         raise NotGatherable
+    elements = len(index) * (tensor.numel() // len(tensor))
     if get_worker_info() is None:
-        return tensor.index_select(0, index)
+        if memory is None or not memory.pays_for(elements * tensor.element_size()):
+            return tensor.index_select(0, index)
+        rows = memory.empty((len(index), *tensor.shape[1:]), tensor.dtype)
+        return torch.index_select(tensor, 0, index, out=rows)
     # As torch's collation in a worker: straight into the shared memory that is sent.
     shape = (len(index), *tensor.shape[1:])
-    elements = len(index) * (tensor.numel() // len(tensor))
     whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
     rows = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
     return torch.index_select(tensor, 0, index, out=rows)

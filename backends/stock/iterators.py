@@ -2,6 +2,8 @@
 
 num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
 num_workers > 0    torch's multi-process iterator over a view of the loader: its workers gather
+no gather          torch's own iterator, made by the loader; in this process its default
+                   collation becomes the one that collates into pooled memory
 
 Everything else stays torch's: seeds, pinning, queues, worker start and shutdown, warnings.
 """
@@ -22,11 +24,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from dataloaders.backend import Specification
 from dataloaders.batch import Batch
+from dataloaders.pool import HostMemory, HostPool, PinnedMemory
 from dataloaders.specification import view_of
 
 from . import gather, order
+from .collate import PooledCollate
 
-__all__ = ["gathering_iterator", "obstacle"]
+__all__ = ["gathering_iterator", "gathering_view", "obstacle", "plain_iterator"]
 
 _TorchLoader = torch.utils.data.DataLoader
 
@@ -53,23 +57,51 @@ def obstacle(loader: Specification) -> str | None:
     return gather.obstacle(loader.dataset)
 
 
-def gathering_iterator(loader: Specification) -> _BaseDataLoaderIter:
-    """torch's iterator over ``loader``, for which there is no `obstacle`, fetching by gathers."""
+def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
+    """torch's iterator over ``loader``, for which there is no `obstacle`, fetching by gathers.
+
+    Without workers, large batches come out of ``pool``, or pinned if the loader pins.
+    """
     if loader.num_workers == 0:
-        return _GatheringIterator(loader)
+        return _GatheringIterator(loader, pool)
+    return gathering_view(loader)._get_iterator()
+
+
+def gathering_view(loader: Specification) -> Specification:
+    """A view of ``loader``, for which there is no `obstacle`, whose workers gather."""
     init = _GatherInWorker(loader.worker_init_fn)
-    return view_of(loader, collate_fn=_collate, worker_init_fn=init)._get_iterator()
+    return view_of(loader, collate_fn=_collate, worker_init_fn=init)
+
+
+def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
+    """The loader's own iterator; without workers, torch's collation takes memory from ``pool``.
+
+    The loader keeps its ``collate_fn``: only the iterator's fetcher learns of the pool.
+    """
+    iterator = loader._get_iterator()
+    if type(iterator) is _SingleProcessDataLoaderIter:
+        fetcher = iterator._dataset_fetcher
+        if fetcher.collate_fn is default_collate:
+            fetcher.collate_fn = PooledCollate(_memory(iterator, pool))
+    return iterator
+
+
+def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemory:
+    # What is made in pinned memory, torch's pinning afterwards passes on as it is.
+    pinned = iterator._pin_memory and iterator._pin_memory_device == "cuda"
+    return PinnedMemory() if pinned else pool
 
 
 class _GatheringIterator(_SingleProcessDataLoaderIter):
-    def __init__(self, loader: Specification) -> None:
+    def __init__(self, loader: Specification, pool: HostPool) -> None:
         super().__init__(loader)
         # Profiles show the name that they show for torch's iterator.
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         known = order.is_known(loader.batch_sampler)
         if known:  # torch's iterator over it was not started: it has drawn nothing
             self._sampler_iter = order.index_batches(loader.batch_sampler)
-        self._dataset_fetcher = _GatheringFetcher(loader, index_is_ours=known)
+        memory = _memory(self, pool)
+        self._dataset_fetcher = _GatheringFetcher(loader, memory, index_is_ours=known)
 
     def __next__(self) -> Batch:
         if _profiler_enabled():
@@ -85,9 +117,11 @@ class _GatheringIterator(_SingleProcessDataLoaderIter):
 class _GatheringFetcher(_MapDatasetFetcher):
     """One gather a batch; torch's fetch of the same batch wherever that does not go through."""
 
-    def __init__(self, loader: Specification, *, index_is_ours: bool) -> None:
+    def __init__(
+        self, loader: Specification, memory: HostMemory | None = None, *, index_is_ours: bool
+    ) -> None:
         super().__init__(loader.dataset, True, loader.collate_fn, loader.drop_last)
-        self._gatherer = gather.Gatherer(loader.dataset)
+        self._gatherer = gather.Gatherer(loader.dataset, memory)
         self._index_is_ours = index_is_ours
 
     def fetch(self, possibly_batched_index: Any) -> Batch:

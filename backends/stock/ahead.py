@@ -1,0 +1,330 @@
+"""torch's worker iterator, driven by a thread of ours, with no gap between epochs.
+
+    consumer's thread                              a thread of ours
+    iter() ── _reset(): sampler, first tasks       next() ── _next_data(): results in order,
+    supply() ── sampler ──> Indices ─────────────────────>   one new task for each batch taken
+        └─ exhausted ──> Foresight ──> NextEpoch ────────>   the next epoch's first tasks
+    iter() ── the real sampler agrees? they are this epoch's first tasks; else as torch does
+
+Everything else is torch's: which worker gets which task and so its random stream, draws from
+generators in number and order, errors, timeouts, pinning, worker death and shutdown.
+
+A discarded guess leaves no trace in the order of samples, nor in the workers' process-wide
+generators, which are put back. What a dataset keeps of its own in a worker (a cache, a counter, a
+generator) has moved on by the tasks that were dropped, as it does under torch after an early
+``break``; and a dataset that reads shared memory which the loop writes between epochs sees it
+earlier than under torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any, Final
+
+import torch.utils.data
+import torch.utils.data._utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from dataloaders.backend import Ahead, Cancelled, Specification
+from dataloaders.batch import Batch
+
+from .ahead_indices import Dry, Indices
+from .ahead_next import Foresight, NextEpoch
+from .ahead_tell import Tell
+
+__all__ = ["AheadWorkers", "WorkersEpoch"]
+
+_POLL_S = 0.1
+"""The longest wait without a look whether it was cancelled."""
+
+_OWING_POLL_S = 0.01
+"""The same while workers could have more tasks than they have."""
+
+_NONE: Final = object()
+
+
+class Ticket:
+    """One epoch's right to take batches from its workers."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+
+class AheadWorkers(_MultiProcessingDataLoaderIter):
+    """torch's multi-process iterator; `WorkersEpoch` hands its batches to a thread.
+
+    Iterated itself, it does what torch's does, one thing more: ``loader.set_epoch`` reaches the
+    dataset's copies in persistent workers.
+
+    Args:
+        loader: what is iterated: the loader or a view of it.
+        epoch: the dataset's; see `backends.stock.ahead_next.epoch_of_dataset`.
+        foresight: guesses of the next epoch, used where an epoch is driven by a thread.
+    """
+
+    def __init__(
+        self, loader: Specification, *, epoch: int | None = None, foresight: Foresight | None = None
+    ) -> None:
+        # torch's own constructor runs _reset() at its end.
+        self._busy = threading.RLock()
+        self._inside: int | None = None
+        self._ticket = Ticket()
+        self._indices: Indices | None = None
+        self._driven = False
+        self._owed = 0
+        self._end: int | None = None
+        self._early: NextEpoch | None = None
+        self._early_index: Any = _NONE
+        self._foresight = foresight
+        self._epoch = self._epoch_told = epoch  # new workers get the dataset as it is
+        if foresight is not None:
+            foresight.begin()
+        super().__init__(loader)
+        # Profiles show the name that they show for torch's iterator.
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def begin(self, loader: Specification, *, epoch: int | None = None) -> None:
+        """A new epoch with the same workers; on the consumer's thread."""
+        # A thread that still takes the last epoch's batches leaves within the polling time.
+        self._ticket.cancelled = True
+        with self._busy:
+            self._ticket = Ticket()
+            self._epoch = epoch
+            if self._foresight is not None:
+                self._foresight.begin()
+            self._reset(loader)
+
+    def drive(self) -> WorkersEpoch:
+        """The epoch that has just begun, for a thread to take."""
+        # An iterable dataset's tasks are all alike: torch's own sampler draws nothing for them.
+        self._driven = self._dataset_kind == torch.utils.data._DatasetKind.Map
+        try:
+            length = len(self)
+        except Exception:  # torch's TypeError for most; samplers may raise what they like
+            return WorkersEpoch(self, self._ticket)
+        return SizedWorkersEpoch(self, self._ticket, length)
+
+    def take(self, ticket: Ticket) -> Batch:
+        """The next batch, for the epoch that ``ticket`` is of."""
+        with self._busy:
+            if ticket.cancelled:
+                raise Cancelled
+            self._inside = threading.get_ident()
+            try:
+                return next(self)
+            except (StopIteration, Cancelled):
+                raise
+            except Exception as error:
+                _untie(error)
+                raise
+            finally:
+                self._inside = None
+
+    def supply(self, batches: int) -> None:
+        """Draw the indices that the next ``batches`` takes send; on the consumer's thread."""
+        indices = self._indices
+        if not self._driven or indices is None:
+            return
+        indices.supply(batches)
+        if indices.exhausted and self._early is None and self._foresight is not None:
+            self._early = self._foresight.foresee()
+
+    # What torch calls, on whichever thread it calls it
+
+    def _reset(self, loader: Specification, first_iter: bool = False) -> None:
+        if self._early is not None and self._indices is not None and not self._indices.waiting():
+            self._put_owed()  # whoever counts batches may not have asked for the end
+        early, self._early = self._early, None
+        taken = self._end is not None and self._rcvd_idx >= self._end
+        self._driven = False  # the sampler runs right here
+        self._owed, self._end, self._indices = 0, None, None
+        if early is not None and taken and self._foresight is not None:
+            state = torch.default_generator.get_state()
+            indices = Indices(iter(self._index_sampler))
+            indices.supply(self._most_tasks)
+            if self._foresight.agrees(early, indices.waiting(), self._epoch):
+                self._go_on(loader, early, indices)
+                return
+            self._foresight.missed(state)
+            self._indices = indices
+        self._reset_as_torch(loader, first_iter, early)
+
+    def _reset_as_torch(
+        self, loader: Specification, first_iter: bool, early: NextEpoch | None
+    ) -> None:
+        put_back = None if early is None or early.sent == 0 else early.number
+        # After early tasks, some workers were told their epoch, and some may not have been.
+        known = put_back is None and self._epoch == self._epoch_told
+        epoch = None if known else self._epoch
+        self._epoch_told = self._epoch
+        if self._shared_seed is not None or (put_back is None and epoch is None):
+            super()._reset(loader, first_iter)
+            return
+        # torch sends it to each worker on resuming.
+        self._shared_seed = Tell(None, epoch=epoch, put_back=put_back)
+        try:
+            super()._reset(loader, first_iter)
+        finally:
+            self._shared_seed = None
+
+    def _go_on(self, loader: Specification, early: NextEpoch, indices: Indices) -> None:
+        """This epoch began while the last one ended: its first tasks are sent, or are now."""
+        _BaseDataLoaderIter._reset(self, loader)
+        indices.clear()
+        self._indices = indices
+        self._put_early(early)
+        # Each worker is told by its first task; with fewer tasks than workers, not all are.
+        self._epoch_told = self._epoch if early.sent >= self._num_workers else None
+        if indices.exhausted:
+            self._end = self._send_idx
+
+    def _next_index(self) -> Any:
+        if self._early_index is not _NONE:
+            return self._early_index
+        if self._indices is None:
+            self._indices = Indices(self._sampler_iter)
+        try:
+            return self._indices.take() if self._driven else self._indices.draw()
+        except StopIteration:
+            self._end = self._send_idx
+            raise
+
+    def _try_put_index(self) -> None:
+        self._owed += 1
+        self._put_owed()
+
+    def _put_owed(self) -> None:
+        """Send the tasks that are due, as far as their indices are drawn."""
+        while self._owed and self._end is None:
+            self._owed -= 1
+            try:
+                super()._try_put_index()
+            except Dry:
+                self._owed += 1
+                return
+        if self._end is not None:
+            self._owed = 0
+            if self._early is not None:
+                self._put_early(self._early)
+
+    def _put_early(self, early: NextEpoch) -> None:
+        """Send tasks of the next epoch, no more in flight than torch has."""
+        if early.sent == 0:
+            self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
+        while early.tasks and self._send_idx - self._rcvd_idx < self._most_tasks:
+            self._early_index = early.tasks.popleft()
+            early.sent += 1
+            try:
+                super()._try_put_index()
+            finally:
+                self._early_index = _NONE
+
+    def _next_data(self) -> Batch:
+        while self._owed:
+            self._put_owed()
+            if not self._owed or self._task_info:
+                break
+            # No task is left to wait for: the next one is the consumer's to supply.
+            if self._ticket.cancelled:
+                raise Cancelled
+            assert self._indices is not None
+            self._indices.wait(_POLL_S)
+        early = self._early
+        if early is not None and self._end is not None and self._rcvd_idx >= self._end:
+            self._put_early(early)
+            raise StopIteration
+        return super()._next_data()  # type: ignore[no-untyped-call]
+
+    def _get_data(self) -> Any:
+        # As torch's, which waits in one go for as long as it may.
+        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
+        while True:
+            if self._ticket.cancelled:
+                raise Cancelled
+            wait = _POLL_S
+            if self._owed:
+                self._put_owed()
+                wait = _OWING_POLL_S if self._owed else _POLL_S
+            left = wait if deadline is None else max(0.0, deadline - time.monotonic())
+            success, data = self._try_get_data(min(wait, left))  # type: ignore[no-untyped-call]
+            if success:
+                return data
+            if self._shutdown:
+                raise Cancelled
+            if deadline is not None:
+                if time.monotonic() >= deadline:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            elif self._pin_memory and not self._pin_memory_thread.is_alive():
+                raise RuntimeError("Pin memory thread exited unexpectedly")
+
+    def _shutdown_workers(self) -> None:
+        if torch.utils.data._utils.python_exit_status is not False:
+            super()._shutdown_workers()
+            return
+        if self._inside == threading.get_ident():  # the epoch's end, on the thread that takes it
+            super()._shutdown_workers()
+            return
+        # Whoever shuts down the workers (Lightning does) knows nothing of a thread in next().
+        self._ticket.cancelled = True
+        entered = self._busy.acquire(timeout=10 * _POLL_S)
+        try:
+            super()._shutdown_workers()
+        finally:
+            if entered:
+                self._busy.release()
+
+    @property
+    def _most_tasks(self) -> int:
+        return int(self._prefetch_factor * self._num_workers)
+
+
+def _untie(error: Exception) -> None:
+    """Have torch's frames in the traceback of ``error`` forget their variables.
+
+    Raising a worker's error ties it and these frames into a cycle that holds the iterator. Found by
+    the collector, its queues would end before it can tell the workers to: torch then waits five
+    seconds for each.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith("torch."):
+            try:
+                trace.tb_frame.clear()
+            except RuntimeError:  # it is still running
+                pass
+        trace = trace.tb_next
+
+
+class WorkersEpoch(Ahead):
+    """One epoch of `AheadWorkers`; it holds the workers, and ends when the next epoch begins."""
+
+    def __init__(self, workers: AheadWorkers, ticket: Ticket) -> None:
+        self._workers = workers
+        self._ticket = ticket
+
+    def __next__(self) -> Batch:
+        return self._workers.take(self._ticket)
+
+    def supply(self, batches: int) -> None:
+        """Draw indices, and foresee the next epoch once there are no more; see `Ahead`."""
+        if not self._ticket.cancelled:
+            self._workers.supply(batches)
+
+    def cancel(self) -> None:
+        """No batch is taken any more; the workers stay."""
+        self._ticket.cancelled = True
+
+
+class SizedWorkersEpoch(WorkersEpoch):
+    """The same, with torch's ``len()`` of an iterator."""
+
+    def __init__(self, workers: AheadWorkers, ticket: Ticket, length: int) -> None:
+        super().__init__(workers, ticket)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length

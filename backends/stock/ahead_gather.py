@@ -1,0 +1,64 @@
+"""In-memory datasets without workers: the gathers run on a thread of ours, the sampler does not.
+
+consumer's thread ──supply(): sampler──> Indices ──> gather on a thread ──> batch
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from dataloaders.backend import Ahead, Cancelled
+from dataloaders.batch import Batch
+
+from .ahead_indices import Dry, Indices
+
+__all__ = ["GatherEpoch"]
+
+_POLL_S = 0.1
+
+
+class GatherEpoch(Ahead):
+    """One epoch of stock's gathering iterator, whose fetch runs no code of the user's."""
+
+    def __init__(self, iterator: _BaseDataLoaderIter) -> None:
+        self._indices = Indices(iterator._sampler_iter)
+        self._taken = _Taken(self._indices)
+        iterator._sampler_iter = self._taken
+        self._iterator = iterator
+
+    def __next__(self) -> Batch:
+        if self._taken.cancelled:
+            raise Cancelled
+        return next(self._iterator)
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def supply(self, batches: int) -> None:
+        """Draw indices; see `Ahead`."""
+        self._indices.supply(batches)
+
+    def cancel(self) -> None:
+        """No batch is made any more."""
+        self._taken.cancelled = True
+
+
+class _Taken:
+    """The sampler's iterator, as the thread sees it: waits for what is not drawn yet."""
+
+    def __init__(self, indices: Indices) -> None:
+        self._indices = indices
+        self.cancelled = False
+
+    def __iter__(self) -> _Taken:
+        return self
+
+    def __next__(self) -> Any:
+        while not self.cancelled:
+            try:
+                return self._indices.take()
+            except Dry:
+                self._indices.wait(_POLL_S)
+        raise Cancelled
