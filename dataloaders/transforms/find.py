@@ -1,0 +1,186 @@
+"""Where a dataset holds its transforms, and a shallow copy of it that holds others.
+
+    Subset ─dataset─> ImageFolder ─transform──> Compose
+                                  ─transforms─> StandardTransform ─transform─> the same Compose
+
+Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper),
+callable objects of the user's own (two crops of one image), and short lists and dicts of these.
+Functions, lambdas and closures cannot be looked into.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from dataloaders.transforms.read import Member, is_chain, read
+
+__all__ = ["Copies", "Found", "NotCopyable", "find_chains", "find_generators"]
+
+_DEEPEST = 8
+_CONTAINERS = (list, tuple, dict)
+_MOST_NESTED = 2
+_LONGEST = 64
+"""Containers longer or deeper than this are data, unless they hold datasets."""
+
+Replacement: TypeAlias = Callable[[Any], Any]
+"""A chain that was found -> what stands in its place, or the chain itself."""
+
+
+class NotCopyable(Exception):
+    """This dataset must not be copied; the message says why."""
+
+
+class Found:
+    """One chain of transforms in a dataset.
+
+    Attributes:
+        chain: the user's own object.
+        where: its place, such as ``dataset.transform``.
+        members: what it consists of.
+    """
+
+    def __init__(self, chain: Any, where: str) -> None:
+        self.chain = chain
+        self.where = where
+        self.members: tuple[Member, ...] = read(chain, where)
+
+
+def find_chains(dataset: Any) -> list[Found]:
+    """Every chain of transforms in ``dataset``, each object once, in the attributes' order."""
+    found = {id(v): Found(v, where) for where, v in _walk(dataset, "dataset") if is_chain(v)}
+    return list(found.values())
+
+
+def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """(get, set) of the state of each random generator that ``dataset`` or its transforms hold."""
+    found: dict[int, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
+    for _, value in _walk(dataset, "dataset"):
+        owners = [m.transform for m in read(value)] if is_chain(value) else [value]
+        for owner in owners:
+            for own in (owner, *getattr(owner, "__dict__", {}).values()):
+                access = _state_access(own)
+                if access is not None:
+                    found[id(own)] = access
+    return list(found.values())
+
+
+class Copies:
+    """A shallow copy of a dataset in which ``replace`` chose the chains.
+
+    Everything that leads to a chain is copied, everything else is shared; the user's objects are
+    never changed.
+
+    Attributes:
+        dataset: the copy.
+
+    Raises:
+        NotCopyable: if a class on the way has a ``__del__``, which would run for the copy too.
+        TypeError: if a class on the way cannot be copied without running its own code.
+    """
+
+    def __init__(self, dataset: Any, replace: Replacement) -> None:
+        self._replace = replace
+        self._copied: dict[int, Any] = {}
+        self._pairs: list[tuple[Any, Any, dict[str, Any]]] = []  # original, copy, what it held
+        self.dataset = self._copy(dataset, 0)
+
+    def refresh(self) -> None:
+        """Attributes that were assigned on the originals since come over, epochs for instance."""
+        for original, clone, seen in self._pairs:
+            now = vars(original)
+            for name, value in now.items():
+                if name not in seen or seen[name] is not value:
+                    # A chain that is new here has not been proved: it comes as it is.
+                    clone.__dict__[name] = self._copied.get(id(value), value)
+            for name in seen.keys() - now.keys():
+                clone.__dict__.pop(name, None)
+            seen.clear()
+            seen.update(now)
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        if id(value) in self._copied:
+            return self._copied[id(value)]
+        if depth <= _DEEPEST and any(is_chain(inner) for _, inner in _walk(value, "", depth)):
+            clone = self._copied[id(value)] = self._cloned(value, depth)
+            return clone
+        return value
+
+    def _cloned(self, value: Any, depth: int) -> Any:
+        if is_chain(value):
+            return self._replace(value)
+        if type(value) in (list, tuple):
+            return type(value)(self._copy(inner, depth + 1) for inner in value)
+        if type(value) is dict:
+            return {key: self._copy(inner, depth + 1) for key, inner in value.items()}
+        kind = type(value)
+        if hasattr(kind, "__del__"):
+            raise NotCopyable(
+                f"{kind.__name__} has a __del__, which would also run for the copy of it that the "
+                "device tail needs; release what it holds by weakref.finalize or a with block"
+            )
+        clone = object.__new__(kind)  # not copy.copy: a __reduce__ may drop open files
+        self._copied[id(value)] = clone  # before its attributes: one of them may lead back here
+        for name, inner in vars(value).items():
+            clone.__dict__[name] = self._copy(inner, depth + 1)
+        self._pairs.append((value, clone, dict(vars(value))))
+        return clone
+
+
+def _walk(
+    value: Any, where: str, depth: int = 0, nested: int = 0, seen: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """(place, object) for ``value`` and what it holds, each object once; chains are leaves."""
+    seen = set() if seen is None else seen
+    nested = nested + 1 if type(value) in _CONTAINERS else 0
+    if id(value) in seen or depth > _DEEPEST or nested > _MOST_NESTED:
+        return
+    seen.add(id(value))
+    yield where, value
+    if is_chain(value):
+        return
+    for place, inner in _held(value, where, top=depth == 0):
+        yield from _walk(inner, place, depth + 1, nested, seen)
+
+
+def _held(value: Any, where: str, *, top: bool) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if kind in (list, tuple):
+        if len(value) <= _LONGEST or isinstance(value[0], Dataset):
+            for position, inner in enumerate(value):
+                yield f"{where}[{position}]", inner
+    elif kind is dict:
+        if len(value) <= _LONGEST:
+            for key, inner in value.items():
+                yield f"{where}[{key!r}]", inner
+    elif top or isinstance(value, Dataset) or _is_callable_object(value):
+        for name, inner in getattr(value, "__dict__", {}).items():
+            yield f"{where}.{name}", inner
+
+
+def _is_callable_object(value: Any) -> bool:
+    """Whether it is an object of a class of Python's with a ``__call__``, and no module."""
+    kind = type(value)
+    return (
+        not isinstance(value, (type, torch.nn.Module))
+        and "__call__" in {name for base in kind.__mro__[:-1] for name in vars(base)}
+        and bool(kind.__flags__ & 1 << 9)  # a class that a class statement made
+    )
+
+
+def _state_access(own: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    if isinstance(own, torch.Generator):
+        return own.get_state, own.set_state
+    if isinstance(own, random.Random):
+        return own.getstate, own.setstate
+    if isinstance(own, np.random.RandomState):
+        return own.get_state, own.set_state
+    if isinstance(own, np.random.Generator):
+        bits = own.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return None

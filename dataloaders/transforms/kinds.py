@@ -1,0 +1,67 @@
+"""Which torchvision transforms are known, by the names of their classes."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+__all__ = ["Kind", "kind_of", "torchvision_name"]
+
+
+class Kind(enum.Enum):
+    """What is known of a transform.
+
+    Attributes:
+        DETERMINISTIC: the same input gives the same output.
+        RANDOM: it draws random numbers each time.
+        OPAQUE: somebody's own code; nothing is known of it.
+    """
+
+    DETERMINISTIC = "deterministic"
+    RANDOM = "random"
+    OPAQUE = "opaque"
+
+
+_DETERMINISTIC = frozenset(
+    (
+        "CenterCrop", "ClampBoundingBoxes", "ClampKeyPoints", "ConvertBoundingBoxFormat",
+        "ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation",
+        "Normalize", "PILToTensor", "Pad", "RGB", "Resize", "SanitizeBoundingBoxes",
+        "SanitizeKeyPoints", "SetClampingMode", "TenCrop", "ToDtype", "ToImage", "ToPILImage",
+        "ToPureTensor", "ToTensor", "UniformTemporalSubsample",
+    )
+)  # fmt: skip
+
+_RANDOM = frozenset(
+    (
+        "AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianBlur",
+        "GaussianNoise", "JPEG", "MixUp", "RandAugment", "RandomAdjustSharpness", "RandomAffine",
+        "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice",
+        "RandomCrop", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip",
+        "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
+        "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop",
+        "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip",
+        "RandomZoomOut", "ScaleJitter", "TrivialAugmentWide",
+    )
+)  # fmt: skip
+
+
+def torchvision_name(transform: Any) -> str | None:
+    """``"Normalize"`` for torchvision's own class of that name, v1 or v2; None for any other.
+
+    A subclass is somebody's own: it may do anything.
+    """
+    kind = type(transform)
+    if kind.__module__.startswith("torchvision.transforms."):
+        return kind.__qualname__
+    return None
+
+
+def kind_of(transform: Any) -> Kind:
+    """What is known of one transform that is no container of others."""
+    name = torchvision_name(transform)
+    if name in _DETERMINISTIC:
+        return Kind.DETERMINISTIC
+    if name in _RANDOM:
+        return Kind.RANDOM
+    return Kind.OPAQUE

@@ -1,0 +1,81 @@
+"""A chain of transforms as a flat list of members.
+
+    Compose([Resize, Compose([RandomCrop, ToTensor]), my_function])
+        ──> Resize         transforms[0]                deterministic
+            RandomCrop     transforms[1].transforms[0]  random
+            ToTensor       transforms[1].transforms[1]  deterministic
+            my_function    transforms[2]                opaque
+
+A container that decides which of its members run, such as RandomApply, is one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dataloaders.transforms.kinds import Kind, kind_of, torchvision_name
+
+__all__ = ["Kind", "Member", "is_chain", "read"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One transform of a chain.
+
+    Attributes:
+        transform: the user's own object.
+        where: its place, such as ``transform.transforms[2]``.
+        kind: whether it is known, and whether it draws random numbers.
+    """
+
+    transform: Any
+    where: str
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        """The name of its class; of a function, the function's."""
+        return str(getattr(self.transform, "__name__", type(self.transform).__name__))
+
+    @property
+    def torchvision(self) -> str | None:
+        """The class's name if it is torchvision's own; else None."""
+        return torchvision_name(self.transform)
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.where}"
+
+
+def is_chain(value: Any) -> bool:
+    """Whether `read` knows something of ``value``: a Compose, Sequential or torchvision's own."""
+    return _members_of(value) is not None or kind_of(value) is not Kind.OPAQUE
+
+
+def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
+    """The members of ``transform`` in the order in which they run; ``where`` names it.
+
+    A Compose or ``nn.Sequential`` is flattened, however deep; anything else is one member.
+    """
+    return tuple(_read(transform, where))
+
+
+def _read(transform: Any, where: str) -> Iterator[Member]:
+    inner = _members_of(transform)
+    if inner is None:
+        yield Member(transform, where, kind_of(transform))
+        return
+    for position, member in enumerate(inner):
+        place = "" if type(transform) is torch.nn.Sequential else ".transforms"
+        yield from _read(member, f"{where}{place}[{position}]")
+
+
+def _members_of(transform: Any) -> list[Any] | None:
+    if type(transform) is torch.nn.Sequential:
+        return list(transform)
+    if torchvision_name(transform) == "Compose":
+        return list(transform.transforms)
+    return None

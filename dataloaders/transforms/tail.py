@@ -1,0 +1,343 @@
+"""The device tail: ToTensor and Normalize, once a batch, behind the copy.
+
+    before  dataset: decode, augment, ToTensor, Normalize ──float32──> collate ──> copy ──> step
+    after   dataset: decode, augment ──uint8──> collate ──> copy ──> Tail.apply ──float──> step
+
+A quarter of the bytes is collated, sent by the workers and copied. What comes out is what the
+dataset's own transforms make, to the bit, or there is no tail and `NoTail` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
+
+from dataloaders.batch import Batch, map_tensors
+from dataloaders.errors import BackendUnavailable, OptionError
+from dataloaders.random_states import random_states_kept
+from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
+from dataloaders.transforms.proof import Proof, prove
+from dataloaders.transforms.read import Member
+from dataloaders.transforms.table import Table, same_bits, tables_of
+from dataloaders.transforms.trailing import Deferred, arithmetic_of, deferred_chain, trailing
+from dataloaders.transforms.ways import Way, way_for
+
+__all__ = ["NoTail", "Tail", "device_tail"]
+
+_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
+
+
+@dataclass(frozen=True)
+class NoTail:
+    """There is no device tail.
+
+    Attributes:
+        reason: what stands in the way, and what to do about it.
+    """
+
+    reason: str
+
+
+def device_tail(
+    loader: DataLoader[Any],
+    *,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Tail | NoTail:
+    """A `Tail` proved on this loader's own samples, or `NoTail` with the reason.
+
+    Reads up to four samples of the dataset twice (up to sixteen where the dataset's code is not
+    torchvision's, within about two seconds), on the calling thread. All random states are then
+    what they were; the user's dataset and transforms are not changed.
+
+    Args:
+        loader: any torch DataLoader over a dataset with torchvision transforms, v1 or v2.
+        dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
+        memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for batches of
+            images [N, C, H, W]; ``torch.preserve_format``: as the dataset's own batches are.
+
+    Raises:
+        OptionError: for a ``dtype`` that is no float dtype, or another ``memory_format``.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise OptionError(f"dtype={dtype!r}: images become floats; give a float dtype or None")
+    if memory_format not in _FORMATS:
+        known = ", ".join(map(str, _FORMATS))
+        raise OptionError(f"memory_format={memory_format!r}: it must be one of {known}")
+    try:
+        return _device_tail(loader, dtype, memory_format)
+    except NotCopyable as error:
+        return NoTail(str(error))
+    except Exception as error:  # a loader may hold anything; without a tail it works as before
+        name = type(getattr(loader, "dataset", None)).__name__
+        return NoTail(f"the transforms of {name} could not be read: {_told(error)}")
+
+
+class Tail:
+    """What a device does of a dataset's transforms; made by `device_tail`.
+
+    Attributes:
+        exact: whether the images are the dataset's own to the bit: always, unless a ``dtype``
+            asks for another one.
+        largest_difference: between an image value and the dataset's own, over every byte and
+            channel; 0.0 if ``exact``.
+        bytes_saved: a sample, on every way that it takes: between processes, to the device.
+        samples_read: for the proof.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        moved: _Moved,
+        proof: Proof,
+        dtype: torch.dtype | None,
+        memory_format: torch.memory_format,
+    ) -> None:
+        self._dataset = loader.dataset
+        self._collate_fn = loader.collate_fn
+        self._moved = moved
+        self._copies = Copies(loader.dataset, moved.replace)
+        self._proof = proof
+        self._dtype = dtype
+        self._memory_format = memory_format
+        self._ways: dict[tuple[torch.device, int], Way] = {}
+        self.bytes_saved = proof.bytes_saved
+        self.samples_read = proof.samples
+        tables = moved.tables.values()
+        self.exact = all(dtype in (None, table.values.dtype) for table in tables)
+        self.largest_difference = max(_difference(table.values, dtype) for table in tables)
+
+    def changes(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+        """What `view_of` takes for this epoch; None if ``loader`` is no longer what was proved.
+
+        Ask at each ``iter()``: attributes that were assigned on the dataset since (an epoch, a
+        strength) come over to its copy. None after the dataset, its transforms or the
+        collate_fn were replaced; then ask `device_tail` again.
+        """
+        if loader.dataset is not self._dataset or loader.collate_fn is not self._collate_fn:
+            return None
+        if not self._moved.is_current(find_chains(loader.dataset)):
+            return None
+        self._copies.refresh()
+        return {"dataset": self._copies.dataset}
+
+    def prepare(self, device: torch.device) -> None:
+        """Try the arithmetic on ``device`` now (it waits for the device) instead of later."""
+        for channels in self._moved.tables:
+            self._way(device, channels)
+
+    def apply(
+        self, batch: Batch, *, empty_like: Callable[..., torch.Tensor] = torch.empty_like
+    ) -> Batch:
+        """The batch that the dataset's own transforms would give, where ``batch`` is.
+
+        The same nesting, in new containers; each uint8 image [..., C, H, W] replaced by a float
+        tensor of that shape, on the same device, written on the current stream; other leaves
+        are the same objects. Runs none of the user's code.
+
+        Args:
+            batch: what the loader gave with `changes`.
+            empty_like: makes the float tensors, called with a uint8 tensor and ``dtype=``.
+
+        Raises:
+            BackendUnavailable: if there is no image in it, as where a dataset works on its
+                images for some samples only, none of which was among those of the proof.
+        """
+        count, images = -1, 0
+
+        def convert(leaf: torch.Tensor) -> torch.Tensor:
+            nonlocal count, images
+            count += 1
+            if not self._is_image(leaf, count):
+                return leaf
+            images += 1
+            return self._converted(leaf, empty_like)
+
+        converted = map_tensors(batch, convert)
+        if not images or (self._proof.leaves or count + 1) != count + 1:
+            raise BackendUnavailable(
+                f"a batch holds {images} uint8 images among {count + 1} tensors, which is not what "
+                "the device tail was proved for: the dataset or its collate_fn works on images "
+                "after the transform, for some samples; turn it off: Prefetch(tail=False)"
+            )
+        return converted
+
+    def describe(self) -> str:
+        """One sentence: what moved, what it saves, and how it was proved."""
+        names = ", ".join(member.name for member in self._moved.run)
+        sentence = (
+            f"{names} once a batch on the device ({self._moved.run[0].where} and after): "
+            f"{self.bytes_saved} bytes a sample less to collate and copy, "
+            f"equal to the bit on {self.samples_read} samples of this dataset"
+        )
+        if not self.exact:
+            dtype = str(self._dtype).removeprefix("torch.")
+            sentence += f"; then rounded to {dtype}, at most {self.largest_difference:.2g} off"
+        return sentence
+
+    def _is_image(self, leaf: torch.Tensor, position: int) -> bool:
+        if self._proof.positions is not None:
+            return position in self._proof.positions
+        return leaf.dtype is torch.uint8 and leaf.ndim >= 3
+
+    def _converted(
+        self, leaf: torch.Tensor, empty_like: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        bytes_ = leaf.as_subclass(torch.Tensor)
+        if bytes_.ndim == 4 and self._memory_format is not torch.preserve_format:
+            bytes_ = bytes_.contiguous(memory_format=self._memory_format)
+        way = self._way(bytes_.device, bytes_.shape[-3])
+        out = empty_like(bytes_, dtype=self._dtype or self._moved.dtype)
+        way.run(bytes_, out)
+        kind = self._proof.classes.get(type(leaf), torch.Tensor)
+        return out if kind is torch.Tensor else out.as_subclass(kind)
+
+    def _way(self, device: torch.device, channels: int) -> Way:
+        way = self._ways.get((device, channels))
+        if way is None:
+            table = self._moved.tables.get(channels)
+            if table is None:
+                raise BackendUnavailable(
+                    f"a batch holds a uint8 image of {channels} channels, and the device tail "
+                    f"knows {', '.join(map(str, self._moved.tables))}; turn it off: "
+                    "Prefetch(tail=False)"
+                )
+            way = way_for(table, self._dtype or table.values.dtype, device)
+            self._ways[device, channels] = way
+        return way
+
+
+class _Moved:
+    """Chains of a dataset whose trailing runs make the same of every byte."""
+
+    def __init__(self, found: Found, run: tuple[Member, ...]) -> None:
+        self.run = run
+        self.tables, self.channels = tables_of(arithmetic_of(run))
+        self.found = [found]
+        self._runs = {id(found.chain): run}
+        self._shortened: dict[int, Any] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the images that the run makes."""
+        return next(iter(self.tables.values())).values.dtype
+
+    def join(self, other: _Moved) -> bool:
+        """Take over the chains of ``other`` if its tables are the same."""
+        if not _same_tables(self.tables, other.tables) or self.channels != other.channels:
+            return False
+        self.found += other.found
+        self._runs.update(other._runs)
+        return True
+
+    def replace(self, chain: Any) -> Any:
+        """``chain`` without its run, if it is one of these; else ``chain``."""
+        for found in self.found:
+            if found.chain is chain:
+                run = [member.transform for member in self._runs[id(chain)]]
+                return deferred_chain(chain, found.members, Deferred(run, self.channels))
+        return chain
+
+    def is_current(self, now: list[Found]) -> bool:
+        """Whether the chains are the same objects as when they were read, and make the same."""
+        members = {id(found.chain): found.members for found in now}
+        for found in self.found:
+            known = members.get(id(found.chain), ())
+            if [id(m.transform) for m in known] != [id(m.transform) for m in found.members]:
+                return False
+            tables, _ = tables_of(arithmetic_of(self._runs[id(found.chain)]))
+            if not _same_tables(tables, self.tables):
+                return False
+        return True
+
+
+def _device_tail(
+    loader: DataLoader[Any], dtype: torch.dtype | None, memory_format: torch.memory_format
+) -> Tail | NoTail:
+    dataset: Any = loader.dataset
+    name = type(dataset).__name__
+    if isinstance(dataset, (IterableDataset, MapDataPipe)):
+        return NoTail(f"{name} has no samples by index on which a device tail could be proved")
+    chains = find_chains(dataset)
+    if not chains:
+        return NoTail(_nothing_found(dataset))
+    moved, reasons = _candidates(chains)
+    if moved and not _length(dataset):
+        return NoTail(f"{name} has no len() or no samples, so that nothing could be proved on it")
+    for candidate in moved:
+        with random_states_kept(loader.generator):
+            original = Copies(dataset, lambda chain: chain).dataset
+            rewritten = Copies(dataset, candidate.replace).dataset
+            proof = prove(loader, original, rewritten, _on_cpu(candidate.tables))
+        if isinstance(proof, Proof):
+            return Tail(loader, candidate, proof, dtype, memory_format)
+        reasons.insert(0, proof)
+    return NoTail(reasons[0])
+
+
+def _candidates(chains: Iterable[Found]) -> tuple[list[_Moved], list[str]]:
+    moved: list[_Moved] = []
+    reasons: list[str] = []
+    for found in chains:
+        run = trailing(found.members)
+        if isinstance(run, str):
+            reasons.append(run)
+            continue
+        candidate = _Moved(found, run)
+        if not candidate.tables:
+            reasons.append(f"{run[0]} and after could not be run on an image of 1 to 4 channels")
+        elif not any(earlier.join(candidate) for earlier in moved):
+            moved.append(candidate)
+    return moved, reasons
+
+
+def _on_cpu(tables: dict[int, Table]) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    ways = {c: way_for(t, t.values.dtype, torch.device("cpu")) for c, t in tables.items()}
+
+    def convert(leaf: torch.Tensor) -> torch.Tensor | None:
+        if not leaf.is_cpu or leaf.ndim < 3 or leaf.shape[-3] not in ways:
+            return None
+        bytes_ = leaf.as_subclass(torch.Tensor)
+        out = torch.empty_like(bytes_, dtype=tables[bytes_.shape[-3]].values.dtype)
+        ways[bytes_.shape[-3]].run(bytes_, out)
+        return out
+
+    return convert
+
+
+def _same_tables(one: dict[int, Table], other: dict[int, Table]) -> bool:
+    return one.keys() == other.keys() and all(
+        same_bits(one[channels].values, other[channels].values) for channels in one
+    )
+
+
+def _difference(values: torch.Tensor, dtype: torch.dtype | None) -> float:
+    off = (values.to(dtype or values.dtype).double() - values.double()).abs().nan_to_num(0.0)
+    return float(off.max())
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return 0
+
+
+def _nothing_found(dataset: Any) -> str:
+    name = type(dataset).__name__
+    held = getattr(dataset, "transform", None) or getattr(dataset, "transforms", None)
+    if held is None:
+        return f"{name} holds no torchvision transform in any attribute"
+    called = getattr(held, "__name__", type(held).__name__)
+    return (
+        f"the transform of {name} is {called}, which is not a torchvision Compose; make it one "
+        "that ends in ToTensor and Normalize"
+    )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

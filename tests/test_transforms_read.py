@@ -1,0 +1,294 @@
+"""Chains of transforms as flat lists, and where datasets hold them."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as v1
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
+from torchvision.datasets import FakeData
+from torchvision.transforms import v2
+
+from dataloaders.transforms.find import Copies, NotCopyable, find_chains, find_generators
+from dataloaders.transforms.kinds import _DETERMINISTIC, _RANDOM
+from dataloaders.transforms.read import Kind, is_chain, read
+
+
+def double(image: Any) -> Any:
+    return image
+
+
+class MyNormalize(v1.Normalize):
+    """Somebody's own: a subclass may do anything."""
+
+
+@pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
+def test_a_compose_is_flattened_with_places_and_kinds(lib: Any) -> None:
+    inner = lib.Compose([lib.RandomCrop(4), lib.Compose([lib.PILToTensor()])])
+    tensors = nn.Sequential(lib.ConvertImageDtype(torch.float32), lib.Normalize([0.5], [0.5]))
+    members = read(lib.Compose([lib.Resize(8), inner, tensors, double, MyNormalize([0.0], [1.0])]))
+    assert [(m.name, m.where, m.kind) for m in members] == [
+        ("Resize", "transform.transforms[0]", Kind.DETERMINISTIC),
+        ("RandomCrop", "transform.transforms[1].transforms[0]", Kind.RANDOM),
+        ("PILToTensor", "transform.transforms[1].transforms[1].transforms[0]", Kind.DETERMINISTIC),
+        ("ConvertImageDtype", "transform.transforms[2][0]", Kind.DETERMINISTIC),
+        ("Normalize", "transform.transforms[2][1]", Kind.DETERMINISTIC),
+        ("double", "transform.transforms[3]", Kind.OPAQUE),
+        ("MyNormalize", "transform.transforms[4]", Kind.OPAQUE),
+    ]
+    assert members[4].torchvision == "Normalize"
+    assert members[6].torchvision is None
+
+
+@pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
+def test_what_decides_which_members_run_is_one_member(lib: Any) -> None:
+    flip = lib.RandomHorizontalFlip()
+    chain = lib.Compose(
+        [lib.RandomApply([flip]), lib.RandomChoice([flip]), lib.RandomOrder([flip])]
+    )
+    assert [m.kind for m in read(chain)] == [Kind.RANDOM] * 3
+
+
+def test_lone_transforms_and_functions() -> None:
+    assert [str(m) for m in read(v1.ToTensor(), "dataset.transform")] == [
+        "ToTensor at dataset.transform"
+    ]
+    assert is_chain(v1.ToTensor())
+    assert not is_chain(double)
+    assert not is_chain(functools.partial(double))
+    assert not is_chain(MyNormalize([0.0], [1.0]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.recursive(
+        st.integers(0, 9),
+        lambda inner: st.tuples(
+            st.sampled_from(["v1", "v2"]), st.lists(inner, min_size=1, max_size=4)
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_nesting_gives_its_members_in_order(tree: Any) -> None:
+    expected: list[Any] = []
+
+    def build(node: Any) -> Any:
+        if isinstance(node, int):
+            expected.append(v1.CenterCrop(node + 1))
+            return expected[-1]
+        kind, inner = node
+        return (v1 if kind == "v1" else v2).Compose([build(child) for child in inner])
+
+    members = read(build(tree))
+    assert [m.transform for m in members] == expected
+    assert len({m.where for m in members}) == len(members)
+
+
+@pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
+def test_every_transform_of_torchvision_is_known(lib: Any) -> None:
+    """One that a later torchvision adds belongs into kinds.py: until then it reads as opaque."""
+    public = {
+        name
+        for name, value in vars(lib).items()
+        if isinstance(value, type) and value.__module__.startswith(lib.__name__)
+        if not issubclass(value, (str, int))
+    }
+    containers = {"Compose", "Lambda", "Transform", "InterpolationMode", "AutoAugmentPolicy"}
+    assert public - containers - _DETERMINISTIC - _RANDOM == set()
+
+
+DRAWING: dict[str, Any] = {
+    "ColorJitter": lambda: v2.ColorJitter(0.1),
+    "GaussianBlur": lambda: v2.GaussianBlur(3),
+    "RandomHorizontalFlip": lambda: v2.RandomHorizontalFlip(),
+    "RandomChannelPermutation": v2.RandomChannelPermutation,
+    "AugMix": lambda: v2.AugMix(),
+    "TrivialAugmentWide": lambda: v1.TrivialAugmentWide(),
+    "Resize": lambda: v2.Resize(5),
+    "Grayscale": lambda: v1.Grayscale(),
+    "Normalize": lambda: v2.Compose([v2.ToDtype(torch.float32), v2.Normalize([0.5], [0.5])]),
+}
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING.keys())
+def test_random_members_are_those_that_draw(make: Any) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), random.getstate()
+    make()(torch.zeros(3, 8, 8, dtype=torch.uint8))
+    drew = not torch.equal(torch.get_rng_state(), before[0]) or random.getstate() != before[1]
+    assert drew == any(m.kind is Kind.RANDOM for m in read(make()))
+
+
+class Views:
+    """Two crops of one image, as contrastive learning makes them."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> list[Any]:
+        return [self.transform(image), self.transform(image)]
+
+
+class Wrapper(Dataset[Any]):
+    def __init__(self, inner: Any, **held: Any) -> None:
+        self.inner = inner
+        self.__dict__.update(held)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+def fake(transform: Any = None, **options: Any) -> FakeData:
+    return FakeData(5, (3, 8, 8), transform=transform, **options)
+
+
+CHAIN = v1.Compose([v1.ToTensor()])
+OTHER = v2.Compose([v2.ToImage()])
+HELD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "FakeData": (fake(CHAIN), {"dataset.transform": CHAIN}),
+    "target": (
+        fake(CHAIN, target_transform=OTHER),
+        {"dataset.transform": CHAIN, "dataset.target_transform": OTHER},
+    ),
+    "Subset": (Subset(fake(CHAIN), [1]), {"dataset.dataset.transform": CHAIN}),
+    "ConcatDataset": (
+        ConcatDataset([fake(CHAIN), fake(OTHER)]),
+        {"dataset.datasets[0].transform": CHAIN, "dataset.datasets[1].transform": OTHER},
+    ),
+    "StackDataset": (
+        StackDataset(a=fake(CHAIN), b=fake(CHAIN)), {"dataset.datasets['a'].transform": CHAIN}
+    ),
+    "many": (ConcatDataset([fake(CHAIN)] * 100), {"dataset.datasets[0].transform": CHAIN}),
+    "wrapper": (Wrapper(fake(CHAIN), extra=OTHER), {
+        "dataset.inner.transform": CHAIN, "dataset.extra": OTHER,
+    }),
+    "dict": (Wrapper([1], chains={"train": CHAIN, "val": OTHER}), {
+        "dataset.chains['train']": CHAIN, "dataset.chains['val']": OTHER,
+    }),
+    "callable": (fake(Views(CHAIN)), {"dataset.transform.transform": CHAIN}),
+    "none": (fake(double), {}),
+    "data": (Wrapper([[[[CHAIN]]]], more=[CHAIN] * 1000), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dataset", "expected"), HELD.values(), ids=HELD.keys())
+def test_chains_are_found_where_datasets_hold_them(dataset: Any, expected: dict[str, Any]) -> None:
+    assert {found.where: found.chain for found in find_chains(dataset)} == expected
+
+
+@pytest.mark.parametrize("name", [name for name, (_, expected) in HELD.items() if expected])
+def test_a_copy_holds_others_and_the_original_is_as_it_was(name: str) -> None:
+    dataset, expected = HELD[name]
+    replacement = v1.Compose([double])
+    before = [dict(vars(owner)) for owner in owners(dataset)]
+    copied = Copies(dataset, lambda chain: replacement).dataset
+    assert type(copied) is type(dataset)
+    assert [dict(vars(owner)) for owner in owners(dataset)] == before
+    assert {id(found.chain) for found in find_chains(copied)} == {id(replacement)}
+    assert {found.where: found.chain for found in find_chains(dataset)} == expected
+
+
+def owners(dataset: Any) -> list[Any]:
+    inner = [getattr(dataset, "dataset", None), getattr(dataset, "inner", None)]
+    parts = getattr(dataset, "datasets", [])
+    inner += parts.values() if isinstance(parts, dict) else parts
+    return [dataset, *(one for one in inner if hasattr(one, "__dict__"))]
+
+
+def test_both_names_of_one_chain_get_the_same_copy() -> None:
+    dataset = fake(CHAIN)
+    copied = Copies(dataset, lambda chain: v1.Compose([double])).dataset
+    assert copied.transform is copied.transforms.transform
+    assert dataset.transform is dataset.transforms.transform is CHAIN
+
+
+def test_datasets_that_lead_back_to_themselves() -> None:
+    dataset = fake(CHAIN)
+    dataset.me = dataset  # type: ignore[attr-defined]
+    copied = Copies(dataset, lambda chain: OTHER).dataset
+    assert copied.me is copied
+    assert copied.transform is OTHER
+
+
+def test_later_assignments_come_over() -> None:
+    inner = fake(CHAIN)
+    dataset = Wrapper(inner, epoch=0, old=1)
+    copies = Copies(dataset, lambda chain: OTHER)
+    copies.dataset.counted = 7
+    dataset.epoch = 3
+    inner.strength = 0.5  # type: ignore[attr-defined]
+    del dataset.old
+    copies.refresh()
+    assert copies.dataset.epoch == 3
+    assert copies.dataset.inner.strength == 0.5
+    assert copies.dataset.counted == 7
+    assert not hasattr(copies.dataset, "old")
+    assert copies.dataset.inner.transform is OTHER
+
+
+class Closing(Wrapper):
+    closed = 0
+
+    def __del__(self) -> None:
+        type(self).closed += 1
+
+
+def test_a_dataset_with_a_del_is_not_copied() -> None:
+    dataset = Closing(fake(CHAIN))
+    with pytest.raises(NotCopyable, match="Closing has a __del__"):
+        Copies(dataset, lambda chain: OTHER)
+    assert dataset.closed == 0
+
+
+def test_nothing_here_imports_torchvision() -> None:
+    source = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from dataloaders.transforms import NoTail, device_tail
+found = device_tail(DataLoader(TensorDataset(torch.ones(4, 3, 2, 2))))
+print(type(found) is NoTail, [name for name in ("torchvision", "PIL") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True []"
+
+
+def test_generators_that_datasets_and_transforms_hold() -> None:
+    member = Views(CHAIN)
+    member.rng = np.random.default_rng(1)  # type: ignore[attr-defined]
+    dataset = Wrapper(
+        fake(member), a=torch.Generator(), b=random.Random(1), c=np.random.RandomState(1)
+    )
+    found = find_generators(dataset)
+    assert len(found) == 4
+    states = [get() for get, _ in found]
+
+    def draws() -> list[float]:
+        inside: Any = member
+        return [
+            inside.rng.random(),
+            torch.rand(1, generator=dataset.a).item(),  # type: ignore[attr-defined]
+            dataset.b.random(),  # type: ignore[attr-defined]
+            dataset.c.rand(),  # type: ignore[attr-defined]
+        ]
+
+    first = draws()
+    assert draws() != first
+    for (_, put), state in zip(found, states, strict=True):
+        put(state)
+    assert draws() == first
