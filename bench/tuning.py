@@ -218,7 +218,7 @@ def _against(
     if tuned == best:
         return 1.0, (1.0, 1.0)
     ratios = []
-    for turn in range(scale.pick(full=4, tiny=1)):
+    for turn in range(scale.pick(full=8, tiny=1)):
         order = (tuned, best) if turn % 2 == 0 else (best, tuned)
         rates = {one: _rate(loader, step, one, scale) for one in order}
         ratios.append(rates[tuned] / rates[best])
