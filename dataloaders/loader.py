@@ -57,7 +57,9 @@ class DataLoader(_TorchLoader[T_co]):
         backend: a name ("stock", "synthetic", ...; see ``dataloaders backends``), a `Backend`
             instance with options, or None for ``$DATALOADERS_BACKEND``, else "stock".
         device: where batches are delivered. None leaves that to the backend: stock leaves them
-            in host memory, synthetic makes them on the current CUDA device if there is one.
+            in host memory, prefetch and synthetic deliver on the current CUDA device if there is
+            one. A CUDA device with a backend that delivers in host memory is
+            ``Prefetch(that backend)``.
         seed: makes shuffling and random augmentation a function of (seed, epoch, index): the
             same for any number of workers. None leaves torch's random streams alone.
         on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
@@ -173,6 +175,7 @@ class DataLoader(_TorchLoader[T_co]):
         except Exception as error:  # a third party's backend that cannot be made without options
             return Plan(str(wanted), obstacle=f"it cannot be made: {error!r}")
         try:
+            backend = self._delivering(backend)
             plan = backend.explain(self._specification(backend))
         except Exception as error:  # a third party's backend; this method never raises
             return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
@@ -221,6 +224,7 @@ class DataLoader(_TorchLoader[T_co]):
         backend, refusal = self._resolve_backend(wanted)
         if refusal is not None:
             warnings.warn(refusal, BackendWarning, stacklevel=3)
+        backend = self._delivering(backend)
         self._session = backend.open(self._specification(backend))
         self._session_backend = backend
         self._session_wanted = wanted
@@ -239,6 +243,14 @@ class DataLoader(_TorchLoader[T_co]):
             self._placed = object.__new__(type(source))
         self._placed.__dict__.update(vars(source), _iterator=None, device=self.device)
         return self._placed
+
+    def _delivering(self, backend: Backend) -> Backend:
+        """``backend``, in a prefetcher where it leaves on the host what is wanted on CUDA."""
+        if self.device is None or backend.delivers != "host":
+            return backend
+        if torch.device(self.device).type != "cuda":
+            return backend
+        return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 
     def _wanted_backend(self) -> str | Backend:
         if self.backend is not None:

@@ -59,6 +59,11 @@ _OURS = {
             "torch's own workers and pinning; in-memory tensors by one gather a batch",
         ),
         Entry(
+            "prefetch",
+            "backends.prefetch:Prefetch",
+            "any other backend, run ahead of the step and copied on a CUDA stream of its own",
+        ),
+        Entry(
             "synthetic",
             "backends.synthetic:Synthetic",
             "batches like the real ones, made once on the device and reissued",
@@ -67,7 +72,6 @@ _OURS = {
 }
 
 PLANNED = {
-    "prefetch": "any other backend, run ahead of the step and copied on a CUDA stream of its own",
     "h5": "the deterministic part of each sample from a cache, one HDF5 file",
     "dali": "decoding and augmentation as one NVIDIA DALI graph, on the GPU",
 }

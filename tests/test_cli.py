@@ -375,7 +375,7 @@ def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
 
 @pytest.mark.parametrize(
     ("backend", "says"),
-    [("dali", "planned and not built yet"), ("nonsense", "the names are: stock, synthetic")],
+    [("dali", "planned and not built yet"), ("nonsense", "the names are: stock, prefetch")],
 )
 def test_run_refuses_a_backend_that_is_not_there(
     backend: str, says: str, command: Callable[..., Done], tmp_path: Path
@@ -454,7 +454,8 @@ def test_backends_are_listed_with_what_they_lack(
     rows = {line.split()[0]: line for line in done.out.splitlines() if line}
     assert rows["stock"].rstrip().endswith("yes")
     assert rows["synthetic"].rstrip().endswith("yes")
-    for name in ("prefetch", "h5", "dali"):
+    assert rows["prefetch"].rstrip().endswith("yes")
+    for name in ("h5", "dali"):
         assert "not built yet in this version" in rows[name]
     assert "from the package third" in rows["odd"]
     assert "no_such_module" in done.out

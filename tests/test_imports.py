@@ -29,7 +29,7 @@ THEIRS = OURS.parent / "backends"
 
 # The layers: each file may import those before it at its top level, and any inside functions.
 LAYERS = (
-    {"errors", "workers", "stats", "random_states", "specification"},
+    {"errors", "flow", "pool", "workers", "stats", "random_states", "specification"},
     {"batch", "randomness", "plan"},
     {"backend", "registry", "learned"},
     {"seeding", "auto"},

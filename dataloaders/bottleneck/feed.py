@@ -16,6 +16,7 @@ import torch
 
 from dataloaders.batch import Batch
 from dataloaders.errors import CheckError
+from dataloaders.flow import counts_of
 from dataloaders.loader import CopiedBatches
 from dataloaders.specification import batches_in
 
@@ -53,7 +54,8 @@ class Feed:
         self.tells = True
         self.copies_to: torch.device | None = None
         self.workers = int(getattr(loader, "num_workers", 0) or 0)
-        self.in_flight = max(1, self.workers * int(getattr(loader, "prefetch_factor", None) or 2))
+        self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
+        self.in_flight = max(1, self._queued)
 
     def take(self) -> Batch:
         """The next batch; raises StopIteration at the end of the epoch."""
@@ -82,7 +84,9 @@ class Feed:
         if isinstance(iterator, CopiedBatches):
             self.copies_to, iterator = iterator.device, iterator.batches
         self._iterator = iterator
-        self.tells = _torch_counts(iterator) is not None
+        self.tells = counts_of(iterator) is not None
+        # A prefetcher of ours holds more, on their way to the device.
+        self.in_flight = max(1, self._queued + int(getattr(iterator, "ahead", 0)))
         self.epoch += 1
         try:
             batch = next(self._iterator)
@@ -124,7 +128,7 @@ class Feed:
 
     def ready(self) -> int | None:
         """Batches that are made and wait to be taken; None if this iterator does not tell."""
-        counts = _torch_counts(self._iterator)
+        counts = counts_of(self._iterator)
         return None if counts is None else counts[0]
 
     def wait_until_idle(self, most_s: float, make_s: float) -> None:
@@ -137,7 +141,7 @@ class Feed:
             return
         deadline = time.perf_counter() + most_s
         while time.perf_counter() < deadline:
-            counts = _torch_counts(self._iterator)
+            counts = counts_of(self._iterator)
             if counts is None:
                 time.sleep(min(most_s, max(_UNKNOWN_SETTLE_S, self.in_flight * make_s)))
                 return
@@ -158,7 +162,7 @@ class Feed:
             if ready is None or ready == level or self.left <= 1:
                 return
             if ready < level:
-                counts = _torch_counts(self._iterator)
+                counts = counts_of(self._iterator)
                 if counts is not None and counts[0] >= counts[1]:
                     return  # as full as it gets
                 time.sleep(_POLL_S)
@@ -229,24 +233,3 @@ class Takers:
                 self._error = error
                 return
             self._taken += 1
-
-
-def _torch_counts(iterator: Any) -> tuple[int, int] | None:
-    """(ready, outstanding) of torch's multi-process iterator, or None for any other iterator.
-
-    Outstanding tasks are those sent to workers whose batch the main process has not taken off
-    the queue; ready ones lie in the queues or, received out of order, in the iterator.
-    """
-    try:
-        queued = iterator._data_queue.qsize()
-        if iterator._data_queue is not iterator._worker_result_queue:  # a pinning thread between
-            queued += iterator._worker_result_queue.qsize()
-        # A worker whose part of an iterable dataset is exhausted answers no further task.
-        at_work = iterator._workers_status
-        outstanding = sum(
-            1 for info in iterator._task_info.values() if len(info) == 1 and at_work[info[0]]
-        )
-        held = sum(1 for info in iterator._task_info.values() if len(info) == 2)
-    except (AttributeError, NotImplementedError, OSError):
-        return None
-    return queued + held, outstanding + held

@@ -89,11 +89,9 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
             "part, or move decoding and augmentation to the GPU",
         ]
     if analysis.verdict == "transfer-bound":
-        pinned = getattr(loader, "pin_memory", False)
         first = (
-            "copy ahead of use on a side stream"
-            if pinned
-            else 'pin the batches (pin_memory="auto") and copy with non_blocking=True'
+            'copy ahead of use on a side stream: backend="prefetch", here by '
+            "`dataloaders run --backend prefetch`"
         )
         return [first, "send less: uint8 images and the normalisation on the device"]
     if analysis.verdict == "contention-bound":

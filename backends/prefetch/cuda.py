@@ -1,0 +1,80 @@
+"""The few CUDA calls that prefetching makes, in one place.
+
+Tests put an object with the same methods here that records the calls and plays a device whose
+streams run in any order that their events allow.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import torch
+
+from dataloaders.workers import usable_cores
+
+__all__ = ["Cuda", "Event", "Stream"]
+
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
+
+
+class Cuda:
+    """Streams, events and memory of one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def stream(self) -> Stream:
+        """A new stream beside all others."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def current_stream(self) -> Stream:
+        """The stream on which the calling thread queues its work now."""
+        return torch.cuda.current_stream(self.device)
+
+    def on(self, stream: Stream) -> AbstractContextManager[None]:
+        """What is queued inside is queued on ``stream``."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Stream) -> Event:
+        """An event behind everything that is queued on ``stream`` so far."""
+        # Blocking: who waits for it sleeps, and spins no core.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    def stream_waits(self, stream: Stream, event: Event) -> None:
+        """Let what is queued on ``stream`` from now on wait for ``event``; returns at once."""
+        stream.wait_event(event)
+
+    def thread_waits(self, event: Event) -> None:
+        """Return when ``event`` has happened."""
+        event.synchronize()
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Page-locked host memory, uint8."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def is_pinned(self, leaf: torch.Tensor) -> bool:
+        """Whether ``leaf`` lies in page-locked memory already."""
+        return leaf.is_pinned()
+
+    def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Device memory of the current stream for ``leaf``, with the strides of ``leaf.to()``."""
+        return torch.empty_like(leaf, device=self.device, requires_grad=False)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy on the current stream; returns before it is done if ``source`` is pinned."""
+        target.copy_(source, non_blocking=True)
+
+    def used_on(self, leaf: torch.Tensor, stream: Stream) -> None:
+        """Keep the memory of ``leaf``, once it is freed, until ``stream`` is done with it."""
+        leaf.record_stream(stream)
+
+    def enter_thread(self) -> None:
+        """Make the calling thread, which is new, work on this device."""
+        torch.cuda.set_device(self.device)
+        # Of this thread alone: threads for the copy into pinned memory, which one core does at
+        # far less than the bus takes; never so many that the workers starve.
+        torch.set_num_threads(max(1, min(4, usable_cores() // 4)))

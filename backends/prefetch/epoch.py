@@ -1,0 +1,130 @@
+"""What a loop iterates: batches that were taken ahead, or that are taken when asked for.
+
+TakenAhead   a courier's trip: ``next()`` hands out what is ready and permits one batch more
+TakenHere    the user's own Python makes the batches: it runs here, on the loop's thread
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from dataloaders.backend import Ahead, Session
+from dataloaders.batch import Batch
+from dataloaders.flow import counts_of
+
+from .courier import Ended, Failed, Trip
+from .ranges import stage
+from .transfer import Transfer
+
+__all__ = ["TakenAhead", "TakenHere"]
+
+
+class TakenAhead:
+    """One epoch of batches that a courier takes and sends ahead of use."""
+
+    def __init__(self, source: Ahead, trip: Trip, transfer: Transfer, inner: Session) -> None:
+        self._source: Ahead | None = source
+        self._trip = trip
+        self._transfer = transfer
+        self._inner: Session | None = inner  # what it holds open must live as long as its batches
+        self._taken_over = False
+        self._length = len(source) if hasattr(source, "__len__") else None
+        self._stop = weakref.finalize(self, trip.stop)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        source = self._source
+        if source is None:
+            if self._taken_over:
+                raise RuntimeError(
+                    "a newer iterator of this loader uses its persistent workers: iterate one at a "
+                    "time, or leave out persistent_workers=True"
+                )
+            raise StopIteration
+        source.supply(self._transfer.permits)
+        with stage("wait"):
+            item = self._trip.ready.get()
+        if isinstance(item, Ended):
+            self._leave()
+            raise StopIteration
+        try:
+            if isinstance(item, Failed):
+                raise item.error
+            return self._transfer.receive(item)
+        finally:
+            self._trip.permit()
+            del item, source  # a traceback must keep neither alive
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError(f"the length of this epoch of {type(self).__name__} is not known")
+        return self._length
+
+    @property
+    def running(self) -> bool:
+        """Whether further batches may come."""
+        return self._source is not None
+
+    def take_over(self) -> None:
+        """End it, since another iterator needs what it uses."""
+        if self._source is not None:
+            self._taken_over = True
+            self._leave()
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be on their way beyond those that the inner loader queues."""
+        return self._transfer.permits
+
+    def counts(self) -> tuple[int, int] | None:
+        """How full it is; see `dataloaders.flow.counts_of`."""
+        inner = counts_of(self._source)
+        if inner is None:
+            return None
+        ready = self._trip.ready.qsize()
+        # One that the thread waits for is among those the inner loader has outstanding.
+        return ready + inner[0], ready + inner[1]
+
+    def _leave(self) -> None:
+        self._source = self._inner = None
+        self._stop()
+
+
+class TakenHere:
+    """One epoch of batches that only the loop's own thread may take; copied as they come."""
+
+    def __init__(self, batches: Iterator[Batch], transfer: Transfer, inner: Session) -> None:
+        self._batches: Iterator[Batch] | None = batches
+        self._transfer = transfer
+        self._inner: Session | None = inner
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._batches is None:
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = self._inner = None
+            raise
+        return self._transfer.receive(self._transfer.send(batch))
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        # Torch's own counts (how many batches are ready), for whoever measures.
+        if name.startswith("__") or name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    @property
+    def running(self) -> bool:
+        """Whether further batches may come."""
+        return self._batches is not None

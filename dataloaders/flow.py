@@ -1,0 +1,35 @@
+"""How full the queues behind an iterator are, for whoever measures a loader.
+
+torch's worker iterator tells by its queues; an iterator of ours by a method ``counts()``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["counts_of"]
+
+
+def counts_of(iterator: Any) -> tuple[int, int] | None:
+    """(ready, outstanding) batches of ``iterator``, or None for one that does not tell.
+
+    Ready ones are made and wait to be taken. Outstanding are those and the ones that are being
+    made or are ordered from workers: where both are equal, nothing is at work.
+    """
+    counts = getattr(iterator, "counts", None)
+    if callable(counts):
+        told: tuple[int, int] | None = counts()
+        return told
+    try:
+        queued = iterator._data_queue.qsize()
+        if iterator._data_queue is not iterator._worker_result_queue:  # a pinning thread between
+            queued += iterator._worker_result_queue.qsize()
+        # A worker whose part of an iterable dataset is exhausted answers no further task.
+        at_work = iterator._workers_status
+        outstanding = sum(
+            1 for info in iterator._task_info.values() if len(info) == 1 and at_work[info[0]]
+        )
+        held = sum(1 for info in iterator._task_info.values() if len(info) == 2)
+    except (AttributeError, NotImplementedError, OSError):
+        return None
+    return queued + held, outstanding + held

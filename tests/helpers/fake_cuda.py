@@ -1,0 +1,203 @@
+"""A CUDA device that is played on the CPU, as unkind as the real one may be.
+
+Work queued on a stream runs later, stream by stream in an order that a seed decides and that only
+events restrict; copies read and write their memory when they run. Freed memory is handed out again
+as torch's allocator does: at once to the stream it was allocated on, unless another stream used it
+(``record_stream``) and has not come so far.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+POISON = 0xA5
+
+
+class FakeStream:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queue: deque[Callable[[], bool]] = deque()
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.happened = False
+
+
+class Block:
+    """Device memory of the allocator; a tensor in it is a view that may die before it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = torch.full((max(1, nbytes),), POISON, dtype=torch.uint8)
+        self.stream: FakeStream | None = None
+        self.used_on: set[FakeStream] = set()
+        self.pending: list[FakeEvent] = []
+        self.free = False
+
+
+class FakeCuda:
+    """Has the methods of ``backends.prefetch.cuda.Cuda``, and those with which a test drives it.
+
+    Attributes:
+        pageable: whether copies from memory that is not pinned read it at once (as CUDA does).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.device = torch.device("cpu")
+        self.default = FakeStream("default")
+        self.streams = [self.default]
+        self.blocks: list[Block] = []
+        self.calls: list[str] = []
+        self._current = self.default
+        self._pinned: list[torch.Tensor] = []
+        self._random = random.Random(seed)
+
+    # What prefetching calls
+
+    def stream(self) -> FakeStream:
+        self.streams.append(FakeStream(f"stream {len(self.streams)}"))
+        return self.streams[-1]
+
+    def current_stream(self) -> FakeStream:
+        return self._current
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        event = FakeEvent()
+
+        def happen() -> bool:
+            event.happened = True
+            return True
+
+        stream.queue.append(happen)
+        self.calls.append(f"record on {stream.name}")
+        return event
+
+    def stream_waits(self, stream: FakeStream, event: FakeEvent) -> None:
+        stream.queue.append(lambda: event.happened)
+        self.calls.append(f"{stream.name} waits")
+
+    def thread_waits(self, event: FakeEvent) -> None:
+        self.calls.append("thread waits")
+        while not event.happened:
+            assert self.progress(1), "a deadlock: no stream can go on"
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        self.calls.append("pin")
+        self._pinned.append(torch.full((nbytes,), POISON, dtype=torch.uint8))
+        return self._pinned[-1]
+
+    def is_pinned(self, leaf: torch.Tensor) -> bool:
+        return any(_within(leaf, memory) for memory in self._pinned)
+
+    def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
+        nbytes = leaf.numel() * leaf.element_size()
+        block = self._block(nbytes)
+        block.stream, block.free, block.used_on = self._current, False, set()
+        strides = torch.empty_like(leaf, device="meta").stride()
+        tensor = block.memory[:nbytes].view(leaf.dtype).as_strided(leaf.shape, strides)
+        weakref.finalize(tensor, self._freed, block)
+        return tensor
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if not source.numel():
+            return
+        # Through memory, not through the tensors: a queued copy keeps nothing alive.
+        into = _raw(self._owner(target), target)
+        if self.is_pinned(source) or self._is_on_device(source):
+            memory = self._owner(source)
+            later = _raw(memory, source)
+            self._current.queue.append(lambda: _done(into.copy_(later)))
+        else:
+            now = source.clone()
+            self._current.queue.append(lambda: _done(into.copy_(now)))
+        self.calls.append(f"copy on {self._current.name}")
+
+    def used_on(self, leaf: torch.Tensor, stream: FakeStream) -> None:
+        for block in self.blocks:
+            if _within(leaf, block.memory):
+                block.used_on.add(stream)
+
+    def enter_thread(self) -> None:
+        self.calls.append("enter thread")
+
+    # What a test drives it by
+
+    def kernel(self, leaf: torch.Tensor, read: list[torch.Tensor]) -> None:
+        """Queue work on the current stream that reads ``leaf`` when it runs."""
+        raw = _raw(self._owner(leaf), leaf)
+        self._current.queue.append(lambda: _done(read.append(raw.clone())))
+
+    def progress(self, most: int) -> bool:
+        """Run up to ``most`` queued operations of streams that can go on; whether any ran."""
+        ran = False
+        for _ in range(most):
+            streams = [stream for stream in self.streams if stream.queue]
+            self._random.shuffle(streams)
+            for stream in streams:
+                if stream.queue[0]():
+                    stream.queue.popleft()
+                    ran = True
+                    break
+            else:
+                return ran
+        return ran
+
+    def drain(self) -> None:
+        """Run everything that is queued."""
+        while any(stream.queue for stream in self.streams):
+            assert self.progress(1), "a deadlock: no stream can go on"
+
+    def bytes_allocated(self) -> int:
+        """Device memory that was ever taken from the system: freed blocks are used again first."""
+        return sum(block.memory.numel() for block in self.blocks)
+
+    def _block(self, nbytes: int) -> Block:
+        for block in self.blocks:
+            fits = block.free and block.memory.numel() == max(1, nbytes)
+            if fits and block.stream is self._current and all(e.happened for e in block.pending):
+                return block
+        self.blocks.append(Block(nbytes))
+        return self.blocks[-1]
+
+    def _freed(self, block: Block) -> None:
+        others = [stream for stream in block.used_on if stream is not block.stream]
+        block.pending = [self.record(stream) for stream in others]
+        block.free = True
+
+    def _is_on_device(self, leaf: torch.Tensor) -> bool:
+        return any(_within(leaf, block.memory) for block in self.blocks)
+
+    def _owner(self, leaf: torch.Tensor) -> torch.Tensor:
+        for memory in (*self._pinned, *(block.memory for block in self.blocks)):
+            if _within(leaf, memory):
+                return memory
+        raise AssertionError("this tensor lies neither on the device nor in pinned memory")
+
+
+def _within(leaf: torch.Tensor, memory: torch.Tensor) -> bool:
+    return memory.data_ptr() <= leaf.data_ptr() < memory.data_ptr() + memory.numel()
+
+
+def _raw(memory: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """The same elements as ``leaf``, as a tensor that does not keep it alive."""
+    offset = leaf.data_ptr() - memory.data_ptr()
+    size = leaf.numel() * leaf.element_size()
+    return memory[offset : offset + size].view(leaf.dtype).as_strided(leaf.shape, leaf.stride())
+
+
+def _done(_: object) -> bool:
+    return True

@@ -1,0 +1,241 @@
+"""Prefetching on a real device: order of streams, memory, graphs, endings."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import TensorDataset
+
+from backends.prefetch import Prefetch
+from dataloaders import DataLoader
+from helpers.compare import assert_same
+from helpers.datasets import MapDataset, tensor_sample
+from helpers.processes import run_script
+
+pytestmark = pytest.mark.gpu
+
+ROWS, BATCH = 4096, 512
+LONG = 20_000_000  # cycles of a kernel that keeps a stream busy for about 10 ms
+
+
+def data() -> TensorDataset:
+    values = torch.arange(ROWS, dtype=torch.float32)
+    return TensorDataset(values[:, None].repeat(1, 1000), torch.arange(ROWS))
+
+
+def loader_of(backend: Prefetch, **options: Any) -> DataLoader[Any]:
+    return DataLoader(data(), batch_size=BATCH, backend=backend, **options)
+
+
+def poison(like: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Take freed memory as soon as the allocator gives it out, and overwrite it."""
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            torch.full_like(like, float("nan"))
+
+
+@pytest.mark.parametrize("pins", [True, False, "auto"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_that_lags_behind_reads_its_own_batch(pins: Any, num_workers: int) -> None:
+    loader = loader_of(Prefetch(ahead=2, pin_memory=pins), num_workers=num_workers)
+    sums, other = [], torch.cuda.Stream()
+    for rows, _ in loader:
+        torch.cuda._sleep(LONG)
+        sums.append(rows.sum(dtype=torch.float64))
+        poison(rows, other)
+    expected = [
+        rows.sum(dtype=torch.float64) for rows, _ in torch.utils.data.DataLoader(data(), BATCH)
+    ]
+    assert [float(total) for total in sums] == [float(total) for total in expected]
+
+
+def test_every_batch_can_be_kept() -> None:
+    loader = loader_of(Prefetch(), num_workers=2)
+    kept = []
+    for batch in loader:
+        torch.cuda._sleep(LONG)
+        kept.append(batch)
+    for (rows, numbers), (rows_expected, numbers_expected) in zip(
+        kept, torch.utils.data.DataLoader(data(), BATCH), strict=True
+    ):
+        assert rows.device.type == numbers.device.type == "cuda"
+        assert_same([rows.cpu(), numbers.cpu()], [rows_expected, numbers_expected])
+
+
+def test_the_stream_may_change_from_batch_to_batch() -> None:
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    iterator, sums = iter(loader_of(Prefetch(ahead=1))), []
+    for stream in itertools.islice(itertools.cycle(streams), ROWS // BATCH):
+        with torch.cuda.stream(stream):
+            rows, _ = next(iterator)
+            torch.cuda._sleep(LONG)
+            sums.append(rows[:, 0].sum(dtype=torch.float64))
+            del rows
+    torch.cuda.synchronize()
+    expected = [float(sum(range(start, start + BATCH))) for start in range(0, ROWS, BATCH)]
+    assert [float(total) for total in sums] == expected
+
+
+def test_the_hand_over_does_not_wait_for_the_device() -> None:
+    iterator = iter(loader_of(Prefetch(ahead=2), num_workers=1))
+    next(iterator)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50 * LONG)
+    behind = torch.cuda.Event()
+    behind.record()
+    next(iterator)
+    assert not behind.query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_static_buffers_stay_at_their_addresses(ahead: int) -> None:
+    loader = loader_of(Prefetch(ahead=ahead, reuse=True))
+    addresses, recent = set(), []
+    for _ in range(3):
+        for number, (rows, numbers) in enumerate(loader):
+            addresses.add(rows.data_ptr())
+            recent = [*recent[1 - ahead :], (number, rows)] if ahead > 1 else [(number, rows)]
+            torch.cuda._sleep(LONG)
+            for before, kept in recent:
+                assert int(kept[0, 0]) == before * BATCH
+            assert int(numbers[0]) == number * BATCH
+    assert len(addresses) <= ahead + min(ahead, 2)
+
+
+def test_a_captured_graph_for_each_static_buffer() -> None:
+    loader = loader_of(Prefetch(ahead=2, reuse=True))
+    graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+    sums = []
+    for _ in range(3):
+        for rows, _ in loader:
+            if rows.data_ptr() not in graphs:
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    total = rows[:, 0].sum(dtype=torch.float64)
+                graphs[rows.data_ptr()] = graph, total
+            graph, total = graphs[rows.data_ptr()]
+            graph.replay()
+            sums.append(total.clone())
+    expected = [float(sum(range(start, start + BATCH))) for start in range(0, ROWS, BATCH)] * 3
+    assert [float(total) for total in sums] == expected
+    assert len(graphs) <= 4
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_device_memory_is_at_most_ahead_and_one_more_batches_than_a_plain_loop(ahead: int) -> None:
+    batch_bytes = BATCH * 1000 * 4 + BATCH * 8
+
+    def peak(batches: Any) -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for rows, _ in batches:
+            rows = rows.to("cuda", non_blocking=True)
+            torch.cuda._sleep(LONG)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    plain = peak(torch.utils.data.DataLoader(data(), BATCH, pin_memory=True))
+    ours = peak(loader_of(Prefetch(ahead=ahead)))
+    assert ours <= plain + (ahead + 1) * batch_bytes + 4096
+
+
+def test_out_of_memory_names_the_batch_and_ahead(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import TensorDataset
+        from dataloaders import DataLoader
+
+        if __name__ == "__main__":
+            torch.cuda.set_per_process_memory_fraction(64e6 / torch.cuda.mem_get_info()[1])
+            data = TensorDataset(torch.zeros(64, 1_000_000))
+            try:
+                for batch in DataLoader(data, batch_size=32, backend="prefetch"):
+                    pass
+            except torch.OutOfMemoryError as error:
+                print(error)
+        """,
+    )
+    assert "128.0 MB" in done.stdout, done.stderr
+    assert "ahead=2" in done.stdout
+
+
+def test_workers_forked_after_cuda_began_are_fine() -> None:
+    torch.zeros(1, device="cuda")
+    loader = DataLoader(MapDataset(tensor_sample), 4, num_workers=2, backend="prefetch")
+    for _ in range(2):
+        got = [batch.cpu() for batch in loader]
+        assert_same(got, list(torch.utils.data.DataLoader(MapDataset(tensor_sample), 4)))
+
+
+def test_many_epochs_leave_device_memory_and_streams_flat() -> None:
+    loader = loader_of(Prefetch())
+    for _ in range(10):
+        list(loader)
+    torch.cuda.synchronize()
+    reserved = torch.cuda.memory_reserved()
+    for epoch in range(200):
+        for _ in itertools.islice(iter(loader), 2 if epoch % 3 else None):
+            pass
+    torch.cuda.synchronize()
+    gc.collect()
+    assert torch.cuda.memory_reserved() <= reserved
+
+
+def test_an_interpreter_exits_cleanly_while_copies_are_under_way(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import TensorDataset
+        from dataloaders import DataLoader
+
+        if __name__ == "__main__":
+            loader = DataLoader(TensorDataset(torch.zeros(4096, 4096)), 64, backend="prefetch")
+            iterator = iter(loader)
+            for _ in range(3):
+                next(iterator)
+            torch.cuda._sleep(100_000_000)
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_two_devices_at_once() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    one = loader_of(Prefetch(device="cuda:0"))
+    two = loader_of(Prefetch(device="cuda:1"))
+    for (rows, _), (others, _) in zip(one, two, strict=True):
+        assert (rows.device.index, others.device.index) == (0, 1)
+        assert_same(rows.cpu(), others.cpu())
+
+
+def test_the_stages_have_names_in_a_profile() -> None:
+    loader = loader_of(Prefetch())
+    list(loader)
+    with torch.profiler.profile(acc_events=True) as profile:
+        list(loader)
+    names = {event.key for event in profile.key_averages()}
+    assert "dataloaders: wait" in names
+
+
+def test_what_the_dataset_put_on_the_device_stays_there() -> None:
+    class OnDevice(MapDataset):
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((3,), float(index), device="cuda")
+
+    loader = DataLoader(OnDevice(tensor_sample), batch_size=4, backend="prefetch")
+    assert_same(next(batch.cpu()[:, 0].tolist() for batch in loader), [0.0, 1.0, 2.0, 3.0])

@@ -1,0 +1,133 @@
+"""Normalisation behind the copy, as a loader has it; test_device_tail tests what may move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+from backends.prefetch import Prefetch
+from dataloaders import DataLoader
+from dataloaders.errors import BackendUnavailable, OptionError
+from helpers.compare import assert_same, seed_everything
+
+transforms = pytest.importorskip("torchvision.transforms")
+datasets = pytest.importorskip("torchvision.datasets")
+Image = pytest.importorskip("PIL.Image")
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root: Path = tmp_path_factory.mktemp("images")
+    draws = np.random.default_rng(0)
+    for number in range(12):
+        kind = root / f"class{number % 2}"
+        kind.mkdir(exist_ok=True)
+        pixels = draws.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(kind / f"{number}.png")
+    return root
+
+
+def images(folder: Path, *last: Any) -> Any:
+    steps = [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip()]
+    tail = last or (transforms.ToTensor(), transforms.Normalize(MEAN, STD))
+    return datasets.ImageFolder(str(folder), transforms.Compose([*steps, *tail]))
+
+
+def epochs(loader: Any, count: int = 2) -> list[Any]:
+    seed_everything()
+    return [list(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+def test_batches_are_the_datasets_own_to_the_bit(folder: Path, workers: dict[str, Any]) -> None:
+    arguments = {"dataset": images(folder), "batch_size": 4, "shuffle": True, **workers}
+    ours = DataLoader(backend=Prefetch(tail=True), **arguments)
+    assert "normalise" in str(ours.explain())
+    assert_same(epochs(ours), epochs(torch.utils.data.DataLoader(**arguments)))
+
+
+def test_workers_send_bytes(folder: Path) -> None:
+    seen = []
+
+    class Watching(Prefetch):
+        def transfer(self, device: Any) -> Any:
+            transfer = super().transfer(device)
+            send = transfer.send
+            transfer.send = lambda batch: (seen.append(batch[0].dtype), send(batch))[1]
+            return transfer
+
+    loader = DataLoader(images(folder), 4, num_workers=1, backend=Watching(tail=True))
+    assert {batch[0].dtype for batch in loader} == {torch.float32}
+    assert set(seen) == {torch.uint8}
+
+
+def test_other_dtypes_and_layouts(folder: Path) -> None:
+    options = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    ours = epochs(DataLoader(images(folder), 4, backend=Prefetch(**options)), 1)[0]
+    theirs = epochs(torch.utils.data.DataLoader(images(folder), 4), 1)[0]
+    for (image, label), (wanted, label_wanted) in zip(ours, theirs, strict=True):
+        assert image.is_contiguous(memory_format=torch.channels_last)
+        assert_same([image.contiguous(), label], [wanted.to(torch.bfloat16), label_wanted])
+
+
+def test_a_chain_that_does_not_end_in_bytes_stays_and_says_why(folder: Path) -> None:
+    dataset = images(folder, transforms.ToTensor(), transforms.Lambda(torch.sqrt))
+    loader = DataLoader(dataset, 4, backend=Prefetch(tail=True))
+    text = str(loader.explain())
+    assert "images are normalised before the copy" in text
+    assert "Lambda" in text
+    assert_same(epochs(loader, 1), epochs(torch.utils.data.DataLoader(dataset, 4), 1))
+    with pytest.raises(BackendUnavailable, match=r"dtype= or memory_format=.*Lambda"):
+        next(iter(DataLoader(dataset, 4, backend=Prefetch(dtype=torch.float16))))
+
+
+def test_transforms_that_change_between_epochs_are_followed(folder: Path) -> None:
+    dataset = images(folder)
+    loader = DataLoader(dataset, 4, backend=Prefetch(tail=True))
+    before = epochs(loader, 1)
+    dataset.transform.transforms[-1] = transforms.Normalize((0.5,) * 3, (0.25,) * 3)
+    after = epochs(loader, 1)
+    assert_same(after, epochs(torch.utils.data.DataLoader(dataset, 4), 1))
+    assert not torch.equal(before[0][0][0], after[0][0][0])
+
+
+def test_nothing_moves_to_the_cpu_unless_asked(folder: Path) -> None:
+    plan = DataLoader(images(folder), 4, backend=Prefetch(device="cpu")).explain()
+    assert [stage.name for stage in plan.stages][-1] == "transfer"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": torch.int64}, r"dtype=torch.int64\): must be a float dtype"),
+        ({"memory_format": torch.channels_last_3d}, r"memory_format=.*must be one of"),
+        ({"tail": False, "dtype": torch.float16}, r"tail=False\) with dtype="),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Prefetch(**options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_on_the_gpu_they_are_the_datasets_own_to_the_bit(
+    folder: Path, num_workers: int, reuse: bool
+) -> None:
+    arguments = {"dataset": images(folder), "batch_size": 4, "num_workers": num_workers}
+    ours = DataLoader(backend=Prefetch(reuse=reuse), **arguments)
+    assert "normalise" in str(ours.explain())
+    seed_everything()
+    got = [(image.cpu(), label.cpu()) for image, label in ours]
+    theirs = epochs(torch.utils.data.DataLoader(**arguments), 1)[0]
+    assert_same(got, [tuple(batch) for batch in theirs])
