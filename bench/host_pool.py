@@ -9,12 +9,14 @@ import torch
 import torch.utils.data
 from torch.utils.data import TensorDataset
 
+from backends.stock import Stock
 from bench.harness import Case, Cell, Result, Scale, Timings, interleave
 from dataloaders import DataLoader
 from dataloaders.pool import HostPool
 
 BATCH = 64
 BAR = 1.15
+BAR_WORKERS = 0.85
 
 Make = Callable[[int], torch.Tensor]
 
@@ -145,6 +147,67 @@ def measure_loaders(scale: Scale) -> Result:
     )
 
 
+def run_workers(scale: Scale) -> Result:
+    return on_one_thread(measure_workers, scale)
+
+
+class Images(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that cost nothing: what is left is collation and the way out of the worker."""
+
+    def __init__(self, side: int, length: int) -> None:
+        self._images = list(torch.ones(8, 3, side, side))
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._images[index % len(self._images)]
+
+
+def measure_workers(scale: Scale) -> Result:
+    side, batches = scale.pick(full=224, tiny=128), scale.pick(full=40, tiny=3)
+    dataset = Images(side, BATCH * batches)
+    rows: list[tuple[Cell, ...]] = []
+    data: dict[str, Any] = {}
+    met = True
+    copy = torch.empty(BATCH, 3, side, side)
+    for work, step in (("dropped", None), ("read once", copy.copy_)):
+        options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+        loaders: dict[str, Any] = {
+            "torch": torch.utils.data.DataLoader(dataset, BATCH, **options),
+            "stock": DataLoader(dataset, BATCH, backend=Stock(ring=True), **options),
+        }
+        timings = interleave(
+            {way: lambda one=one, step=step: take(one, step) for way, one in loaders.items()},
+            rounds=scale.pick(full=7, tiny=1),
+            children=True,
+        )
+        ratio = timings["stock"].ratio(timings["torch"], "cpu")
+        met = met and ratio.median <= BAR_WORKERS
+        for way, times in timings.items():
+            told = str(ratio) if way == "stock" else None
+            wall = times.median() / batches
+            rows.append((f"{work}, {way}", *cpu(times, 1 / batches), wall, told))
+        data[work] = {way: times.cpu for way, times in timings.items()}
+    return Result(
+        ("batches", "CPU s a batch", "smallest", "wall s a batch", "CPU ratio to torch (spread)"),
+        tuple(rows),
+        met,
+        (
+            f"Batches of {BATCH} x 3 x {side} x {side} float32 from one persistent worker; "
+            "CPU of worker and consumer together; one torch thread.",
+        ),
+        data,
+    )
+
+
+def take(loader: Iterable[torch.Tensor], step: Callable[[torch.Tensor], object] | None) -> None:
+    for batch in loader:
+        if step is not None:
+            step(batch)
+
+
 def exhaust(loader: Iterable[Any]) -> None:
     for _images, _labels in loader:
         pass
@@ -166,5 +229,11 @@ CASES = [
         "What does the pool save a whole loader of large in-memory batches?",
         "none: torch's loader side by side",
         run_loaders,
+    ),
+    Case(
+        "host_pool_workers",
+        "What does a ring of shared memory save workers that make large batches?",
+        f"median CPU ratio to torch's workers <= {BAR_WORKERS}",
+        run_workers,
     ),
 ]

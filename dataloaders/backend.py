@@ -51,11 +51,24 @@ class Ahead(ABC):
             Cancelled: `cancel` was called.
         """
 
+    @property
+    def in_flight(self) -> int:
+        """Batches whose samples were drawn at ``iter()`` and are being made already.
+
+        As many can be taken before the first `supply`.
+        """
+        return 0
+
     @abstractmethod
     def supply(self, batches: int) -> None:
-        """Draw what the next ``batches`` takes need; on the consumer's thread, before them.
+        """Draw from the sampler for ``batches`` batches more; on the consumer's thread.
 
-        An error of the sampler is kept, and raised by ``next()`` at the batch that it concerns.
+        Called with 1 at each hand-over, as torch draws one batch's samples for each batch that it
+        hands over: so a loop that breaks leaves samplers and generators where torch would.
+
+        Raises:
+            Exception: the sampler's own, to be raised in place of the batch of this hand-over, as
+                torch does; or it is kept and raised by ``next()`` at the batch that it concerns.
         """
 
     @abstractmethod

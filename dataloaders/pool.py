@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-__all__ = ["HostMemory", "HostPool", "PinnedMemory"]
+__all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
 
 SMALLEST = 2 << 20
 """Bytes of a tensor from which on a buffer is worth its about 15 microseconds of Python.
@@ -42,11 +42,18 @@ _PAGE = mmap.PAGESIZE
 class HostMemory(Protocol):
     """Where the memory of a batch comes from."""
 
+    @property
+    def in_worker(self) -> bool:
+        """Whether it is memory for a DataLoader's workers, or for every other process."""
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A dense CPU tensor of ``shape`` and ``dtype``, its contents undefined."""
 
     def pays_for(self, nbytes: int) -> bool:
         """Whether a tensor of ``nbytes`` should come from here, not from ``torch.empty``."""
+
+    def undo(self, tensor: torch.Tensor) -> None:
+        """Told of a tensor from `empty` that did not become part of a batch."""
 
 
 class PinnedMemory:
@@ -55,6 +62,8 @@ class PinnedMemory:
     torch takes a pinned block back only when every copy that was queued from it has run, so a
     batch may be dropped right after ``batch.to("cuda", non_blocking=True)``.
     """
+
+    in_worker = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A dense, pinned CPU tensor, its contents undefined.
@@ -68,6 +77,9 @@ class PinnedMemory:
         """True from a few pages on: torch's ``pin_memory()`` would copy the batch once more."""
         return nbytes >= _PAGE
 
+    def undo(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: its memory comes back when it dies."""
+
 
 class HostPool:
     """Pageable CPU tensors whose memory serves again once nothing refers to it.
@@ -80,6 +92,8 @@ class HostPool:
             sixteenth of the machine's memory.
         smallest: tensors of fewer bytes come from ``torch.empty``.
     """
+
+    in_worker = False
 
     def __init__(self, *, most_free: int | None = None, smallest: int = SMALLEST) -> None:
         self._most_free = _default_most_free() if most_free is None else most_free
@@ -113,11 +127,7 @@ class HostPool:
         array = self._lend(nbytes) if nbytes >= self._smallest else None
         if array is None:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        bytes_ = torch.from_numpy(array)
-        # Not a view of ``bytes_``: some operations are forbidden on views.
-        tensor = torch.empty(0, dtype=dtype, device="cpu")
-        tensor.set_(bytes_.untyped_storage(), 0, shape)  # type: ignore[call-overload]
-        return tensor
+        return tensor_over(array, shape, dtype)
 
     def empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor of ``leaf``'s shape, as ``torch.empty_like`` makes it, its contents undefined.
@@ -131,6 +141,9 @@ class HostPool:
     def pays_for(self, nbytes: int) -> bool:
         """Whether a tensor of ``nbytes`` would come out of a buffer of this pool."""
         return nbytes >= self._smallest
+
+    def undo(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: its memory comes back when it dies."""
 
     def trim(self) -> None:
         """Give all free buffers back to the system. Those in use come back to the pool as ever."""
@@ -232,6 +245,21 @@ class HostPool:
         self._lock = threading.Lock()
         self._free.clear()
         self._free_bytes = 0
+
+
+def tensor_over(
+    array: np.ndarray[Any, Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """A dense CPU tensor in the memory of ``array`` (uint8, just long enough).
+
+    Its storage holds ``array``, and nothing else does that comes from the tensor: when ``array``
+    dies, nothing refers to the storage any more.
+    """
+    storage = torch.from_numpy(array).untyped_storage()
+    # Not a view of that tensor: some operations are forbidden on views.
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
+    tensor.set_(storage, 0, shape)  # type: ignore[call-overload]
+    return tensor
 
 
 class _Buffer:

@@ -14,6 +14,7 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import (
     Dataset,
     IterableDataset,
@@ -75,7 +76,7 @@ def test_the_nesting_is_torchs_and_the_memory_the_pools(make: Callable[[int], An
     assert pool.lent_bytes == 0
 
 
-LAYOUTS = ["plain", "last", "transposed", "expanded", "sliced", "conj"]
+LAYOUTS = ["plain", "last", "last, thinned", "transposed", "expanded", "sliced", "conj"]
 
 
 @settings(max_examples=200, deadline=None)
@@ -118,6 +119,8 @@ def laid_out(shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
     if layout == "last" and tensor.dim() in (4, 5):
         format_ = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
         return tensor.contiguous(memory_format=format_)
+    if layout == "last, thinned" and tensor.dim() in (4, 5):
+        return laid_out([*shape[:-1], 2 * shape[-1]], dtype, "last")[..., ::2]
     if layout == "transposed" and tensor.dim() > 1:
         return tensor.movedim(0, -1).contiguous().movedim(-1, 0)
     if layout == "expanded":
@@ -270,6 +273,28 @@ def test_fake_tensors_stay_fake(real: bool) -> None:
     assert pool.lent_bytes == 0
 
 
+def test_a_dispatch_mode_sees_torchs_own_operations() -> None:
+    class Recording(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    collate, _ = pooling()
+    samples = [large(), large()]
+    records = []
+    for each in (collate, default_collate):
+        with Recording() as mode:
+            each(samples)
+        records.append(mode.seen)
+    assert records[0] == records[1] != []
+
+
 def test_a_pool_without_memory_is_not_in_the_way() -> None:
     class Exhausted(HostPool):
         def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -347,16 +372,12 @@ def test_the_iterator_is_torchs_and_the_loader_unchanged(make: Callable[[], Any]
         {"collate_fn": default_convert},
         {"collate_fn": list},
         {"batch_size": None},
-        {"num_workers": 1},
     ],
     ids=str,
 )
 def test_other_collations_are_left_alone(options: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Images(), **options))
-    if options.get("num_workers"):
-        assert iterator._collate_fn is default_collate
-    else:
-        assert iterator._dataset_fetcher.collate_fn is iterator._collate_fn
+    assert iterator._dataset_fetcher.collate_fn is iterator._collate_fn
     assert "pool" not in str(DataLoader(Images(), **options).explain())
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import TensorDataset
+from torch.utils.data import RandomSampler, TensorDataset
 
 from backends.prefetch import Prefetch
 from backends.stock import Stock
@@ -27,7 +27,7 @@ from dataloaders import Backend, DataLoader, Plan, Session, wrap
 from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same
-from helpers.datasets import MapDataset, tensor_sample
+from helpers.datasets import SIZE, MapDataset, integer_sample, tensor_sample
 from helpers.processes import children, run_script, start_script, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
@@ -213,6 +213,48 @@ class TestTakingAhead:
         )
         assert len(list(loader)) == len(loader)
         assert set(seen) == {threading.current_thread().name}
+
+
+class DrawsAsItGoes(torch.utils.data.Sampler[int]):
+    """Draws each index when it is asked for it, from torch's default generator."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(40):
+            yield int(torch.randint(SIZE, (1,)))
+
+
+def epochs_with_breaks(kind: Any, sampler: str, after: int, **options: Any) -> list[Any]:
+    """Batches of three epochs broken off, and the states of all generators after each."""
+    torch.manual_seed(3)
+    own = torch.Generator().manual_seed(5)
+    dataset = MapDataset(integer_sample)
+    samplers = {
+        "draws as it goes": DrawsAsItGoes(),
+        "with replacement": RandomSampler(dataset, replacement=True, num_samples=40, generator=own),
+        "shuffled, own generator": RandomSampler(dataset, num_samples=40, generator=own),
+        "shuffled": RandomSampler(dataset, num_samples=40),
+    }
+    loader = kind(dataset, sampler=samplers[sampler], batch_size=4, num_workers=2, **options)
+    seen: list[Any] = []
+    for _ in range(3):
+        seen.extend(batch.tolist() for batch in itertools.islice(loader, after))
+        seen.append((torch.get_rng_state().tolist(), own.get_state().tolist()))
+    return seen
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "sampler", ["draws as it goes", "with replacement", "shuffled, own generator", "shuffled"]
+)
+def test_a_break_leaves_order_and_generators_as_torchs_does(sampler: str, persistent: bool) -> None:
+    for after in (1, 6, 7, 9):  # of 10: before and behind the batch at which the sampler ends
+        options = {"persistent_workers": persistent}
+        theirs = epochs_with_breaks(torch.utils.data.DataLoader, sampler, after, **options)
+        ours = epochs_with_breaks(DataLoader, sampler, after, backend="prefetch", **options)
+        assert ours == theirs, f"after a break behind {after} batches"
 
 
 class TestEndings:

@@ -170,9 +170,12 @@ class Prefetch(Backend):
 
     def changes(self, loader: Specification, device: torch.device | None) -> dict[str, Any]:
         """What the inner backend sees otherwise than the loader has it, for ``device``."""
-        if device is not None and device.type == "cuda" and loader.num_workers > 0:
+        if device is None or device.type != "cuda":
+            return {}
+        if loader.num_workers > 0:
             return {"pin_memory": False}  # the ring pins, without a fresh pin for each batch
-        return {}
+        # In this process batches are made in pinned memory at once, and need no ring.
+        return {"pin_memory": self.pin_memory is not False}
 
     def _inner(self) -> Backend:
         inner = self.inner if isinstance(self.inner, Backend) else registry.load(self.inner)()

@@ -45,7 +45,11 @@ class TakenAhead:
                     "time, or leave out persistent_workers=True"
                 )
             raise StopIteration
-        source.supply(self._transfer.permits)
+        failure: BaseException | None = None
+        try:
+            source.supply(1)
+        except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
+            failure = error
         with stage("wait"):
             item = self._trip.ready.get()
         if isinstance(item, Ended):
@@ -54,10 +58,14 @@ class TakenAhead:
         try:
             if isinstance(item, Failed):
                 raise item.error
-            return self._transfer.receive(item)
+            batch = self._transfer.receive(item)
+            if failure is not None:
+                del batch
+                raise failure
+            return batch
         finally:
             self._trip.permit()
-            del item, source  # a traceback must keep neither alive
+            del item, source, failure  # a traceback must keep none of them alive
 
     def __len__(self) -> int:
         if self._length is None:

@@ -32,7 +32,13 @@ from .ahead import AheadWorkers
 from .ahead_gather import GatherEpoch
 from .ahead_next import Foresight, epoch_of_dataset, no_foresight
 from .describe import describe
-from .iterators import gathering_iterator, gathering_view, obstacle, plain_iterator
+from .iterators import (
+    gathering_iterator,
+    gathering_view,
+    obstacle,
+    plain_iterator,
+    ring_view,
+)
 
 __all__ = ["Stock"]
 
@@ -46,16 +52,21 @@ class Stock(Backend):
             StackDataset, a bare tensor or array) under torch's default collation is fetched by
             one indexed gather a batch. The batches and all generator states are torch's, to the
             bit, either way; False is for comparing the two.
+        ring: whether workers collate large tensors into shared memory that is used again, in place
+            of a new segment for each batch. The batches are torch's to the bit, except that they
+            do not count as shared (``is_shared()``). Off by default for that reason.
     """
 
     name: ClassVar[str] = "stock"
     gather: bool = True
+    ring: bool = False
 
     def explain(self, loader: Specification) -> Plan:
         """Every stage, the process it runs in, and whether batches are gathered."""
         try:
             own = _iterates_itself(loader)
-            return describe(loader, self.name, None if own else self._obstacle(loader), own=own)
+            obstacle = None if own else self._obstacle(loader)
+            return describe(loader, self.name, obstacle, own=own, ring=self.ring)
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             note = f"this loader could not be read ({type(error).__name__}: {error}); torch may run"
             return Plan(self.name, notes=(note,))
@@ -99,13 +110,13 @@ class _StockSession(Session):
         gathers = self._backend._obstacle(loader) is None
         specification = self._view(loader, gathers)
         if not (loader.persistent_workers and loader.num_workers > 0):
-            return _iterator(specification, gathers, self._pool)
+            return self._iterator(specification, gathers)
         # Kept where torch keeps it: Lightning and others shut down ``loader._iterator``.
         if loader._iterator is None:
             if _is_torchs(loader):
                 loader._iterator = self._workers(loader, specification, gathers)
             else:
-                loader._iterator = _iterator(specification, gathers, self._pool)
+                loader._iterator = self._iterator(specification, gathers)
         elif isinstance(loader._iterator, AheadWorkers):
             loader._iterator.begin(specification, epoch=epoch_of_dataset(loader))
         else:
@@ -118,7 +129,7 @@ class _StockSession(Session):
             return None
         gathers = self._backend._obstacle(loader) is None
         if loader.num_workers == 0:
-            return GatherEpoch(_iterator(self._view(loader, gathers), gathers, self._pool))
+            return GatherEpoch(self._iterator(self._view(loader, gathers), gathers))
         if not loader.persistent_workers:
             return self._workers(loader, self._view(loader, gathers), gathers).drive()
         if loader._iterator is not None and not isinstance(loader._iterator, AheadWorkers):
@@ -147,7 +158,7 @@ class _StockSession(Session):
         if loader.persistent_workers:
             seeding = None if specification is loader else self._seeding
             foresight = Foresight(loader, seeding, samples=not gathers)
-        view = gathering_view(specification) if gathers else specification
+        view = gathering_view(specification) if gathers else self._with_ring(specification)
         return AheadWorkers(view, epoch=epoch, foresight=foresight)
 
     def _view(self, loader: Specification, gathers: bool) -> Specification:
@@ -159,9 +170,13 @@ class _StockSession(Session):
         # Gathering runs no code of the user's: only the order has to be seeded.
         return self._seeding.view(loader, samples=not gathers)
 
+    def _iterator(self, loader: Specification, gathers: bool) -> _BaseDataLoaderIter:
+        if gathers:
+            return gathering_iterator(loader, self._pool)
+        return plain_iterator(self._with_ring(loader), self._pool)
 
-def _iterator(loader: Specification, gathers: bool, pool: HostPool) -> _BaseDataLoaderIter:
-    return gathering_iterator(loader, pool) if gathers else plain_iterator(loader, pool)
+    def _with_ring(self, loader: Specification) -> Specification:
+        return ring_view(loader) if self._backend.ring else loader
 
 
 def _iterates_itself(loader: Specification) -> bool:

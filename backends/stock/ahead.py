@@ -29,9 +29,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from dataloaders.backend import Ahead, Cancelled, Specification
 from dataloaders.batch import Batch
+from dataloaders.flow import counts_of
 
 from .ahead_indices import Dry, Indices
-from .ahead_next import Foresight, NextEpoch
+from .ahead_next import Foresight, NextEpoch, indices_of
 from .ahead_tell import Tell
 
 __all__ = ["AheadWorkers", "WorkersEpoch"]
@@ -125,11 +126,15 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
                 self._inside = None
 
     def supply(self, batches: int) -> None:
-        """Draw the indices that the next ``batches`` takes send; on the consumer's thread."""
+        """Draw the indices that the next ``batches`` tasks need; on the consumer's thread.
+
+        Raises:
+            Exception: the sampler's own, at the hand-over at which torch raises it.
+        """
         indices = self._indices
         if not self._driven or indices is None:
             return
-        indices.supply(batches)
+        indices.supply_now(batches)
         if indices.exhausted and self._early is None and self._foresight is not None:
             self._early = self._foresight.foresee()
 
@@ -144,7 +149,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         self._owed, self._end, self._indices = 0, None, None
         if early is not None and taken and self._foresight is not None:
             state = torch.default_generator.get_state()
-            indices = Indices(iter(self._index_sampler))
+            indices = Indices(indices_of(self._index_sampler))
             indices.supply(self._most_tasks)
             if self._foresight.agrees(early, indices.waiting(), self._epoch):
                 self._go_on(loader, early, indices)
@@ -313,6 +318,15 @@ class WorkersEpoch(Ahead):
         """Draw indices, and foresee the next epoch once there are no more; see `Ahead`."""
         if not self._ticket.cancelled:
             self._workers.supply(batches)
+
+    @property
+    def in_flight(self) -> int:
+        """As many as torch orders from its workers at ``iter()``; see `Ahead`."""
+        return self._workers._most_tasks
+
+    def counts(self) -> tuple[int, int] | None:
+        """How full the workers' queues are; see `dataloaders.flow.counts_of`."""
+        return counts_of(self._workers)
 
     def cancel(self) -> None:
         """No batch is taken any more; the workers stay."""

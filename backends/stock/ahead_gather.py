@@ -38,7 +38,7 @@ class GatherEpoch(Ahead):
 
     def supply(self, batches: int) -> None:
         """Draw indices; see `Ahead`."""
-        self._indices.supply(batches)
+        self._indices.supply_more(batches)
 
     def cancel(self) -> None:
         """No batch is made any more."""

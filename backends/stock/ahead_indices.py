@@ -42,7 +42,13 @@ class Indices:
         An error of the sampler waits in its place and is raised by `take`; nothing is drawn
         behind it before that.
         """
-        while len(self._drawn) < count and not (self.exhausted or self._failed):
+        self.supply_more(count - len(self._drawn))
+
+    def supply_more(self, count: int) -> None:
+        """Draw ``count`` more, as `supply` does, however many wait to be taken."""
+        for _ in range(count):
+            if self.exhausted or self._failed:
+                break
             try:
                 self._drawn.append(next(self._source))
             except StopIteration:
@@ -51,6 +57,19 @@ class Indices:
                 self._failed = True
                 self._drawn.append(_Failure(error))
         self._news.set()
+
+    def supply_now(self, count: int) -> None:
+        """Draw ``count`` more; an error of the sampler is raised here, on the thread that draws."""
+        try:
+            for _ in range(count):
+                if self.exhausted:
+                    break
+                try:
+                    self._drawn.append(next(self._source))
+                except StopIteration:
+                    self.exhausted = True
+        finally:
+            self._news.set()
 
     def draw(self) -> Any:
         """The next index, whether drawn before or now; on the thread that draws.

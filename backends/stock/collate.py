@@ -20,7 +20,9 @@ from torch.utils.data._utils import collate as torch_collate
 from dataloaders.batch import Batch
 from dataloaders.pool import HostMemory
 
-__all__ = ["PooledCollate"]
+from .shared_ring import SharedRing
+
+__all__ = ["PooledCollate", "RingCollate"]
 
 SMALLEST_SAMPLE = 1 << 14
 """Bytes a sample needs, or looking at each sample takes longer than the pool saves."""
@@ -82,24 +84,28 @@ class _Stack:
         return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def _pooled(self, batch: Any, first: torch.Tensor) -> torch.Tensor | None:
-        if not _is_usual(batch, first):
+        if not _is_usual(batch, first, self._memory.in_worker):
             return None
+        out = None
         try:
             out = self._memory.empty((len(batch), *first.shape), first.dtype)
             # Its return value, not ``out``: torchvision may be told to wrap results.
             return torch.stack(batch, 0, out=out)
         except Exception:
-            return None  # torch meets the same trouble once more, and says it in its own words
+            # torch meets the same trouble once more, and says it in its own words.
+            if out is not None:
+                self._memory.undo(out)
+            return None
 
 
-def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor) -> bool:
-    """Whether stacking into dense memory gives what ``torch.stack(batch)`` gives, or an error."""
+def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: bool) -> bool:
+    """Whether stacking into dense memory gives what torch's collation gives, or an error."""
     kind = type(first)
     if kind is not torch.Tensor and not kind.__module__.startswith("torchvision.tv_tensors."):
         return False
     if type(batch) not in (list, tuple) or {*map(type, batch)} != {kind}:
         return False
-    if get_worker_info() is not None:  # torch collates into shared memory there
+    if (get_worker_info() is not None) is not in_worker:  # shared memory there, and only there
         return False
     if torch._C._len_torch_dispatch_stack():  # fake tensors, tracing
         return False
@@ -109,13 +115,36 @@ def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor) -> bool:
         dtype = first.dtype  # out= would convert samples of other types in silence
         if not all(sample.dtype is dtype for sample in batch):
             return False
-        # torch.stack makes a batch contiguous whatever its samples are, except that it keeps the
-        # channels-last layout of images in 4 and 5 dimensions.
-        format_ = _CHANNELS_LAST.get(first.dim())
+        # torch makes a batch contiguous whatever its samples are, except that outside of workers
+        # it keeps the channels-last layout of samples in 4 and 5 dimensions.
+        format_ = None if in_worker else _CHANNELS_LAST.get(first.dim())
         return format_ is None or all(
             sample.is_contiguous() and not sample.is_contiguous(memory_format=format_)
             for sample in batch
         )
+
+
+class RingCollate:
+    """``default_collate`` in workers, its large tensors in the slots of a ring.
+
+    It leads a double life: the workers call it, and the consumer's copy keeps the ring alive.
+    """
+
+    def __init__(self, ring: SharedRing) -> None:
+        self._ring = ring
+        self._collate = PooledCollate(ring)
+
+    def __reduce__(self) -> Any:
+        return RingCollate, (self._ring,)
+
+    def __call__(self, samples: Any) -> Batch:
+        """The batch of ``samples``, equal to torch's."""
+        self._ring.begin_batch()
+        try:
+            return self._collate(samples)
+        except BaseException:
+            self._ring.undo_batch()
+            raise
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -17,7 +17,9 @@ from .order import is_known
 __all__ = ["describe"]
 
 
-def describe(loader: Specification, name: str, not_gathered: str | None, *, own: bool) -> Plan:
+def describe(
+    loader: Specification, name: str, not_gathered: str | None, *, own: bool, ring: bool = False
+) -> Plan:
     """The plan of ``loader``.
 
     ``not_gathered`` is why its batches are fetched sample by sample, None if they are gathered;
@@ -38,7 +40,7 @@ def describe(loader: Specification, name: str, not_gathered: str | None, *, own:
     if loader.pin_memory:
         stages.append(_pinning(loader))
     delivers = "cpu (pinned)" if pinned else "cpu"
-    return Plan(name, tuple(stages), delivers, notes=_notes(loader, not_gathered))
+    return Plan(name, tuple(stages), delivers, notes=_notes(loader, not_gathered, ring))
 
 
 def _sample_stages(loader: Specification, where: str) -> list[Stage]:
@@ -93,7 +95,7 @@ def _pinning(loader: Specification) -> Stage:
     return Stage("transfer", where, "copied into pinned memory; the step copies to its device")
 
 
-def _notes(loader: Specification, not_gathered: str | None) -> tuple[str, ...]:
+def _notes(loader: Specification, not_gathered: str | None, ring: bool) -> tuple[str, ...]:
     notes = []
     if not_gathered is not None:
         notes.append(f"fetched sample by sample, not by one gather a batch: {not_gathered}")
@@ -104,6 +106,11 @@ def _notes(loader: Specification, not_gathered: str | None) -> tuple[str, ...]:
         )
     seeded = getattr(loader, "seed", None) is not None  # seeded collation is torch's own
     pooled = loader.collate_fn is default_collate and not (seeded and not_gathered is not None)
+    if ring and pooled and loader.num_workers and not_gathered is not None:
+        notes.append(
+            f"workers use the shared memory of tensors of {SMALLEST >> 20} MiB and more again once "
+            "nothing refers to them"
+        )
     if pooled and not loader.num_workers:
         notes.append(
             f"tensors of {SMALLEST >> 20} MiB and more come from a pool, whose memory is used "

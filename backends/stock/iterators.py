@@ -2,8 +2,8 @@
 
 num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
 num_workers > 0    torch's multi-process iterator over a view of the loader: its workers gather
-no gather          torch's own iterator, made by the loader; in this process its default
-                   collation becomes the one that collates into pooled memory
+no gather          torch's own iterator; its default collation becomes the one that collates
+                   into pooled memory, or in workers into a ring of shared memory
 
 Everything else stays torch's: seeds, pinning, queues, worker start and shutdown, warnings.
 """
@@ -28,9 +28,10 @@ from dataloaders.pool import HostMemory, HostPool, PinnedMemory
 from dataloaders.specification import view_of
 
 from . import gather, order
-from .collate import PooledCollate
+from .collate import PooledCollate, RingCollate
+from .shared_ring import SharedRing
 
-__all__ = ["gathering_iterator", "gathering_view", "obstacle", "plain_iterator"]
+__all__ = ["gathering_iterator", "gathering_view", "obstacle", "plain_iterator", "ring_view"]
 
 _TorchLoader = torch.utils.data.DataLoader
 
@@ -43,18 +44,21 @@ def obstacle(loader: Specification) -> str | None:
         return "batch_size=None: the dataset makes its own batches"
     if loader.collate_fn is not default_collate:
         return "collate_fn is not torch's default_collate"
-    kind = type(loader)
-    if (
-        kind._get_iterator is not _TorchLoader._get_iterator
-        or kind._index_sampler is not _TorchLoader._index_sampler
-        or kind._auto_collation is not _TorchLoader._auto_collation
-    ):
-        return f"{kind.__name__} changes torch's iteration"
+    if _changes_iteration(type(loader)):
+        return f"{type(loader).__name__} changes torch's iteration"
     if loader.num_workers and type(loader.dataset) is np.ndarray:
         return "a worker's copy of a bare array cannot be told to gather: use a TensorDataset"
     if not gather.collates_as_torch():
         return "default_collate_fn_map was changed"
     return gather.obstacle(loader.dataset)
+
+
+def _changes_iteration(kind: type[Specification]) -> bool:
+    return (
+        kind._get_iterator is not _TorchLoader._get_iterator
+        or kind._index_sampler is not _TorchLoader._index_sampler
+        or kind._auto_collation is not _TorchLoader._auto_collation
+    )
 
 
 def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
@@ -84,6 +88,19 @@ def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter
         if fetcher.collate_fn is default_collate:
             fetcher.collate_fn = PooledCollate(_memory(iterator, pool))
     return iterator
+
+
+def ring_view(loader: Specification) -> Specification:
+    """A view of ``loader`` whose workers collate into a ring of shared memory, where they can.
+
+    The loader itself without workers, with a collation of its own, or a changed iteration.
+    """
+    if loader.num_workers == 0 or loader.collate_fn is not default_collate:
+        return loader
+    if _changes_iteration(type(loader)):
+        return loader
+    ring = SharedRing(loader.num_workers, loader.prefetch_factor or 2)
+    return view_of(loader, collate_fn=RingCollate(ring))
 
 
 def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemory:

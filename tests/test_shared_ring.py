@@ -1,0 +1,373 @@
+"""Workers' shared memory used again: torch's batches, safe to keep, and none of it left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from backends.stock import Stock
+from backends.stock.collate import RingCollate
+from backends.stock.shared_ring import SLOTS, SharedRing
+from dataloaders import DataLoader
+from dataloaders.pool import SMALLEST
+from helpers.compare import assert_same
+from helpers.processes import run_script
+
+TorchLoader = torch.utils.data.DataLoader
+BATCH = 4
+SIDE = 384  # BATCH images of SIDE x SIDE floats make more than SMALLEST bytes
+assert BATCH * SIDE * SIDE * 4 > SMALLEST
+
+
+def image(index: int) -> torch.Tensor:
+    return torch.full((SIDE, SIDE), float(index))
+
+
+class Images(Dataset[Any]):
+    def __init__(self, length: int = 30) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": image(index), "mask": image(-index), "label": index}
+
+
+class Sizes(Images):
+    """Every batch has another size; some are too small for the ring."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((40 + 97 * (index // BATCH) % 1000, 700), float(index))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        first = 0 if info is None else info.id
+        return iter([image(index) for index in range(first, 30, 2)])
+
+
+class Failing(Images):
+    """Its collation fails for some batches, after a first leaf was made."""
+
+    def __getitem__(self, index: int) -> Any:
+        odd = index == 9
+        return image(index), torch.zeros(SIDE, SIDE + odd), torch.ones(SIDE, SIDE)
+
+
+RING = Stock(ring=True)
+
+
+def loaders(dataset: Any, **options: Any) -> tuple[DataLoader[Any], TorchLoader[Any]]:
+    options = {"batch_size": BATCH, "num_workers": 1, **options}
+    ours: DataLoader[Any] = DataLoader(dataset, backend=RING, **options)
+    return ours, TorchLoader(dataset, **options)
+
+
+def ring_of(iterator: Any) -> SharedRing:
+    collate = iterator._collate_fn
+    assert isinstance(collate, RingCollate)
+    return collate._ring
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "prefetch_factor": 1},
+        {"persistent_workers": True},
+        {"drop_last": True, "timeout": 60},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [Images, Stream], ids=["map", "stream"])
+def test_the_batches_are_torchs(make: Callable[[], Any], options: dict[str, Any]) -> None:
+    ours, theirs = loaders(make(), **options)
+    expected = list(theirs)
+    for _ in range(2):
+        for batch, other in zip(ours, expected, strict=True):
+            assert_same(batch, other)
+            del batch
+    assert_same(list(ours), expected)  # kept, all of them
+
+
+def test_spawned_workers_have_a_ring_too() -> None:
+    ours, _ = loaders(Images(), multiprocessing_context="spawn")
+    iterator = iter(ours)
+    assert_same(list(iterator), list(TorchLoader(Images(), BATCH)))
+    assert ring_of(iterator)._segments
+
+
+def test_batches_in_any_order_are_the_same_ones() -> None:
+    ours, theirs = loaders(Images(), num_workers=2, in_order=False)
+    expected = sorted(theirs, key=lambda batch: int(batch["label"][0]))
+    assert_same(sorted(ours, key=lambda batch: int(batch["label"][0])), expected)
+
+
+def test_a_few_segments_serve_a_whole_epoch() -> None:
+    ours, _ = loaders(Images(80), prefetch_factor=2)
+    iterator = iter(ours)
+    ring = ring_of(iterator)
+    addresses = set()
+    for batch in iterator:
+        addresses |= {batch["image"].data_ptr(), batch["mask"].data_ptr()}
+    assert len(addresses) == len(ring._segments) <= 2 * 4
+
+
+def test_what_is_kept_is_not_written_again() -> None:
+    keepers: list[Callable[[torch.Tensor], Any]] = [
+        lambda t: t,
+        lambda t: t[1:2],
+        lambda t: t.numpy()[0],
+        lambda t: t.permute(2, 0, 1).detach(),
+        lambda t: memoryview(t.numpy()),
+        lambda t: t.untyped_storage(),
+    ]
+    ours, _ = loaders(Images(120), persistent_workers=True)
+    kept: list[tuple[Any, bytes]] = []
+    turns = itertools.cycle(keepers)
+    for number, batch in enumerate(itertools.chain(ours, ours)):
+        thing = next(turns)(batch["image"])
+        kept.append((thing, content(thing)))
+        del batch, thing
+        if number % 3 == 0:
+            kept.pop(len(kept) // 2)
+        for held, before in kept[-20:]:
+            assert content(held) == before
+
+
+def content(thing: Any) -> bytes:
+    if isinstance(thing, torch.UntypedStorage):
+        thing = torch.empty(0).set_(thing)  # type: ignore[call-overload]
+    if isinstance(thing, torch.Tensor):
+        thing = thing.numpy()
+    # A few places of each sample are enough: all its values are equal.
+    return (
+        bytes(memoryview(thing).cast("B", (memoryview(thing).nbytes,))[::99_991])
+        if (isinstance(thing, memoryview))
+        else thing.reshape(-1)[:: 99_991 // 4].tobytes()
+    )
+
+
+def test_sizes_that_change_with_every_batch() -> None:
+    ours, theirs = loaders(Sizes(100), num_workers=2)
+    for batch, other in zip(ours, theirs, strict=True):
+        assert_same(batch, other)
+        del batch
+
+
+def test_a_sent_batch_is_a_copy() -> None:
+    ours, _ = loaders(Images())
+    batch = next(iter(ours))
+    assert not batch["image"].is_shared()  # as sending it would share what may be written again
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_errors_are_torchs_and_cost_no_slot() -> None:
+    outcomes = []
+    for loader in loaders(Failing()):
+        for _ in range(2):
+            got = []
+            with pytest.raises(RuntimeError, match="equal size") as caught:
+                got.extend(batch[0] for batch in loader)
+            outcomes.append((str(caught.value).splitlines()[-1], got))
+    for outcome in outcomes:
+        assert_same(outcome, outcomes[-1])
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> SharedRing:
+    """A ring whose only worker is this process, which is its consumer too."""
+
+    class Info:
+        id, num_workers = 0, 1
+
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", Info())
+    return SharedRing(1, 2)
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """What the consumer gets of a tensor that a worker sends."""
+    function, arguments = tensor.__reduce_ex__(4)
+    received = function(*arguments)
+    assert type(received) is torch.Tensor
+    return received
+
+
+def test_a_segment_is_sent_once_and_unmapped_when_the_worker_drops_it(ring: SharedRing) -> None:
+    size = SMALLEST
+    first = ring.empty((size,), torch.uint8)
+    assert first.segment is not None
+    address = arrived(first.fill_(1)).data_ptr()
+    again = ring.empty((size // 4,), torch.float32)
+    assert again.segment is None
+    kept = arrived(again.fill_(2))
+    assert kept.data_ptr() == address
+    other = ring.empty((size,), torch.uint8)
+    assert other.place != again.place
+    arrived(other)
+    assert len(ring._segments) == 2
+    for _ in range(4):  # too large for any free one: that is dropped
+        size += size // 4
+        arrived(ring.empty((size,), torch.uint8))
+    assert len(ring._segments) == 2
+    assert (kept == 2).all()
+
+
+def test_the_consumer_unmaps_what_the_worker_dropped(ring: SharedRing) -> None:
+    ring._batches = 1  # no room for more than one batch's segments
+    pair = [arrived(ring.empty((SMALLEST,), torch.uint8)) for _ in range(2)]
+    assert len(ring._segments) == 2
+    pair.clear()
+    ring.begin_batch()
+    arrived(ring.empty((2 * SMALLEST,), torch.uint8))
+    assert len(ring._segments) == 1
+
+
+def test_a_retired_slot_serves_again_with_another_segment(ring: SharedRing) -> None:
+    for _ in range(3 * SLOTS):
+        ring.begin_batch()
+        batch = arrived(ring.empty((SMALLEST,), torch.uint8).fill_(1))
+        ring._retire()  # as before a fork, whose child now refers to the same memory
+        other = arrived(ring.empty((SMALLEST,), torch.uint8).fill_(2))
+        assert (batch == 1).all()
+        del batch, other
+    assert len(ring._segments) <= 2
+
+
+def test_a_failed_collation_gives_its_slots_back(ring: SharedRing) -> None:
+    collate = RingCollate(ring)
+    good = [Images()[index] for index in range(BATCH)]
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="equal size"):
+            collate([Failing()[index] for index in (7, 8, 9)] * 2)
+    assert not ring._bytes.any()
+    batch = collate(good)
+    assert int(ring._bytes.sum()) == 2  # two leaves under way
+    received = {name: arrived(batch[name]) for name in ("image", "mask")}
+    assert_same({**batch, **received}, default_collate(good))
+
+
+def test_a_full_ring_leaves_the_rest_to_torch() -> None:
+    ours, theirs = loaders(Images(200), batch_size=BATCH)
+    kept = list(ours)
+    shared = sum(batch["image"].is_shared() for batch in kept)
+    assert len(kept) > shared >= len(kept) - 4  # those beyond the ring came as torch sends them
+    assert_same(kept, list(theirs))
+
+
+def test_a_break_and_the_next_epoch() -> None:
+    ours, theirs = loaders(Images(60), persistent_workers=True, num_workers=2)
+    held = []
+    for loader in (ours, theirs):
+        first = list(itertools.islice(loader, 3))
+        held.append((first, list(loader)))
+    assert_same(held[0], held[1])
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_a_killed_worker_is_torchs_error_and_kept_batches_live_on() -> None:
+    ours, _ = loaders(Images(400))
+    iterator: Any = iter(ours)
+    kept = [next(iterator) for _ in range(3)]
+    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        for _ in iterator:
+            pass
+    del iterator, ours
+    assert_same(kept, list(itertools.islice(TorchLoader(Images(400), BATCH), 3)))
+
+
+def test_a_forked_process_keeps_what_it_saw() -> None:
+    ours, _ = loaders(Images(80), persistent_workers=True)
+    iterator = iter(ours)
+    held = [next(iterator)["image"].numpy()]
+    expected = held[0].copy()
+    ask, answer = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(30)
+            os.read(ask[0], 1)  # until the parent has gone on
+            fine = bool((held[0] == expected).all())  # NumPy: torch's threads are not here
+            held.clear()  # no business of the workers' of the parent
+            os.write(answer[1], b"y" if fine else b"n")
+            status = 0
+        finally:
+            os._exit(status)
+    held.clear()
+    rest = [batch["label"].clone() for batch in itertools.chain(iterator, ours)]
+    os.write(ask[1], b"g")
+    assert os.read(answer[0], 1) == b"y"
+    os.waitpid(pid, 0)
+    assert len(rest) == 19 + 20
+    for end in (*ask, *answer):
+        os.close(end)
+
+
+def test_short_epochs_leave_no_handles_and_no_segments() -> None:
+    ours, _ = loaders(Images(8))
+    process = psutil.Process()
+
+    def after(epochs: int) -> tuple[int, int]:
+        for _ in range(epochs):
+            list(ours)
+        return process.num_fds(), len(list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*")))
+
+    assert after(2) >= after(8)
+
+
+def test_other_loaders_have_no_ring() -> None:
+    for options in ({"collate_fn": list}, {"batch_size": None}):
+        iterator: Any = iter(DataLoader(Images(2), num_workers=1, backend=RING, **options))
+        assert not isinstance(iterator._collate_fn, RingCollate)
+        list(iterator)
+
+
+def test_the_plan_says_so() -> None:
+    said = "workers use the shared memory of tensors of"
+    assert said in str(RING.explain(TorchLoader(Images(), num_workers=1)))
+    assert said not in str(RING.explain(TorchLoader(Images(), num_workers=1, collate_fn=list)))
+    assert said not in str(RING.explain(TorchLoader(Images())))
+    assert said not in str(Stock().explain(TorchLoader(Images(), num_workers=1)))
+
+
+def test_files_as_the_way_of_sharing(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from backends.stock import Stock
+        from dataloaders import DataLoader
+
+        class Images(torch.utils.data.Dataset):
+            def __len__(self): return 40
+            def __getitem__(self, index): return torch.full((400, 400), float(index))
+
+        if __name__ == "__main__":
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            loader = DataLoader(
+                Images(), batch_size=4, num_workers=2, persistent_workers=True,
+                backend=Stock(ring=True),
+            )
+            for _ in range(2):
+                for number, batch in enumerate(loader):
+                    assert batch[:, 0, 0].tolist() == [4 * number + i for i in range(4)]
+            print(len(loader._iterator._collate_fn._ring._segments))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < int(done.stdout) <= 2 * 4
