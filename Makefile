@@ -1,5 +1,5 @@
 # make demo  a virtual environment, the package, and its main job on images made on the spot
-# make test  the same environment with the test tools, and every test
+# make test  the same environment with the test tools, and every test: those that look at time by themselves
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,8 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not measures" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m measures
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -21,6 +21,8 @@ from dataloaders.bottleneck.feed import Feed, Takers
 from dataloaders.errors import CheckError, OptionError
 from helpers.waits import SlowOnce, Waiting, wait
 
+pytestmark = pytest.mark.measures
+
 NOT_BOUND = ("step-bound", "inconclusive")
 """A machine busy with something else may widen the interval, never turn the verdict round."""
 

@@ -17,6 +17,8 @@ import pytest
 from dataloaders.cli import main
 from helpers.processes import wait_until_gone
 
+pytestmark = pytest.mark.measures
+
 HEAD = """
 import argparse, sys, time, torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset

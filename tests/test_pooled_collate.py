@@ -373,7 +373,7 @@ def test_the_iterator_is_torchs_and_the_loader_unchanged(make: Callable[[], Any]
         {"collate_fn": list},
         {"batch_size": None},
     ],
-    ids=str,
+    ids=["default_convert", "list", "no batches"],
 )
 def test_other_collations_are_left_alone(options: dict[str, Any]) -> None:
     iterator: Any = iter(DataLoader(Images(), **options))

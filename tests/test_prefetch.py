@@ -28,7 +28,7 @@ from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same
 from helpers.datasets import SIZE, MapDataset, integer_sample, tensor_sample
-from helpers.processes import children, run_script, start_script, wait_until_gone
+from helpers.processes import children, open_files, run_script, start_script, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
 
@@ -370,8 +370,8 @@ class TestEndings:
                 for _ in itertools.islice(batches, 2 if epoch % 3 else None):
                     pass
             del batches
-            gc.collect()
-            return process.num_threads(), process.num_fds(), process.memory_info().rss
+            files = open_files()
+            return process.num_threads(), files, process.memory_info().rss
 
         run(20)
         threads_before, handles_before, rss_before = run(20)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.utils.data
@@ -21,7 +20,7 @@ from backends.stock.shared_ring import SLOTS, SharedRing
 from dataloaders import DataLoader
 from dataloaders.pool import SMALLEST
 from helpers.compare import assert_same
-from helpers.processes import run_script
+from helpers.processes import open_files, run_script
 
 TorchLoader = torch.utils.data.DataLoader
 BATCH = 4
@@ -320,12 +319,11 @@ def test_a_forked_process_keeps_what_it_saw() -> None:
 
 def test_short_epochs_leave_no_handles_and_no_segments() -> None:
     ours, _ = loaders(Images(8))
-    process = psutil.Process()
 
     def after(epochs: int) -> tuple[int, int]:
         for _ in range(epochs):
             list(ours)
-        return process.num_fds(), len(list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*")))
+        return open_files(), len(list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*")))
 
     assert after(2) >= after(8)
 

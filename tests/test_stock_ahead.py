@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.utils.data
@@ -53,7 +52,7 @@ from helpers.datasets import (
     dict_sample,
     integer_sample,
 )
-from helpers.processes import children, run_script, wait_until_gone
+from helpers.processes import children, open_files, run_script, wait_until_gone
 
 WORKER_CASES = tuple(case for case in CASES if case.workers)
 DEPTH = 2
@@ -604,7 +603,6 @@ def test_a_killed_worker_is_an_error_of_torchs(tmp_path: Path) -> None:
 
 
 def test_200_short_epochs_leave_threads_files_and_children_flat() -> None:
-    process = psutil.Process()
     dataset = MapDataset(integer_sample)
     ours = driven(**persistent(dataset, shuffle=True, generator=torch.Generator()))
 
@@ -613,8 +611,8 @@ def test_200_short_epochs_leave_threads_files_and_children_flat() -> None:
             assert len(list(ours)) == 6
         for _ in range(count // 10):
             next(iter(ours))
-        gc.collect()
-        return threading.active_count(), process.num_fds(), children()
+        files = open_files()
+        return threading.active_count(), files, children()
 
     threads, files, processes = epochs(20)
     threads_after, files_after, processes_after = epochs(200)

@@ -223,7 +223,7 @@ def shapes(loader):
         {"batch_size": None},
         {"sampler": range(3), "batch_size": 2},
         {"sampler": [], "batch_size": 2},
-        {"batch_sampler": BatchSampler(range(10), 3, False)},
+        pytest.param({"batch_sampler": BatchSampler(range(10), 3, False)}, id="torch's"),
         {"batch_sampler": [[1, 2, 3], [0, 4, 5]]},
     ],
     ids=str,

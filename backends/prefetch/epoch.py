@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from dataloaders import waiting
 from dataloaders.backend import Ahead, Session
 from dataloaders.batch import Batch
 from dataloaders.flow import counts_of
@@ -51,7 +52,7 @@ class TakenAhead:
         except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
             failure = error
         with stage("wait"):
-            item = self._trip.ready.get()
+            item = waiting.get(self._trip.ready)
         if isinstance(item, Ended):
             self._leave()
             raise StopIteration

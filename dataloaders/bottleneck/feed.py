@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dataloaders import waiting
 from dataloaders.batch import Batch
 from dataloaders.errors import CheckError
 from dataloaders.flow import counts_of
@@ -210,7 +211,7 @@ class Takers:
         """
         self._stopping = True
         self._allowed.set()
-        self._thread.join()
+        waiting.join(self._thread)
         self._feed.count(self._taken)
         if self.exhausted:
             self._feed.ended()

@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 import torch
 
+from dataloaders import waiting
 from dataloaders.batch import Batch
 from dataloaders.errors import CheckError
 
@@ -68,7 +69,7 @@ class LentStep:
             if self._stepping:
                 self._stepping = False
                 self._answers.put(True)
-            given = self._batches.get()
+            given = waiting.get(self._batches)
             if given is None:
                 self._batches.put(None)  # for a loop that asks once more
                 if self._error is not None:
@@ -84,7 +85,7 @@ class LentStep:
         """
         if self._thread is not None:
             self._answers.put(False)
-            self._thread.join(wait_s)
+            waiting.join(self._thread, wait_s)
 
     def _step(self, batch: Batch) -> None:
         self._batches.put([batch])

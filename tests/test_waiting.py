@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import pytest
+
+from dataloaders import waiting
+
+
+@pytest.fixture
+def unheard() -> Iterator[Callable[[], None]]:
+    """Interrupts this process, in a thread that is not the one that waits."""
+    gone, wanted = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        wanted.wait()
+        if not gone.wait(0.3):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    # The kernel now gives the signal to the other thread: nothing wakes a wait of this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    yield wanted.set
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    gone.set()
+    wanted.set()
+    thread.join()
+
+
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_queue(
+    unheard: Callable[[], None],
+) -> None:
+    unheard()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.get(SimpleQueue())
+
+
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_thread(
+    unheard: Callable[[], None],
+) -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    unheard()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            waiting.join(thread)
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_what_comes_late_is_given() -> None:
+    queue: SimpleQueue[str] = SimpleQueue()
+    thread = threading.Thread(target=lambda: (time.sleep(0.5), queue.put("late")))
+    thread.start()
+    assert waiting.get(queue) == "late"
+    assert waiting.join(thread)
+
+
+def test_a_thread_is_waited_for_so_long_and_no_longer() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert not waiting.join(thread, 0.01)
+    end.set()
+    assert waiting.join(thread, 60)
+    assert waiting.join(thread, 0)
