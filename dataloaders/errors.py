@@ -15,12 +15,14 @@ from __future__ import annotations
 __all__ = [
     "BackendUnavailable",
     "BackendWarning",
+    "CacheError",
     "CapacityWarning",
     "CheckError",
     "DataLoadersError",
     "MissingDependency",
     "OptionError",
     "UnknownBackend",
+    "add_note",
 ]
 
 
@@ -44,8 +46,23 @@ class BackendUnavailable(DataLoadersError, RuntimeError):
     """The backend that was named in code cannot serve this loader."""
 
 
+class CacheError(DataLoadersError, RuntimeError):
+    """A cache cannot be built, or the file is none, is damaged, unfinished or of other samples."""
+
+
 class CheckError(DataLoadersError, RuntimeError):
     """A bottleneck check or a tuning run could not measure what it was asked to measure."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Have ``note`` shown under ``error`` where it is printed; its type and text stay its own.
+
+    Python 3.10 keeps the note and does not print it.
+    """
+    notes = getattr(error, "__notes__", None)
+    if notes is None:
+        notes = error.__notes__ = []  # type: ignore[attr-defined]
+    notes.append(note)
 
 
 class BackendWarning(UserWarning):

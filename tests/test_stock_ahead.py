@@ -414,6 +414,37 @@ def test_an_error_in_a_worker_is_torchs(num_workers: int) -> None:
     assert batches_before_error(driven(**arguments)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"batch_size": 2}, "one of 2 samples: 4, 5"),
+        ({"batch_size": None}, "sample 5"),
+        ({"batch_size": 100, "sampler": [5, *[0] * 99]}, f"one of 100 samples: 5, {'0, ' * 63}..."),
+    ],
+    ids=["batches", "samples", "long batches"],
+)
+@pytest.mark.usefixtures("workers_end_fast")
+def test_a_thread_that_takes_batches_names_the_samples_that_failed(
+    options: dict[str, Any], named: str
+) -> None:
+    loader = DataLoader(MapDataset(fails_at_five), num_workers=2, backend="prefetch", **options)
+    with pytest.raises(Unloadable) as caught:
+        list(loader)
+    number = {2: 3, None: 6, 100: 1}[options["batch_size"]]
+    assert caught.value.__notes__ == [
+        f"dataloaders: raised in a worker by {named}",
+        f"dataloaders: while batch {number} of this epoch was taken ahead",
+    ]
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_plain_stock_adds_nothing_to_an_error() -> None:
+    loader = DataLoader(MapDataset(fails_at_five), batch_size=2, num_workers=1)
+    with pytest.raises(Unloadable) as caught:
+        list(loader)
+    assert not hasattr(caught.value, "__notes__")
+
+
 @pytest.mark.usefixtures("workers_end_fast")
 def test_a_sample_that_hangs_is_torchs_time_out() -> None:
     ours = driven(dataset=MapDataset(hangs), num_workers=1, timeout=0.3)

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from dataloaders.backend import Ahead, Cancelled
+from dataloaders.errors import add_note
 
 from .ranges import stage
 from .transfer import Sent, Transfer
@@ -51,6 +52,7 @@ class Trip:
         self.source: Ahead | None = source
         self.transfer = transfer
         self._stopping = False
+        self._taken = 0
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(transfer.permits):
             self._permits.put(None)
@@ -95,9 +97,12 @@ class Trip:
             self.parked.set()
 
     def _next(self, source: Ahead) -> Item | None:
+        doing = "taken ahead"
         try:
             with stage("take"):
                 batch = next(source)
+            self._taken += 1
+            doing = "copied ahead"
             return self.transfer.send(batch)
         except StopIteration:
             return Ended()
@@ -106,6 +111,9 @@ class Trip:
         except BaseException as error:
             # To be raised where the batch is asked for. As in torch's own iterators, later
             # batches can still be asked for.
+            if doing == "taken ahead":
+                self._taken += 1
+            add_note(error, f"dataloaders: while batch {self._taken} of this epoch was {doing}")
             return Failed(error)
 
 

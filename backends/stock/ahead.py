@@ -25,10 +25,12 @@ from typing import Any, Final
 
 import torch.utils.data
 import torch.utils.data._utils
+from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled, Specification
 from dataloaders.batch import Batch
+from dataloaders.errors import add_note
 from dataloaders.flow import counts_of
 
 from .ahead_indices import Dry, Indices
@@ -42,6 +44,9 @@ _POLL_S = 0.1
 
 _OWING_POLL_S = 0.01
 """The same while workers could have more tasks than they have."""
+
+_NAMED = 64
+"""Samples of a batch that an error names, at most."""
 
 _NONE: Final = object()
 
@@ -80,6 +85,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         self._end: int | None = None
         self._early: NextEpoch | None = None
         self._early_index: Any = _NONE
+        self._asked: dict[int, Any] = {}  # what each task in flight is to fetch
         self._foresight = foresight
         self._epoch = self._epoch_told = epoch  # new workers get the dataset as it is
         if foresight is not None:
@@ -147,6 +153,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         taken = self._end is not None and self._rcvd_idx >= self._end
         self._driven = False  # the sampler runs right here
         self._owed, self._end, self._indices = 0, None, None
+        self._asked.clear()
         if early is not None and taken and self._foresight is not None:
             state = torch.default_generator.get_state()
             indices = Indices(indices_of(self._index_sampler))
@@ -188,6 +195,10 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
             self._end = self._send_idx
 
     def _next_index(self) -> Any:
+        index = self._asked[self._send_idx] = self._next_task()
+        return index
+
+    def _next_task(self) -> Any:
         if self._early_index is not _NONE:
             return self._early_index
         if self._indices is None:
@@ -282,9 +293,27 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
             if entered:
                 self._busy.release()
 
+    def _process_data(self, data: Any, *args: Any) -> Batch:
+        number = self._rcvd_idx - 1  # in order; else any of those in flight
+        asked = self._asked.pop(number, None)
+        if not isinstance(data, ExceptionWrapper) or not (self._driven and self._in_order):
+            return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
+        try:
+            return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            add_note(error, f"dataloaders: raised in a worker by {_names(asked)}")
+            raise
+
     @property
     def _most_tasks(self) -> int:
         return int(self._prefetch_factor * self._num_workers)
+
+
+def _names(asked: Any) -> str:
+    if not isinstance(asked, (list, tuple)):
+        return f"sample {asked!r}"
+    first = ", ".join(repr(index) for index in asked[:_NAMED])
+    return f"one of {len(asked)} samples: {first}{', ...' if len(asked) > _NAMED else ''}"
 
 
 def _untie(error: Exception) -> None:
