@@ -64,6 +64,13 @@ _OURS = {
             "any other backend, run ahead of the step and copied on a CUDA stream of its own",
         ),
         Entry(
+            "h5",
+            "backends.h5:H5",
+            "the deterministic part of each sample from a cache, one HDF5 file",
+            needs="h5py",
+            install="pip install h5py",
+        ),
+        Entry(
             "synthetic",
             "backends.synthetic:Synthetic",
             "batches like the real ones, made once on the device and reissued",
@@ -72,7 +79,6 @@ _OURS = {
 }
 
 PLANNED = {
-    "h5": "the deterministic part of each sample from a cache, one HDF5 file",
     "dali": "decoding and augmentation as one NVIDIA DALI graph, on the GPU",
 }
 """Backends that the documentation names and this version lacks: name to what they will do."""

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_info
-from torch.utils.data._utils import collate as torch_collate
 
 from dataloaders.batch import Batch
+from dataloaders.collation import collates_as_torch
 from dataloaders.pool import HostMemory
 
 from .order import Index, Table, as_index
 
-__all__ = ["Gatherer", "NotGatherable", "collates_as_torch", "obstacle"]
+__all__ = ["Gatherer", "NotGatherable", "obstacle"]
 
 
 class NotGatherable(Exception):
@@ -105,22 +105,7 @@ def obstacle(dataset: Any) -> str | None:
     return f"{kind.__name__} is not an in-memory dataset that is known"
 
 
-def collates_as_torch() -> bool:
-    """Whether ``default_collate`` still does what torch made it do (its table can be changed)."""
-    return torch_collate.default_collate_fn_map == _TORCHS_COLLATION
-
-
 _TABLES = (list, tuple, range, np.ndarray, torch.Tensor)
-
-_TORCHS_COLLATION: dict[Any, Any] = {
-    torch.Tensor: torch_collate.collate_tensor_fn,
-    np.ndarray: torch_collate.collate_numpy_array_fn,
-    (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
-    float: torch_collate.collate_float_fn,
-    int: torch_collate.collate_int_fn,
-    str: torch_collate.collate_str_fn,
-    bytes: torch_collate.collate_str_fn,
-}
 
 
 def _rows(tensor: torch.Tensor, index: torch.Tensor, memory: HostMemory | None) -> torch.Tensor:

@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from dataloaders.backend import Specification
 from dataloaders.batch import Batch
+from dataloaders.collation import collates_as_torch
 from dataloaders.pool import HostMemory, HostPool, PinnedMemory
 from dataloaders.specification import view_of
 
@@ -48,7 +49,7 @@ def obstacle(loader: Specification) -> str | None:
         return f"{type(loader).__name__} changes torch's iteration"
     if loader.num_workers and type(loader.dataset) is np.ndarray:
         return "a worker's copy of a bare array cannot be told to gather: use a TensorDataset"
-    if not gather.collates_as_torch():
+    if not collates_as_torch():
         return "default_collate_fn_map was changed"
     return gather.obstacle(loader.dataset)
 

@@ -3,6 +3,7 @@
 dataloaders check    train.py -- ARGS   is the input pipeline what holds this script back?
 dataloaders tune     train.py -- ARGS   which num_workers, prefetch_factor and pin_memory?
 dataloaders run      train.py -- ARGS   the script on another backend
+dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
 dataloaders demo                        all of it on images made on the spot
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+
+from dataloaders.cli.cache import add_parsers as add_cache_parsers
 
 __all__ = ["main"]
 
@@ -24,6 +27,8 @@ examples:
       finds the smallest worker setting that keeps up with the script's own step
   dataloaders run --backend synthetic train.py
       runs the script on input that costs nothing
+  dataloaders cache build mypackage.data:training_set train.h5
+      computes what the dataset's transforms do before the first random one, once
   dataloaders demo
       shows the check and the tuning on photographs that it makes itself
 """
@@ -107,6 +112,10 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         from dataloaders.cli import listing
 
         return listing.backends()
+    if parsed.command == "cache":
+        from dataloaders.cli import cache
+
+        return cache.carry_out(parsed)
     if parsed.command == "demo":
         from dataloaders.cli import demo
 
@@ -209,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--explain", action="store_true", help="print each loader's plan when first iterated"
     )
+    add_cache_parsers(commands)
     add("backends", "what can run here, and why not", "", "Lists every backend.")
     demo = add("demo", "all of it on images made on the spot", "[--images F] [--budget S]", _DEMO)
     demo.add_argument(

@@ -11,7 +11,7 @@ A container that decides which of its members run, such as RandomApply, is one m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from dataloaders.transforms.kinds import Kind, kind_of, torchvision_name
 
-__all__ = ["Kind", "Member", "is_chain", "read"]
+__all__ = ["Kind", "Member", "Run", "is_chain", "read"]
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,31 @@ class Member:
         return f"{self.name} at {self.where}"
 
 
+class Run:
+    """Some transforms, one after the other; ours, where a Compose has been taken apart."""
+
+    def __init__(self, transforms: Iterable[Any]) -> None:
+        self.transforms = tuple(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        """What they make of ``value``."""
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+    def __repr__(self) -> str:
+        return f"Run({', '.join(map(repr, self.transforms))})"
+
+
 def is_chain(value: Any) -> bool:
-    """Whether `read` knows something of ``value``: a Compose, Sequential or torchvision's own."""
+    """Whether `read` knows something of ``value``: a Compose, Sequential, Run or torchvision's."""
     return _members_of(value) is not None or kind_of(value) is not Kind.OPAQUE
 
 
 def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
     """The members of ``transform`` in the order in which they run; ``where`` names it.
 
-    A Compose or ``nn.Sequential`` is flattened, however deep; anything else is one member.
+    A Compose, ``nn.Sequential`` or `Run` is flattened, however deep; anything else is one member.
     """
     return tuple(_read(transform, where))
 
@@ -76,6 +92,6 @@ def _read(transform: Any, where: str) -> Iterator[Member]:
 def _members_of(transform: Any) -> list[Any] | None:
     if type(transform) is torch.nn.Sequential:
         return list(transform)
-    if torchvision_name(transform) == "Compose":
+    if type(transform) is Run or torchvision_name(transform) == "Compose":
         return list(transform.transforms)
     return None

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.kinds import torchvision_name
-from dataloaders.transforms.read import Member
+from dataloaders.transforms.read import Member, Run
 
 __all__ = ["Deferred", "arithmetic_of", "deferred_chain", "trailing"]
 
@@ -76,7 +76,7 @@ def deferred_chain(chain: Any, members: Sequence[Member], deferred: Deferred) ->
         shortened = copy.copy(chain)
         shortened.transforms = [*head, deferred]
         return shortened
-    return _Sequence((*head, deferred)) if head else deferred
+    return Run((*head, deferred)) if head else deferred
 
 
 class Deferred:
@@ -139,18 +139,6 @@ class Deferred:
         images = [leaf for leaf in tensors if type(leaf).__name__ in ("Image", "Video")]
         images = images or [leaf for leaf in tensors if type(leaf) is torch.Tensor][:1]
         return bool(images) and all(self._after(leaf) == leaf.shape[-3] for leaf in images)
-
-
-class _Sequence:
-    """What stands for an ``nn.Sequential``, which takes modules only."""
-
-    def __init__(self, members: Sequence[Any]) -> None:
-        self.members = tuple(members)
-
-    def __call__(self, sample: Any) -> Any:
-        for member in self.members:
-            sample = member(sample)
-        return sample
 
 
 def _is_pointwise(transform: Any) -> bool:

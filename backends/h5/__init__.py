@@ -1,0 +1,284 @@
+"""The deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
+
+dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches     batches.py
+                                                 │    from the map into their place   geometry.py
+                                                 └──> any other tail: sample by sample, as stock
+
+Order, workers and everything around a batch are torch's: the loader is iterated by stock, over
+the cache in place of the dataset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+from dataloaders import registry
+from dataloaders.backend import Ahead, Backend, Session, Specification
+from dataloaders.batch import Batch
+from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache.progress import BuildProgress
+from dataloaders.cache.sample import classes_in
+from dataloaders.errors import BackendUnavailable, CacheError, OptionError
+from dataloaders.learned import cache_folder
+from dataloaders.plan import Plan, Stage
+from dataloaders.pool import HostPool
+from dataloaders.random_states import random_states_kept
+from dataloaders.specification import iterates_itself, view_of
+from dataloaders.transforms import NoTail, Tail, device_tail
+
+from .batches import Batches, batches_of
+
+__all__ = ["H5"]
+
+
+@dataclass(frozen=True)
+class H5(Backend):
+    """Samples from a cache, which is built at the first ``iter()`` if it is not there.
+
+    The same samples in the same order as torch's. What the dataset's transforms do up to the first
+    random one comes out of the file; the rest runs live. Crops and flips of a live rest, and its
+    ToTensor and Normalize, are done a batch at a time where that is proved, on samples of the very
+    cache, to give torchvision's own result; their random numbers then come from a generator of
+    their own, seeded by torch's base seed of the epoch. With ``seed=`` each sample is made by
+    itself, from the random numbers that stock gives it.
+
+    Attributes:
+        path: of the file; None: in the user's cache folder, named after what is in it.
+        build: "if_missing", or "never" for programs that must not spend the time and the disk.
+
+    Raises:
+        OptionError: an option has a value that it cannot take.
+    """
+
+    path: str | os.PathLike[str] | None = None
+    build: Literal["if_missing", "never"] = "if_missing"
+
+    name: ClassVar[str] = "h5"
+
+    def __post_init__(self) -> None:
+        if self.build not in ("if_missing", "never"):
+            raise OptionError(f"H5(build={self.build!r}): must be 'if_missing' or 'never'")
+        if self.build == "never" and self.path is None:
+            raise OptionError("H5(build='never') needs a path: path='train.h5'")
+
+    def explain(self, loader: Specification) -> Plan:
+        """Whether there is a file, and what is done with its rows. Builds nothing."""
+        try:
+            obstacle = self._obstacle(loader)
+            if obstacle is not None:
+                return Plan(self.name, obstacle=obstacle)
+            plan = _stock().explain(loader)
+            fetch = Stage("fetch", "as stages below", self._told())
+            return Plan(self.name, (fetch, *plan.stages), plan.delivers, notes=plan.notes)
+        except Exception as error:  # a loader may hold anything; explaining it must not fail
+            return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
+
+    def takes_ahead(self, loader: Specification) -> bool:
+        """Whether workers read the cache: then no code of the user's runs in this process."""
+        return loader.num_workers > 0 and _stock().takes_ahead(loader)
+
+    def open(self, loader: Specification) -> Session:
+        """A session; the file is opened, or built, at its first epoch."""
+        obstacle = self._obstacle(loader)
+        if obstacle is not None:
+            raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
+        return _H5Session(self, loader)
+
+    def cached(self, dataset: Any) -> CachedDataset:
+        """The cache of ``dataset``, built if there is none and it may be.
+
+        Raises:
+            CacheError: the file is of something else, or cannot be built.
+            BackendUnavailable: there is none, and ``build="never"``.
+        """
+        path = self._path(dataset)
+        if self.build == "never" and not path.exists():
+            raise BackendUnavailable(
+                f"H5(build='never'): there is no cache at {path}; build it with: "
+                "dataloaders cache build"
+            )
+        if path.exists():
+            return precompute(dataset, path, on_error="skip")  # it is only opened
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print(f"backend 'h5' builds {path}", file=sys.stderr)
+        from dataloaders.cli.progress import ProgressLine
+
+        line = ProgressLine()
+
+        def told(progress: BuildProgress) -> None:
+            what = "waits for another process: " if progress.waiting else ""
+            line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
+
+        try:
+            return precompute(dataset, path, progress=told)
+        finally:
+            line.close()
+
+    def _obstacle(self, loader: Specification) -> str | None:
+        if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
+            return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
+        if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
+            return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
+        if not hasattr(loader.dataset, "__len__"):
+            return f"{type(loader.dataset).__name__} has no __len__, so its end is not known"
+        if self.build == "never" and self.path is not None and not Path(self.path).exists():
+            return (
+                f"there is no cache at {os.fspath(self.path)!r} and build='never'; build it with: "
+                "dataloaders cache build"
+            )
+        return None
+
+    def _path(self, dataset: Any) -> Path:
+        if self.path is not None:
+            return Path(self.path)
+        from dataloaders.cache.fingerprint import fingerprint
+
+        text = json.dumps(fingerprint(dataset), sort_keys=True)
+        return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
+
+    def _told(self) -> str:
+        if self.path is None:
+            return (
+                f"rows of a cache in {cache_folder() / 'h5'}, built at the first iter() if missing"
+            )
+        there = Path(self.path).exists()
+        return f"rows of {os.fspath(self.path)}" + ("" if there else ", built at the first iter()")
+
+
+class _H5Session(Session):
+    def __init__(self, backend: H5, loader: Specification) -> None:
+        self._backend = backend
+        self._loader = weakref.ref(loader)
+        self._pool = HostPool()
+        self._dataset: Any = None
+        self._view: Specification | None = None
+        self._changed: dict[str, Any] = {}
+        self._collated: _Collated | None = None
+        self._inner: Session | None = None
+
+    def epoch(self) -> Iterator[Batch]:
+        batches = self._opened().epoch()
+        if self._collated is not None:
+            # Drawn by torch at iter(), from the generator that it draws it from: nothing more is.
+            self._collated.begin(int(batches._base_seed))  # type: ignore[attr-defined]
+        return batches
+
+    def epoch_ahead(self) -> Ahead | None:
+        loader = self._loader()
+        if loader is None or not self._backend.takes_ahead(loader):
+            return None
+        return self._opened().epoch_ahead()
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+        self._inner = self._view = self._collated = self._dataset = None
+
+    def _opened(self) -> Session:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader of this session is gone: keep it while iterating")
+        if self._inner is None or self._dataset is not loader.dataset:
+            self.close()
+            cached = self._backend.cached(loader.dataset)
+            if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
+                raise CacheError(
+                    f"{cached.path} left out {len(cached.failed)} samples, so its rows have other "
+                    "numbers than the dataset's; use CachedDataset as the dataset"
+                )
+            if "namedtuple" in repr(cached.index.structure):
+                with random_states_kept():  # the file has their names, the samples their classes
+                    cached.classes = classes_in(loader.dataset[0])
+            self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
+            self._view = view_of(loader, **self._changed)
+            self._inner = _stock().open(self._view)
+        elif self._view is not None:  # the epoch, and what the user has set since
+            now = {**loader.__dict__, **self._changed, "_iterator": self._view._iterator}
+            self._view.__dict__.update(now)
+        return self._inner
+
+    def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
+        plain = {"dataset": cached}
+        default = loader.collate_fn is default_collate and loader.batch_sampler is not None
+        if not default or getattr(loader, "seed", None) is not None:
+            return plain
+        view = view_of(loader, **plain)
+        tail = device_tail(view)
+        dataset: Any = cached
+        if isinstance(tail, Tail):
+            dataset = (tail.changes(view) or plain)["dataset"]
+        batches = batches_of(dataset)
+        if isinstance(batches, str):
+            return plain
+        applied = None if isinstance(tail, NoTail) else tail
+        self._collated = _Collated(batches, applied, self._pool)
+        return {"dataset": _Numbers(dataset), "collate_fn": self._collated}
+
+
+class _Numbers:
+    """The cache as torch's fetcher sees it: it is asked for rows, and hands on their numbers."""
+
+    def __init__(self, cached: CachedDataset) -> None:
+        self.cached = cached
+
+    def __len__(self) -> int:
+        return len(self.cached)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.cached[row]
+
+    def __getitems__(self, rows: Any) -> Any:
+        return rows
+
+
+class _Collated:
+    """Numbers of rows to a batch; in the main process or in a worker."""
+
+    def __init__(self, batches: Batches, tail: Tail | None, pool: HostPool) -> None:
+        self._batches = batches
+        self._tail = tail
+        self._pool: HostPool | None = pool
+        self._seed = 0
+        self._count = 0
+
+    def begin(self, seed: int) -> None:
+        """A new epoch, with this seed."""
+        self._seed, self._count = seed, 0
+
+    def __call__(self, rows: Any) -> Batch:
+        worker = get_worker_info()
+        pool = self._pool if worker is None else None
+        batch = self._batches.of(rows, self._random(worker), pool)
+        if batch is None:
+            cached = self._batches.cached
+            batch = default_collate([cached[row] for row in rows])
+        if self._tail is None:
+            return batch
+        empty_like = torch.empty_like if pool is None else pool.empty_like
+        return self._tail.apply(batch, empty_like=empty_like)
+
+    def _random(self, worker: Any) -> np.random.Generator:
+        # torch's base seed of the epoch, and the worker's number, are in a worker's seed.
+        seed = self._seed if worker is None else int(worker.seed)
+        self._count += 1
+        key = np.array([seed & (2**64 - 1), self._count], np.uint64)
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+
+def _stock() -> Backend:
+    return registry.load("stock")()

@@ -1,0 +1,328 @@
+"""Whole batches of a cache: columns gathered, images cropped and flipped into their place.
+
+    rows ──> numbers, tensors   one gather a column
+             text               a list
+             images             a window each, straight from the mapped file into the batch
+
+The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
+of the very cache, with torchvision's own random numbers, before any batch is made this way.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+from dataloaders.batch import Batch
+from dataloaders.cache import CachedDataset
+from dataloaders.cache.columns import ColumnReader
+from dataloaders.cache.sample import Classes, Structure, join
+from dataloaders.collation import collates_as_torch
+from dataloaders.pool import HostMemory
+from dataloaders.random_states import random_states_kept
+from dataloaders.transforms.read import Kind, read
+
+from .geometry import Geometry, Windows, geometry_of
+
+__all__ = ["Batches", "batches_of"]
+
+Leaf: TypeAlias = Callable[["Rows"], Any]
+"""Makes a column's part of a batch."""
+
+_PROVED_ROWS = 4
+_MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
+_CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
+
+
+class _NotThisBatch(Exception):
+    """These rows are left to `default_collate`, which may raise."""
+
+
+class Rows:
+    """The rows of one batch, and the random numbers for them."""
+
+    def __init__(
+        self,
+        numbers: npt.NDArray[np.int64],
+        memory: HostMemory | None,
+        random: np.random.Generator | torch.Generator,
+    ) -> None:
+        self.numbers = numbers
+        self.memory = memory
+        self.random = random
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a part of the batch: in a worker shared, else of the pool if it is large."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if get_worker_info() is not None:
+            storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+            return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
+        if self.memory is not None and self.memory.pays_for(nbytes):
+            return self.memory.empty(shape, dtype)
+        return torch.empty(tuple(shape), dtype=dtype)
+
+
+class Batches:
+    """Makes batches of one cache; made by `batches_of`, one for each process that uses it.
+
+    Attributes:
+        cached: the cache, whose tails are part of the batches.
+        random: whether two batches of the same rows may differ.
+    """
+
+    def __init__(self, cached: CachedDataset, leaves: list[Leaf], random: bool) -> None:
+        self.cached = cached
+        self.random = random
+        self._leaves = leaves
+
+    def of(
+        self,
+        rows: Sequence[Any],
+        random: np.random.Generator | torch.Generator,
+        memory: HostMemory | None = None,
+    ) -> Batch | None:
+        """The batch of these rows; None if it has to be collated sample by sample.
+
+        Args:
+            rows: whole numbers from 0 on.
+            random: NumPy's: windows are drawn for all rows at once. torch's: as torchvision draws
+                them from torch's default generator in this state.
+            memory: where large tensors come from, outside workers.
+        """
+        if not collates_as_torch():
+            return None
+        try:
+            numbers = np.asarray(rows)
+        except (TypeError, ValueError):
+            return None
+        if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
+            return None
+        if numbers.min() < 0 or numbers.max() >= len(self.cached):
+            return None
+        task = Rows(numbers.astype(np.int64), memory, random)
+        try:
+            parts = [leaf(task) for leaf in self._leaves]
+        except _NotThisBatch:
+            return None
+        structure = self.cached.index.structure
+        assert structure is not None
+        return _joined(structure, parts, self.cached.classes)
+
+
+def batches_of(cached: CachedDataset) -> Batches | str:
+    """How batches of ``cached`` are made at once; or why they cannot be, in a few words.
+
+    Reads a few rows both ways. All random states are then what they were.
+    """
+    if cached.transform is not None:
+        return "the cache is given a transform of whole samples"
+    if not len(cached) or cached.index.structure is None:
+        return "the cache has no rows"
+    tails = dict(cached.calls)
+    if len(tails) != len(cached.calls):
+        return "a leaf has two tails"
+    leaves: list[Leaf] = []
+    random = False
+    for number, column in enumerate(cached.readers):
+        made = _leaf_of(column, tails.get(number))
+        if isinstance(made, str):
+            return f"column {column.entry.name!r}: {made}"
+        leaves.append(made)
+        random = random or (isinstance(made, _Images) and made.geometry.random)
+    batches = Batches(cached, leaves, random)
+    return batches if _is_proved(batches) else "its batches differ from those of default_collate"
+
+
+def _leaf_of(column: ColumnReader, tail: Any) -> Leaf | str:
+    kinds = {kind for kind, _ in column.entry.variants}
+    if len(kinds) != 1:
+        return "its rows are of several kinds"
+    kind = next(iter(kinds))
+    if tail is not None:
+        return _images_of(column, kind, tail)
+    if kind in ("str", "bytes"):
+        return lambda rows: column.leaves(rows.numbers.tolist())
+    family = kind.partition(":")[0]
+    if family not in ("int", "float", "bool", "tensor", "array", "scalar"):
+        return f"default_collate cannot collate {kind}, or not at once"
+    if not column.entry.fixed:
+        return "its rows differ in shape"
+    if column.entry.dtype.startswith(">"):
+        return "its bytes are in another order than this machine's"
+    return _Values(column.values, torch.bfloat16 if kind == "tensor:bfloat16" else None)
+
+
+class _Values:
+    """A column of one shape, gathered."""
+
+    def __init__(self, values: npt.NDArray[Any], bits: torch.dtype | None) -> None:
+        self._bool = values.dtype.kind == "b"
+        # Bytes of a file that are neither 0 nor 1 would be a bool that is both.
+        self._values = _tensor(values.view(np.uint8) if self._bool else values)
+        self._bits = bits
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        shape = (len(rows.numbers), *self._values.shape[1:])
+        out = rows.empty(shape, self._values.dtype)
+        torch.index_select(self._values, 0, torch.from_numpy(rows.numbers), out=out)
+        if self._bool:
+            return out != 0
+        return out if self._bits is None else out.view(self._bits)
+
+
+class _Images:
+    """Images of one mode, each window straight into its place of a uint8 batch [N, C, H, W]."""
+
+    def __init__(self, column: ColumnReader, geometry: Geometry) -> None:
+        self._column = column
+        self.geometry = geometry
+        self._fixed = _tensor(column.values) if column.entry.fixed else None
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        if self._fixed is not None:
+            numbers = rows.numbers.tolist()
+            images = [self._fixed[number] for number in numbers]
+        else:
+            images = [_tensor(self._view(row)) for row in rows.numbers.tolist()]
+        heights = np.array([image.shape[1] for image in images])
+        widths = np.array([image.shape[2] for image in images])
+        windows = self._windows(heights, widths, rows.random)
+        if windows is None:
+            raise _NotThisBatch
+        height, width = int(windows.height[0]), int(windows.width[0])
+        channels = images[0].shape[0]
+        if (windows.height != height).any() or (windows.width != width).any():
+            raise _NotThisBatch
+        batch = rows.empty((len(images), channels, height, width), torch.uint8)
+        _fill(batch, images, windows)
+        return batch
+
+    def _view(self, row: int) -> npt.NDArray[Any]:
+        values = self._column.view(row)
+        if values is None:
+            raise _NotThisBatch
+        return values
+
+    def _windows(
+        self,
+        heights: npt.NDArray[np.int64],
+        widths: npt.NDArray[np.int64],
+        random: np.random.Generator | torch.Generator,
+    ) -> Windows | None:
+        if isinstance(random, np.random.Generator):
+            return self.geometry.draw(heights, widths, random)
+        each = []
+        for height, width in zip(heights.tolist(), widths.tolist(), strict=True):
+            window = self.geometry.replay(height, width, random)
+            if window is None:
+                return None
+            each.append(window)
+        return Windows.joined(each)
+
+
+def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
+    height, width = batch.shape[2:]
+    upside_down, mirrored = windows.upside_down.tolist(), windows.mirrored.tolist()
+    places = zip(batch.unbind(0), images, windows.top.tolist(), windows.left.tolist(), strict=True)
+    for number, (place, image, top, left) in enumerate(places):
+        part = image[:, top : top + height, left : left + width]
+        if mirrored[number] or upside_down[number]:
+            axes = [1] * upside_down[number] + [2] * mirrored[number]
+            part = torch.flip(part, axes)
+        place.copy_(part)
+
+
+def _images_of(column: ColumnReader, kind: str, tail: Any) -> Leaf | str:
+    if kind not in _MODES:
+        return f"its tail works on {kind}"
+    members = [member for each in getattr(tail, "transforms", [tail]) for member in read(each)]
+    if members and type(members[-1].transform).__name__ == "Deferred":
+        members.pop()
+    elif members and members[-1].torchvision in _CONVERTERS:
+        while members and members[-1].torchvision in _CONVERTERS:
+            members.pop()
+    else:
+        return "its tail does not end in an image of bytes"
+    if any(member.kind is Kind.OPAQUE for member in members):
+        return f"its tail has code of its own: {next(str(m) for m in members)}"
+    geometry = geometry_of(members)
+    return geometry if isinstance(geometry, str) else _Images(column, geometry)
+
+
+def _is_proved(batches: Batches) -> bool:
+    """Whether batches of one row and of several equal torch's, random numbers included."""
+    cached = batches.cached
+    spread = np.linspace(0, len(cached) - 1, _PROVED_ROWS).astype(np.int64)
+    tries = [[int(row)] for row in spread] + [[int(row) for row in spread]]
+    for seed, rows in enumerate(tries):
+        with random_states_kept():
+            torch.manual_seed(seed)
+            try:
+                wanted: Any = default_collate([cached[row] for row in rows])
+            except Exception:  # such rows are left to default_collate, which raises
+                wanted = None
+        found = batches.of(rows, torch.Generator().manual_seed(seed))
+        if wanted is None and len(rows) > 1:
+            continue
+        if found is None or not _same(found, wanted):
+            return False
+    return True
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if type(found) is not type(wanted):
+        return False
+    if isinstance(wanted, torch.Tensor):
+        if found.dtype != wanted.dtype or found.shape != wanted.shape:
+            return False
+        equal = found.contiguous().view(torch.uint8) if found.ndim else found.reshape(1)
+        other = wanted.contiguous().view(torch.uint8) if wanted.ndim else wanted.reshape(1)
+        return torch.equal(equal, other)
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(_same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    return bool(found == wanted)
+
+
+def _joined(structure: Structure, parts: list[Any], classes: Classes) -> Batch:
+    """The batch of these parts, in the containers that default_collate makes of the samples'."""
+    joined = join(structure, parts, classes)
+    return _as_collated(joined, structure)
+
+
+def _as_collated(value: Any, structure: Structure) -> Any:
+    """``value`` with lists in place of plain tuples, as default_collate has it."""
+    if isinstance(structure, int):
+        return value
+    ((kind, members),) = structure.items()
+    if kind == "dict":
+        return {key: _as_collated(value[key], inner) for key, inner in members}
+    if kind == "namedtuple":
+        inners = [inner for _, inner in members[1]]
+        return type(value)(*map(_as_collated, value, inners))
+    return [_as_collated(each, inner) for each, inner in zip(value, members, strict=True)]
+
+
+def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor over ``values``, which are mapped from a file: only ever read from."""
+    _have_torch_warned()
+    # Columns of a few bytes are not aligned in the file; that they are copied costs nothing.
+    return torch.from_numpy(values if values.flags.aligned else values.copy())
+
+
+@functools.cache
+def _have_torch_warned() -> None:
+    """torch says once in a process that such a tensor must not be written to; nobody sees ours."""
+    values = np.zeros(1, np.uint8)
+    values.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(values)

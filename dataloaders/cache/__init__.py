@@ -1,0 +1,45 @@
+"""A dataset's samples before anything random happens to them, computed once, in one HDF5 file.
+
+    dataset ──cut──> head ──workers──> chunks ──assemble──> train.h5 ──map──> rows ──> tail
+
+    build.py     precompute(): workers, resuming     cut.py        head and tail of a Compose
+    rows.py      samples -> chunks, in workers       study.py      a few samples, read before
+    journal.py   which chunks are finished           lock.py       one builder at a time
+    sample.py    a sample: structure and cells       cell.py       one leaf, and its bytes
+    chunk.py     some rows as columns                layout.py     the columns of the whole file
+    file.py      chunks -> the file                  hdf5.py       makes it HDF5
+    index.py     where values stand, without HDF5    checksums.py  of every block of the file
+    reader.py    CachedDataset                       columns.py    the leaves of one column
+    verify.py    finds any flipped bit               disk.py       room, sync, sizes
+    estimate.py  size and time, before it starts     fingerprint.py what it is made of
+    progress.py  how far a build is                  seeds.py      of samples that are random
+
+Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataloaders.cache.build import precompute
+    from dataloaders.cache.progress import BuildProgress
+    from dataloaders.cache.reader import CachedDataset
+    from dataloaders.cache.verify import verify
+
+__all__ = ["BuildProgress", "CachedDataset", "precompute", "verify"]
+
+_WHERE = {
+    "BuildProgress": "progress",
+    "CachedDataset": "reader",
+    "precompute": "build",
+    "verify": "verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # What reads a cache does not load what builds one. (`verify` is a module here as well.)
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

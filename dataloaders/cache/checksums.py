@@ -1,0 +1,76 @@
+"""The checksums of a cache: one for each 64 KiB behind the user block.
+
+The table of checksums stands in the file itself; where it does, its bytes count as zero, and the
+index has a checksum of the table. The index's own is in the user block. So every bit is covered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+
+from dataloaders.cache.index import BLOCK, DIGEST
+from dataloaders.workers import usable_cores
+
+__all__ = ["digests"]
+
+_READ = 16 * BLOCK  # bytes that are read at once
+_AT_ONCE = 64  # such reads that are handed to the threads together
+
+
+def digests(descriptor: int, start: int, end: int, hole: tuple[int, int]) -> Iterator[bytes | None]:
+    """The checksum of each block from byte ``start`` to ``end``; None of one that cannot be read.
+
+    Args:
+        descriptor: of the file.
+        start: its first byte behind the user block.
+        end: the byte behind its last one.
+        hole: the first byte that counts as zero, and the one behind the last.
+    """
+
+    def some(begin: int) -> list[bytes | None]:
+        last = min(begin + _READ, end)
+        try:
+            return list(_digests(descriptor, begin, last, hole))
+        except OSError:
+            return [
+                _or_none(descriptor, b, min(b + BLOCK, end), hole) for b in _blocks(begin, last)
+            ]
+
+    # Reading and hashing both let go of the interpreter's lock.
+    with ThreadPoolExecutor(usable_cores(), "dataloaders-checksum") as threads:
+        for first in range(start, end, _READ * _AT_ONCE):
+            last = min(first + _READ * _AT_ONCE, end)
+            for found in threads.map(some, range(first, last, _READ)):
+                yield from found
+
+
+def _blocks(begin: int, end: int) -> range:
+    return range(begin, end, BLOCK)
+
+
+def _or_none(descriptor: int, begin: int, end: int, hole: tuple[int, int]) -> bytes | None:
+    try:
+        (digest,) = _digests(descriptor, begin, end, hole)
+    except OSError:
+        return None
+    return digest
+
+
+def _digests(descriptor: int, begin: int, end: int, hole: tuple[int, int]) -> Iterator[bytes]:
+    """The checksums of the blocks in these bytes, those in the ``hole`` taken as zero."""
+    data = bytearray(end - begin)
+    place = memoryview(data)
+    while place:
+        read = os.preadv(descriptor, [place], end - len(place))
+        if read == 0:
+            raise OSError("the file is shorter than it was")
+        place = place[read:]
+    low, high = max(hole[0], begin), min(hole[1], end)
+    if low < high:
+        data[low - begin : high - begin] = bytes(high - low)
+    whole = memoryview(data)
+    for block in _blocks(0, len(data)):
+        yield blake2b(whole[block : block + BLOCK], digest_size=DIGEST).digest()

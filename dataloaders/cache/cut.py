@@ -1,0 +1,292 @@
+"""A dataset's transforms, cut in two: the head gives the rows of a cache, the tail stays live.
+
+    transform   Resize, CenterCrop │ RandomCrop, ToTensor, Normalize
+    a copy      Head ──> the row's leaf       at sample[0], found by being the very object
+    the reader  the leaf ──> Run ──> what the dataset itself would have given
+
+The cut is before the first member that draws random numbers or is somebody's own code. If what is
+before it ends in a run that makes floats of bytes (ToTensor, ConvertImageDtype, ToDtype, then
+Normalize), it is before that run: a row then takes a quarter of the room.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dataloaders.errors import CacheError
+from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
+from dataloaders.transforms.read import Kind, Member, Run
+from dataloaders.transforms.trailing import trailing
+
+__all__ = ["Call", "Cut", "Finish", "Head", "Path", "Run", "cuts_of", "put", "sample_of", "whole"]
+
+Path: TypeAlias = tuple[Any, ...]
+"""The keys to a part of a sample: of a dict its key, a position, the name of a field."""
+
+Call: TypeAlias = tuple[int, Path]
+"""Which head made a part of the sample, and where that part is."""
+
+_CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_ORIENTATION = 0x0112
+_DEEPEST = 64
+
+
+class Head(Run):
+    """What stands in a copy of the dataset for a chain whose tail is cut off.
+
+    Args:
+        number: of this head among those of the dataset.
+        made: shared by all heads of a dataset: (number, what it made) of each call.
+        looks: the tail's member that might look at what a cache does not keep of a PIL image.
+    """
+
+    def __init__(
+        self, transforms: Sequence[Any], number: int, made: list[tuple[int, Any]], looks: str | None
+    ) -> None:
+        super().__init__(transforms)
+        self._number = number
+        self._made = made
+        self._looks = looks
+
+    def __call__(self, *values: Any) -> Any:
+        """The part of the sample up to the cut.
+
+        Raises:
+            CacheError: the chain was called with several values, or with an image whose EXIF
+                matters to somebody's own code in the tail.
+        """
+        if len(values) != 1:
+            raise CacheError(f"the transform is called with {len(values)} values, not with one")
+        value = super().__call__(values[0])
+        if self._looks is not None and _has_more_than_pixels(value):
+            raise CacheError(
+                f"the image has an EXIF orientation or a transparent colour, which a cache does "
+                f"not keep and {self._looks} might look at; apply it where the dataset loads the "
+                "image (ImageFolder(loader=...)), for instance with PIL.ImageOps.exif_transpose"
+            )
+        self._made.append((self._number, value))
+        return value
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way to split what a dataset does.
+
+    Attributes:
+        dataset: gives the rows: a copy whose chains are `Head`s, or the user's own.
+        tails: what is left of each chain that was cut, by the number of its head.
+        made: where the heads put what they made; emptied before each sample.
+        head: the members that the rows went through, as text.
+        tail: the members that stay live, as text.
+    """
+
+    dataset: Any
+    tails: tuple[Run, ...]
+    made: list[tuple[int, Any]]
+    head: tuple[str, ...]
+    tail: tuple[str, ...]
+
+    def read(self, index: int, calls: Sequence[Call] | None = None) -> Any:
+        """Row ``index``, checked to consist as ``calls`` say.
+
+        Raises:
+            CacheError: this sample went through the transforms in another way.
+        """
+        self.made.clear()
+        row = sample_of(self.dataset, index)
+        if calls is not None and not self._is_as(row, calls):
+            raise CacheError(
+                "it goes through the dataset's transforms in another way than the first samples "
+                f"did ({len(self.made)} calls, {len(calls)} for those; or what they make is "
+                "elsewhere in the sample); take the random transform out of the dataset, and apply "
+                "it to the samples of the cache"
+            )
+        return row
+
+    def calls_in(self, row: Any) -> tuple[Call, ...] | str:
+        """Where the parts that the heads made are in ``row``, just read; or why it is unclear."""
+        calls = []
+        for turn, (number, part) in enumerate(self.made):
+            # Two views of one image: with nothing before the cut, both are the image itself.
+            earlier = sum(other is part for _, other in self.made[:turn])
+            places = list(_places(row, part))
+            if len(places) != sum(other is part for _, other in self.made):
+                how = "stands more than once" if places else "is nowhere"
+                return f"what the transform gives {how} in the sample as it is"
+            calls.append((number, places[earlier]))
+        paths = [path for _, path in calls]
+        for one in paths:
+            if sum(path[: len(one)] == one for path in paths) > 1:
+                return "what the transform gives is used by the transform again"
+        if not calls:
+            return "its transforms are not called"
+        return tuple(calls)
+
+    def _is_as(self, row: Any, calls: Sequence[Call]) -> bool:
+        if [number for number, _ in self.made] != [number for number, _ in calls]:
+            return False
+        try:
+            return all(
+                _at(row, path) is part
+                for (_, path), (_, part) in zip(calls, self.made, strict=True)
+            )
+        except (LookupError, TypeError, AttributeError):
+            return False
+
+
+def sample_of(dataset: Any, index: int) -> Any:
+    """Sample ``index`` as torch's loader gets it, which prefers ``__getitems__``."""
+    many = getattr(dataset, "__getitems__", None)
+    return dataset[index] if many is None else many([index])[0]
+
+
+class Finish:
+    """Callable that makes samples of rows: the tails applied to their parts, in order."""
+
+    def __init__(self, tails: Sequence[Run], calls: Sequence[Call]) -> None:
+        self.tails = tuple(tails)
+        self.calls = tuple(calls)
+
+    def __call__(self, row: Any) -> Any:
+        """The sample that the dataset itself would have given."""
+        for number, path in self.calls:
+            row = put(row, path, self.tails[number])
+        return row
+
+
+def whole(dataset: Any) -> Cut:
+    """``dataset`` itself: whole samples, and no tail."""
+    chains = find_chains(dataset)
+    return Cut(dataset, (), [], _told([(found, found.members) for found in chains]), ())
+
+
+def cuts_of(dataset: Any) -> tuple[list[Cut], str]:
+    """The ways to cut ``dataset``, the best one first, without `whole`; and why there is no other.
+
+    Nothing is read: whether a cut dataset gives what it should is for `study` to find out.
+    """
+    chains = find_chains(dataset)
+    if not chains:
+        return [], "it holds no torchvision transform that could be cut"
+    cuts: list[Cut] = []
+    seen: list[list[int]] = []
+    for bytes_only in (True, False):
+        ends = [_end_of_head(found.members, bytes_only=bytes_only) for found in chains]
+        if ends in seen or all(
+            end == len(found.members) for found, end in zip(chains, ends, strict=True)
+        ):
+            continue
+        seen.append(ends)
+        try:
+            cuts.append(_cut(dataset, chains, ends))
+        except NotCopyable as error:
+            return [], str(error)
+        except Exception as error:  # somebody's own classes on the way
+            return [], f"it could not be copied ({type(error).__name__}: {error})"
+    return cuts, "" if cuts else "all of its transforms are deterministic"
+
+
+def put(sample: Any, path: Path, change: Any) -> Any:
+    """``sample`` with ``change`` applied to the part at ``path``; containers on the way are new."""
+    if not path:
+        return change(sample)
+    key, *rest = path
+    if isinstance(sample, dict):
+        return {**sample, key: put(sample[key], tuple(rest), change)}
+    if hasattr(sample, "_fields"):
+        return sample._replace(**{key: put(getattr(sample, key), tuple(rest), change)})
+    members = list(sample)
+    members[key] = put(members[key], tuple(rest), change)
+    return members if isinstance(sample, list) else tuple(members)
+
+
+def _end_of_head(members: Sequence[Member], *, bytes_only: bool) -> int:
+    """How many members are before the cut."""
+    end = next(
+        (n for n, member in enumerate(members) if member.kind is not Kind.DETERMINISTIC),
+        len(members),
+    )
+    if not bytes_only:
+        return end
+    run = trailing(members[:end])
+    if isinstance(run, str):
+        return end
+    converters = next(n for n, member in enumerate(run) if member.torchvision not in _CONVERTERS)
+    return end - len(run) + converters
+
+
+def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
+    made: list[tuple[int, Any]] = []
+    tails: list[Run] = []
+    states: list[bytes | None] = []
+    heads: dict[int, Head] = {}
+    before: list[tuple[Found, Sequence[Member]]] = []
+    after: list[tuple[Found, Sequence[Member]]] = []
+    for found, end in zip(chains, ends, strict=True):
+        before.append((found, found.members[:end]))
+        if end == len(found.members):
+            continue
+        first, rest = found.members[:end], found.members[end:]
+        # Two datasets with equal transforms, each an object of its own, are one chain.
+        state = _state([member.transform for member in found.members])
+        number = states.index(state) if state is not None and state in states else len(tails)
+        if number == len(tails):
+            states.append(state)
+            tails.append(Run([member.transform for member in rest]))
+            after.append((found, rest))
+        looks = next((str(member) for member in rest if member.kind is Kind.OPAQUE), None)
+        heads[id(found.chain)] = Head([member.transform for member in first], number, made, looks)
+    copy = Copies(dataset, lambda chain: heads.get(id(chain), chain)).dataset
+    return Cut(copy, tuple(tails), made, _told(before), _told(after))
+
+
+def _state(transforms: list[Any]) -> bytes | None:
+    """Equal for equal transforms; None where that cannot be told."""
+    try:
+        return pickle.dumps(transforms)
+    except Exception:  # a lambda, an open file: anything
+        return None
+
+
+def _told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
+    parts = [(found, members) for found, members in parts if members]
+    lines = []
+    for found, members in parts:
+        where = f"{found.where}: " if len(parts) > 1 else ""
+        for member in members:
+            text = " ".join(_ADDRESS.sub("", repr(member.transform)).split())
+            lines.append(f"{where}{text[:1000]}")
+    return tuple(lines)
+
+
+def _places(value: Any, part: Any, path: Path = ()) -> Iterator[Path]:
+    """Where the very object ``part`` stands in ``value``."""
+    if value is part:
+        yield path
+        return
+    if len(path) >= _DEEPEST:
+        return
+    if type(value) is dict:
+        for key, inner in value.items():
+            yield from _places(inner, part, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        fields = getattr(value, "_fields", range(len(value)))
+        for key, inner in zip(fields, value, strict=False):
+            yield from _places(inner, part, (*path, key))
+
+
+def _at(value: Any, path: Path) -> Any:
+    for key in path:
+        value = getattr(value, key) if hasattr(value, "_fields") else value[key]
+    return value
+
+
+def _has_more_than_pixels(value: Any) -> bool:
+    if not callable(getattr(value, "getexif", None)):
+        return False
+    return "transparency" in value.info or value.getexif().get(_ORIENTATION, 1) != 1

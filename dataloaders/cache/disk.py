@@ -1,0 +1,54 @@
+"""Room on the disk, and what is said when there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dataloaders.errors import CacheError
+
+__all__ = ["free_bytes", "size_of", "sync_folder", "writing"]
+
+
+def free_bytes(folder: str | Path) -> int:
+    """Bytes that this user can still write on the file system of ``folder``."""
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+@contextmanager
+def writing(folder: str | Path) -> Iterator[None]:
+    """Turn the system's errors into a `CacheError` with the room that there is.
+
+    Only around writes: a sample's own OSError is the sample's.
+    """
+    try:
+        yield
+    except OSError as error:
+        try:
+            room = f"{size_of(free_bytes(folder))} are free there"
+        except OSError:
+            room = "the folder is gone"
+        raise CacheError(
+            f"writing in {folder} failed: {error.strerror or error}; {room}. What was finished "
+            "is kept: make room, then call precompute again with the same arguments to go on"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in ``folder`` survive a power loss."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def size_of(count: float) -> str:
+    """``3.2 GiB``."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,112 @@
+"""What a build will take, from the few samples that were read before it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataloaders.cache.disk import free_bytes, size_of
+from dataloaders.cache.rows import BYTES_PER_CELL, PART_BYTES
+from dataloaders.cache.study import Findings
+from dataloaders.errors import CacheError
+from dataloaders.workers import available_memory, usable_cores
+
+__all__ = ["Estimate", "estimate_of", "refuse_small_disk", "rows_of_chunk", "workers_for"]
+
+_CHUNK_BYTES = 32 << 20
+_CHUNK_SECONDS = 5.0
+_CHUNKS_PER_WORKER = 4
+_BYTES_PER_WORKER = 4 * PART_BYTES + (300 << 20)
+_FEW_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a build will take.
+
+    Attributes:
+        samples: of the dataset.
+        bytes: of the finished file.
+        low_bytes: what it will hardly be smaller than: the same less two standard errors.
+        seconds: of the phase that reads the samples, with these workers.
+        disk_needed: bytes, at once: the chunks and the file that is made of them.
+        disk_free: bytes that can be written there now.
+        num_workers: processes that read samples; 0: none but this one.
+        rows: samples in a chunk, which is what an interruption loses of each worker.
+    """
+
+    samples: int
+    bytes: int
+    low_bytes: int
+    seconds: float
+    disk_needed: int
+    disk_free: int
+    num_workers: int
+    rows: int
+
+
+def workers_for(found: Findings, samples: int) -> int:
+    """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory."""
+    cores = usable_cores()
+    if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
+        return 0
+    return max(1, min(cores, available_memory() // _BYTES_PER_WORKER, samples))
+
+
+def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:
+    """Samples in a chunk: about 32 MiB, 5 seconds, and enough chunks for all workers."""
+    size = _mean(found.bytes) + BYTES_PER_CELL * found.cells
+    fair = math.ceil(samples / (_CHUNKS_PER_WORKER * max(1, num_workers)))
+    most = _CHUNK_BYTES / max(1.0, size)
+    in_time = _CHUNK_SECONDS / max(1e-9, _seconds(found))
+    return max(1, int(min(fair, most, in_time)))
+
+
+def estimate_of(
+    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int
+) -> Estimate:
+    """What building in ``folder`` will take; nothing of it has been written yet."""
+    mean = _mean(found.bytes)
+    spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
+    low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
+    busy = max(1, min(num_workers, usable_cores()))
+    return Estimate(
+        samples=samples,
+        bytes=round(mean * samples),
+        low_bytes=round(low * samples),
+        seconds=_seconds(found) * samples / busy,
+        disk_needed=2 * round(mean * samples),
+        disk_free=free_bytes(folder),
+        num_workers=num_workers,
+        rows=rows,
+    )
+
+
+def refuse_small_disk(estimate: Estimate, folder: Path, written: int) -> None:
+    """Nothing if there is room.
+
+    Args:
+        written: bytes of chunks that are there already.
+
+    Raises:
+        CacheError: there is hardly room; says how much is needed and how much is free.
+    """
+    needed = 2 * estimate.low_bytes - written
+    if needed > estimate.disk_free:
+        raise CacheError(
+            f"{estimate.samples} samples will take about {size_of(estimate.bytes)}, and twice that "
+            f"while the file is made of its parts: {size_of(max(needed, 0))} more are needed and "
+            f"{size_of(estimate.disk_free)} are free in {folder}; make room, give a path on "
+            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
+        )
+
+
+def _seconds(found: Findings) -> float:
+    """Of one row: the median, without the first, which imports and opens things."""
+    return statistics.median(found.seconds[1:] or found.seconds or [0.0])
+
+
+def _mean(values: list[int]) -> float:
+    return statistics.fmean(values) if values else 0.0

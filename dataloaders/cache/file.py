@@ -1,0 +1,333 @@
+"""Chunks put together into the one file of a cache.
+
+    chunks ──> Layouts ──> skeleton (HDF5: names, types, places)
+    chunks again ────────────> values written at their places ──> checksums ──> index, fsync
+
+The index comes last: a file without it is no cache, so an unfinished one never opens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.cache.checksums import digests
+from dataloaders.cache.chunk import Chunk, Column, sizes
+from dataloaders.cache.hdf5 import skeleton
+from dataloaders.cache.index import (
+    BLOCK,
+    DIGEST,
+    VERSION,
+    ColumnEntry,
+    Extent,
+    Index,
+    block_for,
+)
+from dataloaders.cache.layout import Layout, Layouts, occupied
+from dataloaders.errors import CacheError
+
+__all__ = ["assemble"]
+
+Progress = Callable[[int, int], None]
+
+_WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
+_TRIES = 10
+_REPORTED = 256  # blocks between two reports of progress
+
+
+def assemble(
+    chunks: Callable[[], Iterator[Chunk]],
+    path: str | os.PathLike[str],
+    *,
+    samples: int,
+    failed: Sequence[tuple[int, str]] = (),
+    fingerprint: Mapping[str, Any] | None = None,
+    head: Sequence[str] = (),
+    tail: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Index:
+    """The index of the cache that is written to ``path``, which it replaces, and synced.
+
+    The same rows give the same file to the bit, however they are cut into chunks.
+
+    Args:
+        chunks: called twice; gives the chunks in order, each of which is let go before the next.
+        path: of the file. It is written in place: rename it afterwards.
+        samples: length of the dataset.
+        failed: number and message of each sample that was left out, in order.
+        fingerprint: of the dataset and what it stands on, as JSON has it.
+        head: the transforms whose result the rows are.
+        tail: those that are still to be applied.
+        progress: called with the bytes written and checked so far, and those in all.
+
+    Raises:
+        CacheError: the rows do not belong into one file, or it cannot be written.
+        MissingDependency: h5py is not installed.
+    """
+    name = str(Path(path))
+    layouts = Layouts()
+    for chunk in chunks():
+        layouts.add(chunk)
+        del chunk
+    rows, columns = layouts.rows, layouts.done()
+    _check_failed(failed, samples, rows)
+    numbers = np.array([row for row, _ in failed], "<u8")
+    messages = np.frombuffer(json.dumps([text for _, text in failed]).encode("ascii"), "|u1")
+
+    index = Index(
+        user_block=0,
+        file_bytes=_WIDEST.size,
+        rows=rows,
+        samples=samples,
+        structure=layouts.structure,
+        columns=tuple(_entry(column, rows, {}) for column in columns),
+        checksums=_WIDEST,
+        checksums_digest="0" * 2 * DIGEST,
+        failed=(_WIDEST, _WIDEST) if failed else None,
+        fingerprint=dict(fingerprint or {}),
+        head=tuple(head),
+        tail=tuple(tail),
+    )
+    user_block = block_for(len(index.text()))
+    datasets = {
+        f"{_path(column)}{part}": found
+        for column in columns
+        for part, found in _named(column, rows).items()
+    }
+    if failed:
+        datasets["/failed/rows"] = ("<u8", numbers.shape)
+        datasets["/failed/messages"] = ("|u1", messages.shape)
+    attributes: dict[str, dict[str, str | int]] = {
+        "/": {"format": "dataloaders cache", "version": VERSION, "rows": rows}
+    }
+    for column in columns:
+        attributes[_path(column)] = {"kinds": " ".join(kind for kind, _ in column.variants)}
+    places = _laid_out(name, datasets, user_block, attributes)
+
+    file_bytes = os.path.getsize(name)
+    index = replace(
+        index,
+        user_block=user_block,
+        file_bytes=file_bytes,
+        columns=tuple(_entry(column, rows, places) for column in columns),
+        checksums=places["/checksums"],
+        failed=(places["/failed/rows"], places["/failed/messages"]) if failed else None,
+    )
+    try:
+        descriptor = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            writer = _Writer(descriptor, progress, file_bytes - user_block, _bytes(index))
+            _write_rows(chunks(), columns, index, writer)
+            if index.failed is not None:
+                writer.write(index.failed[0].offset, numbers)
+                writer.write(index.failed[1].offset, messages)
+            index = replace(index, checksums_digest=_write_checksums(index, writer))
+            writer.write(0, np.frombuffer(index.encode(), "|u1"))
+            os.fsync(descriptor)
+            return Index.parse(descriptor, name)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CacheError(
+            f"the cache {name} of {file_bytes} bytes cannot be written: {error.strerror}; make "
+            "room, or give a path elsewhere"
+        ) from error
+
+
+def _check_failed(failed: Sequence[tuple[int, str]], samples: int, rows: int) -> None:
+    numbers = [-1, *(row for row, _ in failed), samples]
+    if any(one >= next_one for one, next_one in pairwise(numbers)) or rows + len(failed) > samples:
+        raise CacheError(
+            f"{rows} rows and {len(failed)} failed samples cannot be those of {samples} samples: "
+            "failed samples are given in order, each once"
+        )
+
+
+def _named(layout: Layout, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The column's datasets: itself one, or several below it."""
+    found = layout.datasets(rows)
+    if layout.shape is not None and len(found) == 1:
+        return {"": found["values"]}
+    return {f"/{part}": each for part, each in found.items()}
+
+
+def _path(layout: Layout) -> str:
+    return f"/columns/{layout.name}"
+
+
+def _entry(layout: Layout, rows: int, places: Mapping[str, Extent]) -> ColumnEntry:
+    path, named, found = _path(layout), _named(layout, rows), layout.datasets(rows)
+
+    def place(part: str) -> Extent | None:
+        if part not in found:
+            return None
+        return places.get(f"{path}/{part}" if f"/{part}" in named else path, _WIDEST)
+
+    return ColumnEntry(
+        layout.name,
+        layout.dtype,
+        layout.variants,
+        layout.shape,
+        layout.dimensions,
+        place("values") or _WIDEST,
+        place("offsets"),
+        place("shapes"),
+        place("codes"),
+    )
+
+
+def _laid_out(
+    name: str,
+    datasets: Mapping[str, tuple[str, tuple[int, ...]]],
+    user_block: int,
+    attributes: Mapping[str, Mapping[str, str | int]],
+) -> dict[str, Extent]:
+    """The places of all datasets, among them one with a checksum for each block of the file.
+
+    How long the file is depends on the number of checksums, and that on how long the file is.
+    """
+    blocks = 1
+    for _ in range(_TRIES):
+        table = {"/checksums": ("|u1", (blocks, DIGEST))}
+        places = skeleton(name, {**datasets, **table}, user_block, attributes)
+        needed = -(-(os.path.getsize(name) - user_block) // BLOCK)
+        if needed == blocks:
+            return places
+        blocks = needed
+    raise CacheError(f"the cache {name} cannot be laid out: its checksums do not fit its length")
+
+
+def _bytes(index: Index) -> int:
+    return sum(
+        extent.size * np.dtype(dtype).itemsize
+        for column in index.columns
+        for _, dtype, extent in column.parts()
+    )
+
+
+@dataclass
+class _Writer:
+    """Writes arrays into the file, and says how far it is."""
+
+    descriptor: int
+    progress: Progress | None
+    checked: int  # bytes that the checksums are made of, at the end
+    written: int  # bytes of rows
+    done: int = 0
+
+    def write(self, offset: int, values: npt.NDArray[Any]) -> None:
+        """Put ``values`` at ``offset``."""
+        left = memoryview(np.ascontiguousarray(values).reshape(-1).view("|u1").data)
+        while left:
+            count = os.pwrite(self.descriptor, left, offset)
+            left, offset = left[count:], offset + count
+
+    def advance(self, count: int) -> None:
+        """So many bytes more are done."""
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.done, self.checked + self.written)
+
+
+def _write_rows(
+    chunks: Iterator[Chunk], layouts: Sequence[Layout], index: Index, writer: _Writer
+) -> None:
+    columns = [
+        _ColumnWriter(layout, entry, writer)
+        for layout, entry in zip(layouts, index.columns, strict=True)
+    ]
+    rows = 0
+    for chunk in chunks:
+        rows += chunk.rows
+        if rows > index.rows or chunk.structure != index.structure:
+            break
+        for column, values in zip(columns, chunk.columns, strict=True):
+            column.write(values)
+        writer.advance(sum(column.taken() for column in columns))
+        del chunk
+    if rows != index.rows or any(not column.complete(rows) for column in columns):
+        raise CacheError("the chunks were others when they were read for the second time")
+
+
+class _ColumnWriter:
+    def __init__(self, layout: Layout, entry: ColumnEntry, writer: _Writer) -> None:
+        self.layout = layout
+        self.entry = entry
+        self.writer = writer
+        self.rows = 0
+        self.values = 0
+        self.bytes = 0
+        self.width = np.dtype(entry.dtype).itemsize
+
+    def write(self, column: Column) -> None:
+        """Put these rows behind those before."""
+        entry, rows = self.entry, len(column.codes)
+        if entry.codes is not None:
+            numbers = [entry.variants.index(variant) for variant in column.variants]
+            self._put(entry.codes, self.rows, np.array(numbers, "|u1")[column.codes])
+        if entry.shape is not None:
+            self._put(entry.values, self.values, self._filled(column, math.prod(entry.shape)))
+            self.values += rows * math.prod(entry.shape)
+        else:
+            self._put(entry.values, self.values, column.values)
+            ends = self.values + np.concatenate([[0], np.cumsum(sizes(column))])
+            self.values += len(column.values)
+            if entry.offsets is not None:
+                self._put(entry.offsets, self.rows, ends.astype("<u8"))
+            if entry.shapes is not None:
+                shapes = np.zeros((rows, entry.dimensions), "<u8")
+                shapes[:, : column.shapes.shape[1]] = column.shapes
+                self._put(entry.shapes, self.rows * entry.dimensions, shapes)
+        self.rows += rows
+
+    def _filled(self, column: Column, size: int) -> npt.NDArray[Any]:
+        """The values of a fixed column, with zeros for the rows that are None."""
+        there = occupied(column)
+        if size == 0 or there.all():
+            return column.values
+        filled = np.zeros((len(there), size), self.entry.dtype)
+        if there.any():
+            filled[there] = column.values.reshape(-1, size)
+        return filled
+
+    def _put(self, extent: Extent, before: int, values: npt.NDArray[Any]) -> None:
+        if before + values.size > extent.size:
+            raise CacheError("the chunks were others when they were read for the second time")
+        if values.size:
+            self.writer.write(extent.offset + before * values.itemsize, values)
+            self.bytes += values.nbytes
+
+    def taken(self) -> int:
+        """Bytes written since this was last asked."""
+        taken, self.bytes = self.bytes, 0
+        return taken
+
+    def complete(self, rows: int) -> bool:
+        """Whether as much was written as was announced."""
+        return self.rows == rows and self.values == self.entry.values.size
+
+
+def _write_checksums(index: Index, writer: _Writer) -> str:
+    """The digest of the table of checksums, which is written."""
+    start, end = index.user_block, index.file_bytes
+    hole = (index.checksums.offset, index.checksums.offset + index.checksums.size)
+    table = bytearray()
+    for number, digest in enumerate(digests(writer.descriptor, start, end, hole), 1):
+        if digest is None:
+            raise CacheError("the cache cannot be read while it is written; look at the disk")
+        table += digest
+        if number % _REPORTED == 0:
+            writer.advance(BLOCK * _REPORTED)
+    writer.advance((end - start) % (BLOCK * _REPORTED))
+    writer.write(index.checksums.offset, np.frombuffer(table, "|u1"))
+    return blake2b(table, digest_size=DIGEST).hexdigest()

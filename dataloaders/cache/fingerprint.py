@@ -1,0 +1,89 @@
+"""What a cache was made of, so that one made of something else is noticed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from torch.utils.data import IterableDataset, MapDataPipe
+
+from dataloaders.cache.study import Findings, Study
+from dataloaders.errors import OptionError
+
+__all__ = ["changes", "fingerprint", "fingerprint_of", "length_of"]
+
+_PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
+
+
+def fingerprint(dataset: Any) -> dict[str, Any]:
+    """What a cache of ``dataset`` depends on, by name; all of it JSON.
+
+    ``dataset`` (its class), ``length``, ``head`` (the transforms whose output is kept), the
+    versions of torch, torchvision, PIL and numpy (None: not installed) and ``sample 17``, a
+    digest of what this sample gives, for a few of them. The live tail is not in it: the same
+    rows serve another augmentation. Reads these samples in this process.
+    """
+    samples = length_of(dataset)
+    study = Study(dataset, samples, skip=True)
+    return fingerprint_of(study, study(), dataset, samples)
+
+
+def fingerprint_of(study: Study, found: Findings, dataset: Any, samples: int) -> dict[str, Any]:
+    """The same, from what a study has found already."""
+    return {
+        "dataset": _class_of(dataset),
+        "length": samples,
+        "head": list(study.cuts[found.choice].head),
+        **{name: _version(package) for name, package in _PACKAGES.items()},
+        **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
+    }
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """Each entry in which two of them differ, as ``name: this when it was begun, that now``."""
+    names = [*before, *(name for name in now if name not in before)]
+    return [
+        f"{name}: {before.get(name, 'nothing')} when it was begun, {now.get(name, 'nothing')} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def length_of(dataset: Any) -> int:
+    """How many samples there are.
+
+    Raises:
+        OptionError: it has no samples by index, or no length.
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, (IterableDataset, MapDataPipe)):
+        raise OptionError(
+            f"{name} has no samples by index, and a cache is built of these; give a map-style "
+            "dataset, with __len__ and __getitem__"
+        )
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise OptionError(
+            f"{name} has no len(), and a cache is built of samples by index; give a map-style "
+            "dataset, with __len__ and __getitem__"
+        ) from error
+    if not hasattr(dataset, "__getitem__"):
+        raise OptionError(
+            f"{name} has no __getitem__, and a cache is built of samples by index; give a "
+            "map-style dataset"
+        )
+    return int(length)
+
+
+def _class_of(dataset: Any) -> str:
+    kind = type(dataset)
+    module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

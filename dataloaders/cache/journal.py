@@ -1,0 +1,162 @@
+"""What a build has finished, one line a chunk; a line that a crash tore ends the list before it.
+
+    1c291ca3 {"chunk":17,"digest":"9f...","failed":[],"file":"chunk-000017.5e1f","parts":[8390],...}
+    crc32    JSON
+
+A line is written and on the disk after the file that it names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Journal", "Record", "read_journal"]
+
+_ASSEMBLED = "assembled"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished chunk.
+
+    Attributes:
+        chunk: its number.
+        file: its name in the build's folder; "" if no row of it is kept.
+        rows: how many are kept.
+        parts: bytes of each `Chunk` in the file, one after the other.
+        digest: crc32 of the file, in hex: it is our own and short-lived, and this is quick.
+        structure: digest of the structure of its samples; "" without rows.
+        failed: (sample, why) of those that could not be read and were left out.
+    """
+
+    chunk: int
+    file: str
+    rows: int
+    parts: tuple[int, ...]
+    digest: str
+    structure: str
+    failed: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """The size of its file."""
+        return sum(self.parts)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a journal says.
+
+    Attributes:
+        records: by chunk; of two lines for one chunk the later one.
+        assembled: whether the whole file was finished, which is then renamed.
+        good: bytes up to the end of the last line that is whole.
+    """
+
+    records: dict[int, Record]
+    assembled: bool = False
+    good: int = 0
+
+
+def read_journal(path: Path) -> Entries:
+    """The lines of ``path`` up to the first one that is torn or damaged; none without a file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return Entries({})
+    entries = Entries({})
+    for line in data.splitlines(keepends=True):
+        values = _parsed(line)
+        if values is None:
+            break
+        good = entries.good + len(line)
+        if values in ({_ASSEMBLED: True}, {_ASSEMBLED: False}):
+            entries = replace(entries, assembled=values[_ASSEMBLED], good=good)
+            continue
+        record = _record(values)
+        if record is None:
+            break
+        entries.records[record.chunk] = record
+        entries = replace(entries, good=good)
+    return entries
+
+
+class Journal:
+    """The journal of a build that is under way; what follows its last whole line is cut off.
+
+    Attributes:
+        records: the finished chunks, by number.
+        assembled: whether the whole file was finished.
+    """
+
+    def __init__(self, path: Path) -> None:
+        entries = read_journal(path)
+        self.records = entries.records
+        self.assembled = entries.assembled
+        self._end = entries.good
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if os.fstat(self._file).st_size != self._end:
+            self._cut()
+
+    def append(self, record: Record) -> None:
+        """Write ``record`` and wait until it is on the disk."""
+        self._append(asdict(record))
+        self.records[record.chunk] = record
+
+    def set_assembled(self, done: bool) -> None:
+        """Write that the whole file is finished, and may be renamed; or that it is made again."""
+        if done != self.assembled:
+            self._append({_ASSEMBLED: done})
+            self.assembled = done
+
+    def forget(self, chunk: int) -> None:
+        """Have ``chunk`` made again; its next line replaces the one that there is."""
+        self.records.pop(chunk, None)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _append(self, values: dict[str, Any]) -> None:
+        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode("ascii")
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.pwrite(self._file, line[written:], self._end + written)
+            os.fsync(self._file)
+        except OSError:
+            self._cut()  # a full disk: what is there stays readable, and can be gone on with
+            raise
+        self._end += len(line)
+
+    def _cut(self) -> None:
+        os.ftruncate(self._file, self._end)
+        os.fsync(self._file)
+
+
+def _parsed(line: bytes) -> Any:
+    if not line.endswith(b"\n") or line[8:9] != b" ":
+        return None
+    text = line[9:-1]
+    if line[:8] != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _record(values: Any) -> Record | None:
+    try:
+        record = Record(**values)
+        parts = tuple(int(size) for size in record.parts)
+        failed = tuple((int(index), str(why)) for index, why in record.failed)
+    except (TypeError, ValueError):
+        return None
+    return replace(record, parts=parts, failed=failed)

@@ -1,0 +1,155 @@
+"""The columns of a whole file, decided by looking at its chunks one after the other.
+
+    chunks ──> merge ──> Layout a column: fixed (one shape in all rows) or variable
+
+The result does not depend on how the rows were cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.cache.chunk import MOST_VARIANTS, Chunk, Column, Variant
+from dataloaders.cache.index import MOST_FIXED
+from dataloaders.cache.sample import Structure, column_names
+from dataloaders.errors import CacheError
+
+__all__ = ["Layout", "Layouts"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one column stands in the file; the fields are those of `ColumnEntry`.
+
+    Attributes:
+        name: of the column.
+        dtype: of its values.
+        variants: in the order in which they first occur.
+        shape: of every row, or None.
+        dimensions: the most that a variant has.
+        size: how many values there are.
+    """
+
+    name: str
+    dtype: str
+    variants: tuple[Variant, ...]
+    shape: tuple[int, ...] | None
+    dimensions: int
+    size: int
+
+    def datasets(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of each HDF5 dataset of it."""
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        if self.shape is None:
+            found["values"] = (self.dtype, (self.size,))
+            found["offsets"] = ("<u8", (rows + 1,))
+            if self.dimensions > 1:
+                found["shapes"] = ("<u8", (rows, self.dimensions))
+        else:
+            found["values"] = (self.dtype, (rows, *self.shape))
+        if len(self.variants) > 1:
+            found["codes"] = ("|u1", (rows,))
+        return found
+
+
+class Layouts:
+    """What the chunks seen so far have in common."""
+
+    def __init__(self) -> None:
+        self.structure: Structure | None = None
+        self.rows = 0
+        self._columns: list[_Merged] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Take one more chunk into account.
+
+        Raises:
+            CacheError: its rows cannot stand in one file with those before.
+        """
+        if self.structure is None:
+            self.structure = chunk.structure
+            self._columns = [_Merged(name) for name in column_names(chunk.structure)]
+        elif chunk.structure != self.structure:
+            names, others = column_names(self.structure), column_names(chunk.structure)
+            raise CacheError(
+                f"rows 0 to {self.rows - 1} and the {chunk.rows} from {self.rows} on are built "
+                f"differently: {_listed(names)} and {_listed(others)}; a cache needs the same keys "
+                "and lengths in all samples. Return what varies as one tensor, array, str or plain "
+                "list"
+            )
+        for merged, column in zip(self._columns, chunk.columns, strict=True):
+            merged.add(column, self.rows)
+        self.rows += chunk.rows
+
+    def done(self) -> list[Layout]:
+        """The columns of all rows."""
+        return [merged.done(self.rows) for merged in self._columns]
+
+
+class _Merged:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dtype: str | None = None
+        self.variants: dict[Variant, None] = {}
+        self.shape: tuple[int, ...] | None = None
+        self.fixed = True
+        self.size = 0
+
+    def add(self, column: Column, before: int) -> None:
+        for variant in column.variants:
+            self.variants.setdefault(variant)
+        if len(self.variants) > MOST_VARIANTS:
+            raise CacheError(f"column {self.name!r} holds more than {MOST_VARIANTS} kinds of value")
+        there = occupied(column)
+        if not there.any():
+            return
+        if self.dtype is not None and column.dtype != self.dtype:
+            raise CacheError(
+                f"column {self.name!r} holds {self.dtype} in rows 0 to {before - 1} and "
+                f"{column.dtype} in the {len(there)} from {before} on; convert them to one type in "
+                "the dataset"
+            )
+        self.dtype = column.dtype
+        self.size += len(column.values)
+        if self.fixed:
+            self.fixed = self._same(column, there)
+
+    def _same(self, column: Column, there: npt.NDArray[np.bool_]) -> bool:
+        """Whether its rows have the one shape that all rows before have."""
+        dimensions = {of for kind, of in column.variants if kind != "none"}
+        if len(dimensions) > 1:
+            return False
+        (of,) = dimensions
+        shapes = column.shapes[there, :of]
+        if of > MOST_FIXED or (shapes != shapes[0]).any():
+            return False
+        shape = tuple(int(size) for size in shapes[0])
+        if self.shape is None:
+            self.shape = shape
+        return self.shape == shape
+
+    def done(self, rows: int) -> Layout:
+        dimensions = max((of for _, of in self.variants), default=0)
+        variants = tuple(self.variants)
+        if self.dtype is None:
+            # None in every row: a column that takes no bytes.
+            return Layout(self.name, "|u1", variants, (0,), dimensions, 0)
+        if not self.fixed or self.shape is None:
+            return Layout(self.name, self.dtype, variants, None, dimensions, self.size)
+        size = rows * math.prod(self.shape)
+        return Layout(self.name, self.dtype, variants, self.shape, dimensions, size)
+
+
+def occupied(column: Column) -> npt.NDArray[np.bool_]:
+    """Which rows of ``column`` are not None."""
+    kinds = np.array([kind != "none" for kind, _ in column.variants], np.bool_)
+    return kinds[column.codes]
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"{len(names)} leaves ({shown})"

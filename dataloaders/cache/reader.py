@@ -1,0 +1,252 @@
+"""A cache as a dataset: rows out of a mapped file, restored to what the dataset gave.
+
+    dataset[i] ──> each column's values at row i ──> leaves ──> tails ──> sample ──> transform
+
+The file is mapped and never read through libhdf5, so that threads, forked and spawned workers
+read it at once, and nothing in it can do more than be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from dataloaders.cache.columns import ColumnReader, mapped
+from dataloaders.cache.index import ColumnEntry, Index, open_file
+from dataloaders.cache.sample import Classes, join, leaf_paths
+from dataloaders.errors import CacheError
+
+__all__ = ["CachedDataset", "changes"]
+
+Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
+"""The keys to a leaf, and what is called on it."""
+
+
+class CachedDataset(Dataset[Any]):
+    """The samples of a cache, in the order in which they were built.
+
+    Rows are copies: they may be changed and kept. Only the file's index is read when it is opened.
+    It may be pickled; the copy opens the file again, and only that very cache. The file has to stay
+    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not.
+
+    Args:
+        path: of the file.
+        transform: called on each sample, after the tails.
+        tails: what is called on single leaves, each with the keys to its leaf: the transforms that
+            were not computed in advance.
+        expect: a fingerprint; each of its entries must be as it was when the cache was built.
+
+    Attributes:
+        path: absolute.
+        index: what the file says of itself.
+        classes: namedtuple classes for samples that consist of some, by name and fields; a class
+            that is not among them is made anew, with the same name and fields.
+
+    Raises:
+        CacheError: there is no cache, or it is malformed, unfinished, or of something else.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        tails: Sequence[Tail] = (),
+        expect: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.transform = transform
+        self.tails = [(tuple(keys), call) for keys, call in tails]
+        self.classes: Classes = {}
+        self._open()
+        if expect is not None:
+            changed = changes(self.index.fingerprint, expect)
+            if changed:
+                raise CacheError(
+                    f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
+                    "build it again with precompute(..., overwrite=True)"
+                )
+
+    def _open(self) -> None:
+        descriptor = open_file(str(self.path))
+        try:
+            self.index = Index.parse(descriptor, str(self.path))
+            self._map = mmap.mmap(descriptor, self.index.file_bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise CacheError(f"the cache {self.path} cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)
+        data = np.frombuffer(self._map, np.uint8)
+        rows = self.index.rows
+        self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
+        self._data = data
+        paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
+        self._calls: list[tuple[int, Callable[[Any], Any]]] = []
+        for keys, call in self.tails:
+            if keys not in paths and rows:
+                raise CacheError(
+                    f"the samples of {self.path} have no leaf at {keys}; they have "
+                    f"{', '.join(map(str, paths[:8]))}"
+                )
+            if rows:
+                self._calls.append((paths.index(keys), call))
+
+    def __len__(self) -> int:
+        return self.index.rows
+
+    def __getitem__(self, row: Any) -> Any:
+        """The sample of this row, counted from the end if it is negative; a slice gives a list."""
+        if isinstance(row, slice):
+            return self.__getitems__(range(*row.indices(self.index.rows)))
+        row = self._row(row)
+        return self._sample([column.leaf(row) for column in self._columns])
+
+    def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
+        """The samples of these rows, in this order."""
+        found = [self._row(row) for row in rows]
+        columns = [column.leaves(found) for column in self._columns]
+        if not columns:
+            return [self._sample([]) for _ in found]
+        return [self._sample(list(leaves)) for leaves in zip(*columns, strict=True)]
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in range(self.index.rows):
+            yield self[row]
+
+    def _row(self, row: Any) -> int:
+        try:
+            found = operator.index(row)
+        except TypeError as error:
+            raise TypeError(
+                f"a row of a cache is a whole number or a slice, and not {type(row).__name__}"
+            ) from error
+        rows = self.index.rows
+        if not -rows <= found < rows:
+            raise IndexError(f"row {found} of a cache of {rows} rows")
+        return found + rows if found < 0 else found
+
+    def _sample(self, leaves: list[Any]) -> Any:
+        for number, call in self._calls:
+            leaves[number] = call(leaves[number])
+        structure = self.index.structure
+        sample = None if structure is None else join(structure, leaves, self.classes)
+        return sample if self.transform is None else self.transform(sample)
+
+    def leaves(self, row: int) -> list[Any]:
+        """The leaves of this row as they were kept, before any tail, in the columns' order."""
+        found = self._row(row)
+        return [column.leaf(found) for column in self._columns]
+
+    @property
+    def readers(self) -> tuple[ColumnReader, ...]:
+        """Each column's values, for whoever makes whole batches of them."""
+        return tuple(self._columns)
+
+    @property
+    def calls(self) -> tuple[tuple[int, Callable[[Any], Any]], ...]:
+        """The tails: the number of a column, and what is called on its leaves."""
+        return tuple(self._calls)
+
+    @property
+    def columns(self) -> tuple[ColumnEntry, ...]:
+        """What each column is, in the order of the sample's leaves."""
+        return self.index.columns
+
+    @property
+    def identity(self) -> str:
+        """The digest of the whole file, as hexadecimal digits."""
+        return self.index.identity
+
+    @property
+    def failed(self) -> list[tuple[int, str]]:
+        """The number in the dataset, and the message, of each sample that was left out.
+
+        Raises:
+            CacheError: the list is damaged.
+        """
+        if self.index.failed is None:
+            return []
+        rows, messages = self.index.failed
+        numbers = mapped(self._data, "<u8", rows).tolist()
+        try:
+            texts = json.loads(mapped(self._data, "|u1", messages).tobytes())
+        except (ValueError, RecursionError) as error:
+            raise self._failed_damaged() from error
+        if (
+            type(texts) is not list
+            or len(texts) != len(numbers)
+            or not all(type(text) is str for text in texts)
+        ):
+            raise self._failed_damaged()
+        return list(zip(numbers, texts, strict=True))
+
+    def _failed_damaged(self) -> CacheError:
+        return CacheError(
+            f"the list of failed samples in {self.path} is damaged; build the cache again"
+        )
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """All rows of a fixed column, (rows, *shape), as a read-only view of the file.
+
+        An image's shape is (channels, height, width). A row that is None is zero.
+
+        Raises:
+            CacheError: there is no such column, or its rows differ in shape.
+        """
+        for column in self._columns:
+            if column.entry.name == name:
+                if not column.entry.fixed:
+                    raise CacheError(
+                        f"the rows of column {name!r} in {self.path} have different shapes; read "
+                        "them one by one"
+                    )
+                return column.values
+        names = ", ".join(repr(column.entry.name) for column in self._columns[:8])
+        raise CacheError(f"{self.path} has no column {name!r}; it has {names or 'none'}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "identity": self.identity,
+            "transform": self.transform,
+            "tails": self.tails,
+            "classes": self.classes,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path, self.transform = state["path"], state["transform"]
+        self.tails, self.classes = state["tails"], state["classes"]
+        self._open()
+        if self.identity != state["identity"]:
+            raise CacheError(
+                f"{self.path} is another cache than the one that was open: it was replaced in the "
+                "meantime; open it again with CachedDataset"
+            )
+
+    def __repr__(self) -> str:
+        return f"CachedDataset({str(self.path)!r}, {self.index.rows} rows)"
+
+
+def changes(built: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """What differs between the fingerprint of a cache and the one expected, entry by entry."""
+    found = []
+    for name, value in json.loads(json.dumps(dict(expected))).items():
+        if name not in built:
+            found.append(f"{name}: not known when it was built, {_shown(value)} now")
+        elif built[name] != value:
+            found.append(f"{name}: {_shown(built[name])} when it was built, {_shown(value)} now")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

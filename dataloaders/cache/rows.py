@@ -1,0 +1,291 @@
+"""Chunks of rows, made in workers: read, split into columns, written, and told about.
+
+chunk number ──> samples first .. last ──> cells ──64 MiB──> Chunk ──> chunk-000017.5e1f ──> Record
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.utils.data import Dataset, get_worker_info
+
+from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.cut import Call, Cut
+from dataloaders.cache.disk import writing
+from dataloaders.cache.journal import Record
+from dataloaders.cache.sample import Cell, Structure, split
+from dataloaders.cache.seeds import seed_for
+from dataloaders.errors import CacheError, add_note
+from dataloaders.random_states import random_states_kept
+
+__all__ = [
+    "BYTES_PER_CELL",
+    "PART_BYTES",
+    "Chunks",
+    "Failure",
+    "Job",
+    "end_with",
+    "fail",
+    "read_row",
+]
+
+PART_BYTES = 64 << 20
+"""Rows beyond this are written before more are read, however many rows a chunk has."""
+
+BYTES_PER_CELL = 400
+"""What a cell takes in memory besides its values, about."""
+
+_LONGEST_MESSAGE = 1000
+_WATCH_S = 0.2
+
+Row = tuple[int, Structure, list[Cell]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is to do.
+
+    Attributes:
+        cut: gives the rows.
+        calls: how each of them must have gone through the transforms; None: however it did.
+        folder: where the chunks go.
+        token: of this builder, in the names of its files. The workers of a builder that was killed
+            live on for a moment; theirs have other names.
+        rows: samples in a chunk.
+        samples: in all.
+        skip: whether a sample that fails is left out instead of ending the build.
+    """
+
+    cut: Cut
+    calls: tuple[Call, ...] | None
+    folder: str
+    token: str
+    rows: int
+    samples: int
+    skip: bool
+
+    @property
+    def stop(self) -> str:
+        """The file that tells workers to end before their chunk is finished."""
+        return os.path.join(self.folder, f"stop.{self.token}")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on its way from a worker.
+
+    Attributes:
+        error: pickled; None if it does not come back from that as it was.
+        text: one line: its type and text.
+        trace: where it came from.
+    """
+
+    error: bytes | None
+    text: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """``error``, ready to be sent."""
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        pickled: bytes | None
+        try:
+            pickled = pickle.dumps(error)
+            again = pickle.loads(pickled)
+            if type(again) is not type(error) or str(again) != str(error):
+                pickled = None
+        except Exception:  # classes of functions, constructors with other arguments: anything
+            pickled = None
+        return cls(pickled, told(error), trace)
+
+    def reraise(self) -> None:
+        """Raise it where it was sent to, the worker's traceback as its cause."""
+        pickled = self.error
+        error: Exception = CacheError(self.text) if pickled is None else pickle.loads(pickled)
+        raise error from _InWorker(f"\n{self.trace}")
+
+
+def end_with(builder: int | None, worker: int) -> None:
+    """Have this worker end soon after the process that builds was killed; its ``worker_init_fn``.
+
+    torch's own watch begins later: of a builder that was killed before, it never hears.
+
+    Args:
+        builder: the process that builds; None if it is not the parent of its workers, whose
+            parent (the fork server) ends with it.
+        worker: its number.
+    """
+    parent = os.getppid() if builder is None else builder
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _InWorker(Exception):
+    """Shows a worker's traceback above the error itself."""
+
+
+def fail(error: BaseException) -> Failure:
+    """``error`` to be sent to the parent; raised at once where there is none."""
+    if get_worker_info() is None:
+        raise error
+    return Failure.of(error)
+
+
+def told(error: BaseException) -> str:
+    """``ValueError: its text``, of bounded length."""
+    return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+
+
+def read_row(
+    cut: Cut, index: int, calls: Sequence[Call] | None = None
+) -> tuple[Structure, list[Cell]]:
+    """Row ``index`` as cells.
+
+    Raises:
+        CacheError: it cannot be kept; the message names it.
+        Exception: what reading it raised, with a note that names the sample.
+    """
+    try:
+        row = cut.read(index, calls)
+        return split(row)
+    except CacheError as error:
+        raise CacheError(f"sample {index} cannot be kept: {error}") from error
+    except Exception as error:
+        add_note(
+            error,
+            f"dataloaders: raised by sample {index} of {type(cut.dataset).__name__} while its "
+            'cache was built; on_error="skip" leaves such samples out',
+        )
+        raise
+
+
+class Chunks(Dataset["Record | Failure"]):
+    """Chunk by number: written to its file when this returns; its record, or why there is none."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __len__(self) -> int:
+        return -(-self._job.samples // self._job.rows)
+
+    def __getitem__(self, number: int) -> Record | Failure:
+        job = self._job
+        name = f"chunk-{number:06d}.{job.token}"
+        writer = _Writer(Path(job.folder) / f"{name}.{os.getpid()}.tmp")
+        try:
+            with random_states_kept(cuda=False):
+                failed = self._write(number, writer)
+            with writing(job.folder):
+                return writer.finished(number, name, failed)
+        except Exception as error:
+            return fail(error)
+        finally:
+            writer.close()
+
+    def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
+        job = self._job
+        failed: list[tuple[int, str]] = []
+        rows: list[Row] = []
+        room = PART_BYTES
+        first = number * job.rows
+        for index in range(first, min(first + job.rows, job.samples)):
+            if os.path.exists(job.stop):
+                raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
+            seed_for(index)
+            try:
+                structure, cells = read_row(job.cut, index, job.calls)
+            except Exception as error:
+                if not job.skip:
+                    raise
+                failed.append((index, told(error)))
+                continue
+            rows.append((index, structure, cells))
+            room -= sum(cell.values.nbytes + BYTES_PER_CELL for cell in cells)
+            if room <= 0:
+                with writing(job.folder):
+                    writer.write(rows)
+                room = PART_BYTES
+        with writing(job.folder):
+            writer.write(rows)
+        return failed
+
+
+class _Writer:
+    """One chunk's file; opened with the first rows, gone unless `finished` was reached."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._crc = 0
+        self._parts: list[int] = []
+        self._rows = 0
+        self._structure: tuple[int, Structure] | None = None
+
+    def write(self, rows: list[Row]) -> None:
+        """Add ``rows``, which the caller forgets."""
+        if not rows:
+            return
+        if self._structure is None:
+            self._structure = rows[0][:2]
+        elif rows[0][1] != self._structure[1]:
+            Chunk.of([(*self._structure, []), rows[0]])  # raises: they are built differently
+        self._rows += len(rows)
+        chunk = Chunk.of(rows)
+        assert chunk is not None
+        rows.clear()
+        if self._file < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o666)
+        size = 0
+        for data in chunk.to_bytes():
+            self._crc = zlib.crc32(data, self._crc)
+            view = memoryview(data)
+            size += len(view)
+            while view:
+                view = view[os.write(self._file, view) :]
+        self._parts.append(size)
+
+    def finished(self, number: int, name: str, failed: list[tuple[int, str]]) -> Record:
+        """The record, once the file is on the disk under ``name``."""
+        structure = ""
+        if self._file >= 0:
+            os.fsync(self._file)
+            self._path.rename(self._path.with_name(name))
+            structure = digest_of(self._structure[1]) if self._structure else ""
+        return Record(
+            chunk=number,
+            file=name if self._parts else "",
+            rows=self._rows,
+            parts=tuple(self._parts),
+            digest=f"{self._crc:08x}",
+            structure=structure,
+            failed=tuple(failed),
+        )
+
+    def close(self) -> None:
+        """Close the file, and remove it if it was not renamed."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._path.unlink(missing_ok=True)
+
+
+def digest_of(structure: Structure) -> str:
+    """Equal for equal structures."""
+    text = json.dumps(structure, separators=(",", ":")).encode("ascii")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

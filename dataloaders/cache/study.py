@@ -1,0 +1,258 @@
+"""A few samples, read before a cache is built: which cut holds, what rows cost, what is random.
+
+cuts ──read, finish, compare with the dataset's own sample──> the first that holds, else whole
+     ──rows read again under other random states──────────> random or not
+     ──────────────────────────────────────────────────────> bytes, seconds, digests
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dataloaders.batch import leaves
+from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
+from dataloaders.cache.rows import Failure, fail, read_row
+from dataloaders.cache.sample import (
+    Cell,
+    Structure,
+    column_names,
+    join,
+    leaf_of,
+    leaf_paths,
+    split,
+)
+from dataloaders.cache.seeds import draws_since, seed_for, states
+from dataloaders.errors import CacheError
+from dataloaders.random_states import random_states_kept
+from dataloaders.transforms.find import find_generators
+from dataloaders.transforms.table import same_bits
+
+__all__ = ["Findings", "Study"]
+
+_PROVED = 4
+_MEASURED = 16
+_TURNS = 2
+_TURNS_WHERE_DRAWN = 12
+_SECONDS = 1.0
+"""After this long no more samples are read than must be."""
+
+_Cells = tuple[Structure, list[Cell]]
+
+
+@dataclass
+class Findings:
+    """What `Study` found.
+
+    Attributes:
+        choice: which of its cuts holds; the last one stands for whole samples.
+        calls: how its rows go through the transforms.
+        at_leaves: whether each part that a tail is applied to is one leaf.
+        reason: why it is not a better one; "" if it is the best.
+        random: what differs between two readings of one row; "" if nothing does.
+        digests: of the rows that were read, by sample; "random" where a digest means nothing, and
+            "failed" where there is none.
+        bytes: of each row that was read.
+        cells: in a row.
+        seconds: that reading each row took, but for the first.
+        failure: what reading a sample raised, if it was not to be skipped.
+    """
+
+    choice: int = -1
+    calls: tuple[Call, ...] | None = None
+    at_leaves: bool = True
+    reason: str = ""
+    random: str = ""
+    digests: dict[int, str] = field(default_factory=dict)
+    bytes: list[int] = field(default_factory=list)
+    cells: int = 0
+    seconds: list[float] = field(default_factory=list)
+    failure: Failure | None = None
+
+
+class Study:
+    """Callable that reads the samples and gives the `Findings`; to be run in a worker.
+
+    Attributes:
+        cuts: the ways to cut the dataset, best first; the last one is the dataset itself.
+    """
+
+    def __init__(self, dataset: Any, samples: int, *, skip: bool) -> None:
+        found, self._reason = cuts_of(dataset)
+        self.cuts: list[Cut] = [*found, whole(dataset)]
+        self._dataset = dataset
+        self._samples = samples
+        self._skip = skip
+
+    def __call__(self) -> Findings:
+        """Read; the random states are then what they were."""
+        self._own = [(put, get()) for get, put in find_generators(self._dataset)]
+        try:
+            with random_states_kept(cuda=False):
+                return self._findings()
+        except _Failed as failed:
+            error: BaseException = failed.args[0]
+        finally:
+            for put, state in self._own:
+                put(state)
+        return Findings(failure=fail(error))
+
+    def _findings(self) -> Findings:
+        found = Findings(reason=self._reason)
+        reasons = []
+        for choice, cut in enumerate(self.cuts):
+            calls = None if choice == len(self.cuts) - 1 else self._calls(cut)
+            if isinstance(calls, str):
+                reasons.append(calls)
+                continue
+            found.choice, found.calls = choice, calls
+            break
+        if reasons:
+            found.reason = reasons[-1]
+        self._measure(found)
+        return found
+
+    def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
+        """How rows go through ``cut``, if its rows and tails give the dataset's samples."""
+        calls: tuple[Call, ...] | None = None
+        for index in _spread(self._samples, _PROVED):
+            try:
+                theirs = self._theirs(index)
+            except Exception:
+                continue  # its row is read too, further on: there it is told
+            try:
+                self._seed(index, 0)
+                row = cut.read(index)
+                now = cut.calls_in(row)
+                if isinstance(now, str):
+                    return now
+                structure, cells = split(row)
+                again = join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+                self._seed(index, 0)
+                ours = Finish(cut.tails, now)(again)
+            except Exception as error:
+                return f"a row could not be made or finished ({type(error).__name__}: {error})"
+            if calls not in (None, now):
+                return "samples go through its transforms in different ways"
+            calls = now
+            # A tail with generators of its own gives other values each time: nothing to compare.
+            if not _same(ours, theirs) and _same(self._theirs(index), theirs):
+                return "what its transforms give is changed or seeded elsewhere in the dataset"
+        return calls if calls else "no sample could be read"
+
+    def _theirs(self, index: int) -> Any:
+        self._seed(index, 0)
+        return sample_of(self._dataset, index)
+
+    def _measure(self, found: Findings) -> None:
+        cut = self.cuts[found.choice]
+        must = set(_spread(self._samples, _PROVED))
+        rest = [index for index in _spread(self._samples, _MEASURED) if index not in must]
+        started = time.monotonic()
+        for index in [*sorted(must), *rest]:
+            if index not in must and time.monotonic() - started > _SECONDS:
+                break
+            try:
+                self._measure_one(found, cut, index, index in must, started)
+            except Exception as error:
+                if not self._skip:
+                    raise _Failed(error) from error
+                found.digests[index] = "failed"
+
+    def _measure_one(
+        self, found: Findings, cut: Cut, index: int, must: bool, started: float
+    ) -> None:
+        self._seed(index, 0)
+        before = states()
+        begun = time.perf_counter()
+        first = read_row(cut, index, found.calls)
+        found.seconds.append(time.perf_counter() - begun)
+        drawn = draws_since(before)
+        structure, cells = first
+        paths = leaf_paths(structure)
+        found.at_leaves &= all(path in paths for _, path in found.calls or ())
+        found.cells = len(cells)
+        found.bytes.append(sum(cell.values.nbytes + 8 * cell.values.ndim + 1 for cell in cells))
+        if not must:
+            return
+        found.digests[index] = _digest(first)
+        turn = 1
+        while turn < (_TURNS_WHERE_DRAWN if drawn else _TURNS):
+            if turn >= _TURNS and time.monotonic() - started > _SECONDS:
+                break
+            self._seed(index, turn)
+            differs = _difference(first, read_row(cut, index, found.calls))
+            if differs:
+                found.random = found.random or f"sample {index} read twice differs in {differs}"
+                self._seed(index, 0)
+                if _difference(first, read_row(cut, index, found.calls)):
+                    found.digests[index] = "random"
+                break
+            turn += 1
+
+    def _seed(self, index: int, turn: int) -> None:
+        """The dataset's own generators too begin again, unless another reading is wanted."""
+        seed_for(index, turn)
+        if turn == 0:
+            for put, state in self._own:
+                put(state)
+
+
+class _Failed(Exception):
+    """A sample raised its argument."""
+
+
+def _spread(samples: int, count: int) -> list[int]:
+    """Up to ``count`` samples, evenly over the dataset; the first and the last are among them."""
+    last = min(samples, count) - 1
+    return sorted({round(n * (samples - 1) / max(1, last)) for n in range(last + 1)})
+
+
+def _digest(row: _Cells) -> str:
+    structure, cells = row
+    digest = hashlib.blake2b(json.dumps(structure).encode(), digest_size=16)
+    for cell in cells:
+        digest.update(f"{cell.kind} {cell.values.dtype.str} {cell.values.shape} ".encode())
+        digest.update(cell.values.tobytes())
+    return digest.hexdigest()
+
+
+def _difference(one: _Cells, other: _Cells) -> str:
+    """In which column two readings of a sample differ, in words; "" if in none."""
+    if one[0] != other[0]:
+        return "the keys or lengths of its containers"
+    for name, a, b in zip(column_names(one[0]), one[1], other[1], strict=True):
+        if a.kind != b.kind or a.values.shape != b.values.shape:
+            return f"the type or shape of {name!r} ({a.kind} {list(a.values.shape)})"
+        if a.values.tobytes() != b.values.tobytes():
+            return f"the values of {name!r} ({a.kind})"
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return not _difference(split(one), split(other))
+    except CacheError:
+        return _equal(one, other)  # what a tail makes may be something that no cache keeps
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and type(one) is type(other):
+        plain = one.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
+        return one.layout is other.layout is torch.strided and same_bits(*plain)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "__dict__") and type(one) is type(other):
+        if any(True for _ in leaves(one)):
+            return all(map(_same, leaves(one), leaves(other)))
+        own: Any = type(one).__eq__
+        return _same(vars(one), vars(other)) if own is object.__eq__ else bool(one == other)
+    return type(one) is type(other) and bool(one == other)

@@ -1,0 +1,163 @@
+"""Whether a cache is as it was written, bit by bit, and what is damaged if it is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+
+from dataloaders.cache.checksums import digests
+from dataloaders.cache.index import BLOCK, DIGEST, HEADER, ColumnEntry, Index, open_file
+from dataloaders.errors import CacheError
+
+__all__ = ["Damage", "verify"]
+
+_REPORTED = 256  # blocks between two reports of progress
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A part of the file that is not as it was written.
+
+    Attributes:
+        offset: its first byte.
+        bytes: how many there are; the damage may be a single bit among them.
+        what: what stands there: columns and their rows, the index, HDF5's own records.
+    """
+
+    offset: int
+    bytes: int
+    what: str
+
+
+def verify(
+    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
+) -> list[Damage]:
+    """What is damaged in the cache at ``path``, in the order of the file; empty if nothing is.
+
+    Every bit of the file counts. Without a sound index nothing else can be looked at.
+
+    Args:
+        path: of the file.
+        progress: called with the bytes checked so far, and those in all.
+
+    Raises:
+        CacheError: the file cannot be opened or read.
+    """
+    name = os.fspath(path)
+    descriptor = open_file(name)
+    try:
+        try:
+            index = Index.parse(descriptor, name)
+        except CacheError as error:
+            size = os.fstat(descriptor).st_size
+            return [Damage(0, min(size, HEADER), f"the index: {error}")]
+        return [*_user_block(descriptor, index), *_blocks(descriptor, index, progress)]
+    except OSError as error:
+        raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _user_block(descriptor: int, index: Index) -> Iterator[Damage]:
+    """What is not zero between the index and the HDF5 file."""
+    # The text's length stands in the header, whose digest is right.
+    length = int.from_bytes(os.pread(descriptor, 8, 16), "little")
+    begin = HEADER + length
+    padding = os.pread(descriptor, index.user_block - begin, begin)
+    if any(padding):
+        yield Damage(begin, len(padding), "the zeros behind the index")
+
+
+def _blocks(
+    descriptor: int, index: Index, progress: Callable[[int, int], None] | None
+) -> Iterator[Damage]:
+    start, end = index.user_block, index.file_bytes
+    place, size = index.checksums
+    table = os.pread(descriptor, size, place)
+    whole = blake2b(table, digest_size=DIGEST).hexdigest() == index.checksums_digest
+    if not whole:
+        yield Damage(place, size, "the table of checksums")
+    parts = _parts(index)
+    for number, digest in enumerate(digests(descriptor, start, end, (place, place + size))):
+        begin = start + number * BLOCK
+        last = min(begin + BLOCK, end)
+        if digest != table[number * DIGEST : (number + 1) * DIGEST]:
+            what = ", ".join(_what(descriptor, parts, begin, last))
+            if digest is None:
+                what += " (it cannot be read)"
+            elif not whole:
+                what += " (or only its checksum)"
+            yield Damage(begin, last - begin, what)
+        if progress is not None and (number % _REPORTED == _REPORTED - 1 or last == end):
+            progress(last - start, end - start)
+
+
+@dataclass(frozen=True)
+class _Part:
+    begin: int
+    end: int
+    name: str
+    row_bytes: int = 0  # of a part with a row after the other
+    offsets: int = 0  # where those of its rows stand that have different lengths
+    rows: int = 0
+    width: int = 1
+
+    def rows_at(self, descriptor: int, low: int, high: int) -> str:
+        """Which rows have these bytes; empty if that cannot be said."""
+        if self.row_bytes:
+            first = (low - self.begin) // self.row_bytes
+            last = (high - 1 - self.begin) // self.row_bytes
+        elif self.offsets:
+            data = os.pread(descriptor, 8 * (self.rows + 1), self.offsets)
+            places = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
+            if (places[1:] < places[:-1]).any():
+                return ""
+            ends = [(low - self.begin) // self.width, (high - 1 - self.begin) // self.width]
+            first, last = np.searchsorted(places, np.array(ends, "<u8"), "right") - 1
+        else:
+            return ""
+        first, last = max(first, 0), min(last, self.rows - 1)  # the last offset is of no row
+        return f" row {first}" if first >= last else f" rows {first} to {last}"
+
+
+def _parts(index: Index) -> list[_Part]:
+    """What stands where, in the order of the file."""
+    found = []
+    place, size = index.checksums
+    found.append(_Part(place, place + size, "the table of checksums"))
+    for extent, width in zip(index.failed or (), (8, 1), strict=False):
+        end = extent.offset + extent.size * width
+        found.append(_Part(extent.offset, end, "the list of failed samples"))
+    for column in index.columns:
+        found.extend(_column_parts(column, index.rows))
+    return sorted((part for part in found if part.begin < part.end), key=lambda part: part.begin)
+
+
+def _column_parts(column: ColumnEntry, rows: int) -> Iterator[_Part]:
+    for name, dtype, (offset, size) in column.parts():
+        length = size * np.dtype(dtype).itemsize
+        text = f"column {column.name!r}" + ("" if name == "values" else f" ({name})")
+        part = _Part(offset, offset + length, text, rows=rows, width=np.dtype(dtype).itemsize)
+        if name == "values" and column.offsets is not None:
+            yield replace(part, offsets=column.offsets.offset)
+        else:
+            yield replace(part, row_bytes=8 if name == "offsets" else length // max(rows, 1))
+
+
+def _what(descriptor: int, parts: list[_Part], begin: int, end: int) -> Iterator[str]:
+    """What stands at these bytes."""
+    covered = begin
+    own = False
+    for part in parts:
+        low, high = max(part.begin, begin), min(part.end, end)
+        if low >= high:
+            continue
+        own = own or low > covered
+        covered = high
+        yield part.name + part.rows_at(descriptor, low, high)
+    if own or covered < end:
+        yield "HDF5's own records"

@@ -1,0 +1,251 @@
+"""``dataloaders cache``: build, look at, check, take apart, list and delete caches."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataloaders.cache.progress import BuildProgress
+
+__all__ = ["add_parsers", "carry_out"]
+
+_CACHE = """\
+A cache holds what a dataset gives before anything random happens to it, in one HDF5 file: decoded
+and resized once, read at the speed of memory from then on. It is worth it where the check says
+input-bound and a profile says decoding.
+"""
+
+_CACHE_EPILOG = """\
+examples:
+  dataloaders cache build mypackage.data:training_set train.h5
+      training_set is a dataset, or a function without arguments that returns one; what its
+      transforms do before the first random one is computed and kept, the rest stays live
+  dataloaders cache build photos/train train.h5 --resize 256 --crop 256
+      a folder with one folder of images for each class
+  dataloaders cache info train.h5 --sheet train.png
+  dataloaders cache verify train.h5
+
+then, in the script:
+  from dataloaders.cache import CachedDataset
+  loader = DataLoader(CachedDataset("train.h5", transform=...), ...)
+"""
+
+_BUILD = """\
+Reads every sample once, in parallel, and writes one file. Ctrl-C and crashes lose nothing that was
+finished: the same command goes on where it stopped. A second process that builds the same file
+waits for the first.
+"""
+
+_VERIFY = """\
+Reads the whole file and compares every block with its checksum: any flipped bit is found, and what
+it hit is named. Exit status 0: whole; 1: damaged, with a line for each damaged part.
+"""
+
+_PRUNE = """\
+Deletes caches from the user's cache folder (see list). Says what it would delete; --yes does it.
+"""
+
+Subparsers = Any
+
+
+def add_parsers(commands: Subparsers) -> None:
+    """Add ``cache`` and what it can do to the subcommands of the parser."""
+    cache = _add(commands, "cache", "precompute a dataset into one file, and look after it", _CACHE)
+    cache.epilog = _CACHE_EPILOG
+    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    build = _add(actions, "build", "compute a dataset's samples once", _BUILD)
+    build.add_argument(
+        "dataset", help="module:name or file.py:name of a dataset, or a folder of images"
+    )
+    build.add_argument("path", help="the file to write, such as train.h5")
+    build.add_argument("--workers", type=int, metavar="N", help="processes (as many as cores)")
+    build.add_argument("--resize", type=int, metavar="N", help="of a folder: the shorter side")
+    build.add_argument("--crop", type=int, metavar="N", help="of a folder: the middle N x N")
+    build.add_argument(
+        "--skip", action="store_true", help="leave out samples that fail; info lists them"
+    )
+    build.add_argument(
+        "--allow-random", action="store_true", help="keep random samples as they first come"
+    )
+    build.add_argument(
+        "--overwrite", action="store_true", help="begin anew, whatever there is at the path"
+    )
+    build.add_argument("--quiet", action="store_true", help="no progress")
+
+    info = _add(actions, "info", "what is in a cache", "Columns, sizes, transforms, failures.")
+    info.add_argument("path")
+    info.add_argument("--sheet", metavar="F", help="draw the first images into this PNG file")
+
+    verify = _add(actions, "verify", "find any flipped bit", _VERIFY)
+    verify.add_argument("path")
+    verify.add_argument("--quiet", action="store_true", help="no progress")
+
+    extract = _add(
+        actions, "extract", "samples as plain files", "Images as PNG, the rest as JSON lines."
+    )
+    extract.add_argument("path")
+    extract.add_argument("folder", help="made if it does not exist")
+    extract.add_argument("--rows", default="0:16", metavar="A:B", help="which rows (0:16)")
+
+    _add(actions, "list", "caches in the user's cache folder", "Name, size, rows, last use.")
+    prune = _add(actions, "prune", "delete caches from the user's cache folder", _PRUNE)
+    prune.add_argument(
+        "--unused", type=float, default=30.0, metavar="DAYS", help="not used for so long (30)"
+    )
+    prune.add_argument("--yes", action="store_true", help="delete them")
+
+
+def carry_out(parsed: argparse.Namespace) -> int:
+    """Do what the command line says; returns the exit status."""
+    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+        "build": _build,
+        "info": _info,
+        "verify": _verify,
+        "extract": _extract,
+        "list": _list,
+        "prune": _prune,
+    }
+    return actions[parsed.action](parsed)
+
+
+def _build(parsed: argparse.Namespace) -> int:
+    from dataloaders.cache import precompute
+    from dataloaders.cache.disk import size_of
+    from dataloaders.cli.cache_source import dataset_of
+
+    dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
+    with _Bar(quiet=parsed.quiet) as bar:
+        cached = precompute(
+            dataset,
+            parsed.path,
+            num_workers="auto" if parsed.workers is None else parsed.workers,
+            allow_random=parsed.allow_random,
+            on_error="skip" if parsed.skip else "raise",
+            overwrite=parsed.overwrite,
+            progress=bar,
+        )
+    size = Path(parsed.path).stat().st_size
+    print(f"{parsed.path}: {len(cached):,} samples, {size_of(size)}")
+    if cached.failed:
+        print(f"{len(cached.failed)} samples were left out; dataloaders cache info lists them")
+    return 0
+
+
+def _info(parsed: argparse.Namespace) -> int:
+    from dataloaders.cli import cache_info
+
+    return cache_info.info(parsed.path, sheet=parsed.sheet)
+
+
+def _extract(parsed: argparse.Namespace) -> int:
+    from dataloaders.cli import cache_info
+
+    return cache_info.extract(parsed.path, parsed.folder, rows=parsed.rows)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from dataloaders.cache.disk import size_of
+    from dataloaders.cache.verify import verify
+    from dataloaders.cli.progress import ProgressLine
+
+    line = ProgressLine(quiet=parsed.quiet)
+
+    def told(done: int, whole: int) -> None:
+        line(f"verify  {size_of(done)} of {size_of(whole)}")
+
+    damages = verify(Path(parsed.path), told)
+    line.close()
+    for damage in damages:
+        print(f"{damage.what} (bytes {damage.offset} to {damage.offset + damage.bytes})")
+    if damages:
+        print(f"{parsed.path} is damaged: build it again, dataloaders cache build --overwrite")
+        return 1
+    print(f"{parsed.path} is whole")
+    return 0
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    from dataloaders.cli import cache_folder
+
+    return cache_folder.show()
+
+
+def _prune(parsed: argparse.Namespace) -> int:
+    from dataloaders.cli import cache_folder
+
+    return cache_folder.prune(parsed.unused, delete=parsed.yes)
+
+
+class _Bar:
+    """A progress bar on stderr for a build; lines now and then where that is no terminal."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from dataloaders.cli.progress import ProgressLine
+
+        console = Console(stderr=True)
+        self._rich = None
+        self._line = ProgressLine(quiet=quiet)
+        if console.is_terminal and not quiet:
+            self._rich = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._rich.add_task("", total=None, text="")
+
+    def __enter__(self) -> _Bar:
+        if self._rich is not None:
+            self._rich.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+        self._line.close()
+
+    def __call__(self, progress: BuildProgress) -> None:
+        """Show ``progress``."""
+        from dataloaders.cache.disk import size_of
+
+        doing = "waiting for the process that builds it" if progress.waiting else progress.phase
+        rate = progress.samples_per_second
+        text = f"{progress.samples_done:,} of {progress.samples:,} samples"
+        if rate:
+            text += f", {rate:,.0f}/s"
+        text += f", {size_of(progress.bytes_done)}"
+        if progress.bytes_expected:
+            text += f" of {'about ' if progress.phase == 'compute' else ''}"
+            text += size_of(progress.bytes_expected)
+        if progress.failed:
+            text += f", {progress.failed} left out"
+        if self._rich is None:
+            left = progress.seconds_left
+            self._line(f"{doing}  {text}" + ("" if left is None else f", {left:,.0f} s left"))
+            return
+        done, whole = progress.samples_done, progress.samples
+        if progress.phase == "assemble":
+            done, whole = progress.bytes_done, progress.bytes_expected
+        self._rich.update(
+            self._task, description=doing, completed=done, total=whole or None, text=text
+        )
+
+
+def _add(commands: Subparsers, name: str, help_: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_,
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser

@@ -1,0 +1,106 @@
+"""Caches that ``backend="h5"`` built without being given a path: listed, and deleted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dataloaders.cache.disk import size_of
+from dataloaders.cache.index import Index
+from dataloaders.errors import CacheError
+from dataloaders.learned import cache_folder
+
+__all__ = ["prune", "show"]
+
+_DAY_S = 86_400.0
+
+
+class _Kept(NamedTuple):
+    path: Path
+    size: int
+    unused_days: float
+    what: str
+
+
+def show() -> int:
+    """Print the caches in the user's folder, those that were never finished included."""
+    console = Console()
+    folder, found = _folder(), _found()
+    if not found:
+        console.print(Text(f"no caches in {folder}"), soft_wrap=True)
+        return 0
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("cache", "size", "last used", "what"):
+        table.add_column(heading, no_wrap=heading == "cache")
+    for kept in found:
+        table.add_row(
+            kept.path.name, size_of(kept.size), f"{kept.unused_days:.0f} days ago", Text(kept.what)
+        )
+    console.print(table)
+    console.print(Text(f"in {folder}"), soft_wrap=True)
+    return 0
+
+
+def prune(unused_days: float, *, delete: bool) -> int:
+    """Delete what was not used for so long, or say what would be deleted."""
+    old = [kept for kept in _found() if kept.unused_days >= unused_days]
+    for kept in old:
+        if delete and kept.path.is_dir():
+            shutil.rmtree(kept.path)
+        elif delete:
+            kept.path.unlink(missing_ok=True)
+        print(f"{'deleted' if delete else 'would delete'} {kept.path} ({size_of(kept.size)})")
+    if not old:
+        print(f"nothing in {_folder()} was unused for {unused_days:g} days")
+    elif not delete:
+        print("give --yes to delete them")
+    return 0
+
+
+def _folder() -> Path:
+    return cache_folder() / "h5"
+
+
+def _found() -> list[_Kept]:
+    try:
+        paths = sorted(_folder().iterdir())
+    except OSError:
+        return []
+    now = time.time()
+    found = []
+    for path in paths:
+        if path.suffix == ".building":
+            files = [each.stat() for each in path.iterdir() if each.is_file()]
+            size = sum(each.st_size for each in files)
+            used = max((each.st_mtime for each in files), default=path.stat().st_mtime)
+            what = "a build that is under way, or was interrupted"
+        elif path.suffix == ".h5":
+            status = path.stat()
+            size, used = status.st_size, max(status.st_atime, status.st_mtime)
+            what = _described(path)
+        else:
+            continue
+        found.append(_Kept(path, size, (now - used) / _DAY_S, what))
+    return found
+
+
+def _described(path: Path) -> str:
+    try:
+        # Looking at it is not using it; only its owner, or root, may look like that.
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOATIME", 0))
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    try:
+        index = Index.parse(file)
+    except CacheError as error:
+        return f"damaged: {error}"
+    finally:
+        os.close(file)
+    return f"{index.rows:,} samples of {index.fingerprint.get('dataset', 'a dataset')}"

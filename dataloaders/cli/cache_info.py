@@ -1,0 +1,171 @@
+"""What ``dataloaders cache info`` prints, its contact sheet, and samples as plain files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dataloaders.cache.disk import size_of
+from dataloaders.cache.index import ColumnEntry, Index
+from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.sample import column_names
+from dataloaders.errors import CacheError, OptionError
+
+__all__ = ["extract", "info"]
+
+_SHOWN_FAILURES = 20
+_SHEET = 64
+_THUMBNAIL = 128
+
+
+def info(path: str, *, sheet: str | None = None) -> int:
+    """Print what the cache at ``path`` holds, and draw its first images into ``sheet``."""
+    cached = CachedDataset(path)
+    console = Console()
+
+    def print_(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)  # their words hold no markup
+
+    index = cached.index
+    print_(f"{path}: {index.rows:,} samples, {size_of(os.stat(path).st_size)}")
+    console.print(_columns_table(index))
+    for name, members in (("computed", index.head), ("left to run live", index.tail)):
+        print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
+    for key, value in index.fingerprint.items():
+        print_(f"built from {key}: {_short(value)}")
+    if cached.failed:
+        print_(f"left out, since reading them failed: {len(cached.failed):,} samples")
+        for number, message in cached.failed[:_SHOWN_FAILURES]:
+            print_(f"  sample {number}: {message}")
+    if sheet is not None:
+        _draw(cached, Path(sheet))
+        print_(f"the first images: {sheet}")
+    return 0
+
+
+def extract(path: str, folder: str, *, rows: str) -> int:
+    """Write samples as files into ``folder``: images as PNG, the rest as one line of JSON each."""
+    cached = CachedDataset(path)
+    wanted = range(len(cached))[_slice(rows)]
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    structure = cached.index.structure
+    names = [] if structure is None else column_names(structure)
+    with open(target / "samples.jsonl", "w", encoding="utf-8") as lines:
+        for row in wanted:
+            told: dict[str, Any] = {"row": row}
+            for name, leaf in zip(names, cached.leaves(row), strict=True):
+                told[name] = _written(leaf, target, f"{row:08d}-{name.replace('/', '-')}")
+            lines.write(json.dumps(told) + "\n")
+    print(f"{folder}: {len(wanted)} samples")
+    return 0
+
+
+def _columns_table(index: Index) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("column", "kind", "values", "shape of a row", "in the file"):
+        table.add_column(heading, justify="right" if heading == "in the file" else "left")
+    for column in index.columns:
+        kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
+        shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
+        table.add_row(
+            Text(column.name), kinds, np.dtype(column.dtype).name, shape, size_of(_bytes(column))
+        )
+    return table
+
+
+def _bytes(column: ColumnEntry) -> int:
+    return sum(np.dtype(dtype).itemsize * place.size for _, dtype, place in column.parts())
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _slice(text: str) -> slice:
+    first, colon, last = text.partition(":")
+    try:
+        if not colon:
+            row = int(first)
+            return slice(row, row + 1 or None)
+        return slice(int(first) if first else None, int(last) if last else None)
+    except ValueError:
+        raise OptionError(f"--rows {text}: give A:B, such as 0:16, or one number") from None
+
+
+def _written(leaf: Any, folder: Path, name: str) -> Any:
+    save = getattr(leaf, "save", None)
+    if callable(save):
+        suffix = "png" if leaf.mode in ("1", "L", "LA", "RGB", "RGBA", "I;16", "I") else "tiff"
+        leaf.save(folder / f"{name}.{suffix}")
+        return f"{name}.{suffix}"
+    if isinstance(leaf, bytes):
+        (folder / f"{name}.bin").write_bytes(leaf)
+        return f"{name}.bin"
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.float().numpy() if leaf.dtype is torch.bfloat16 else leaf.numpy()
+    if isinstance(leaf, np.ndarray):
+        if leaf.size > 64:
+            np.save(folder / f"{name}.npy", leaf, allow_pickle=False)
+            return f"{name}.npy"
+        return leaf.tolist()
+    if isinstance(leaf, np.generic):
+        leaf = leaf.item()
+    if isinstance(leaf, complex):
+        return [leaf.real, leaf.imag]
+    return leaf
+
+
+def _draw(cached: CachedDataset, path: Path) -> None:
+    """A contact sheet: the first images, in rows, each with its number's order."""
+    from PIL import Image
+
+    numbers = [
+        number
+        for number, column in enumerate(cached.index.columns)
+        if any(_is_image(kind, dimensions) for kind, dimensions in column.variants)
+    ]
+    if not numbers:
+        raise CacheError("this cache holds no images to draw; leave out --sheet")
+    thumbnails = []
+    for row in range(min(_SHEET, len(cached))):
+        image = _as_image(cached.leaves(row)[numbers[0]])
+        if image is not None:
+            image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+            thumbnails.append(image)
+    across = max(1, math.ceil(math.sqrt(len(thumbnails))))
+    down = max(1, math.ceil(len(thumbnails) / across))
+    canvas = Image.new("RGB", (across * _THUMBNAIL, down * _THUMBNAIL), "white")
+    for place, image in enumerate(thumbnails):
+        canvas.paste(image, (place % across * _THUMBNAIL, place // across * _THUMBNAIL))
+    canvas.save(path)
+
+
+def _is_image(kind: str, dimensions: int) -> bool:
+    return kind.startswith(("image:", "tv_tensor:Image")) or (
+        kind in ("tensor:uint8", "tensor:float32") and dimensions == 3
+    )
+
+
+def _as_image(leaf: Any) -> Any:
+    from PIL import Image
+
+    if isinstance(leaf, Image.Image):
+        return leaf.convert("RGB")
+    if not isinstance(leaf, torch.Tensor) or leaf.ndim != 3 or leaf.shape[0] not in (1, 3):
+        return None
+    if leaf.is_floating_point():  # of any range: normalised ones too
+        low, high = leaf.min(), leaf.max()
+        leaf = ((leaf - low) / (high - low).clamp_min(1e-12) * 255).to(torch.uint8)
+    pixels = leaf.as_subclass(torch.Tensor).expand(3, -1, -1).permute(1, 2, 0)
+    return Image.fromarray(np.ascontiguousarray(pixels.numpy()))

@@ -1,0 +1,101 @@
+"""The dataset that a command line names: an object of the user's, or a folder of images."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from dataloaders.errors import MissingDependency, OptionError
+
+__all__ = ["dataset_of"]
+
+
+def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None) -> Any:
+    """The dataset called ``text``.
+
+    Args:
+        text: ``package.module:name`` or ``file.py:name``, a dataset or a function without arguments
+            that returns one; or a folder with one folder of images for each class.
+        resize, crop: for a folder: the shorter side of its images, then the middle of them.
+
+    Raises:
+        OptionError: there is none; the message says how to name one.
+        MissingDependency: a folder of images needs torchvision.
+    """
+    if Path(text).is_dir():
+        return _images(Path(text), resize, crop)
+    if resize is not None or crop is not None:
+        raise OptionError(
+            f"--resize and --crop are for a folder of images, and {text!r} is none; put Resize and "
+            "CenterCrop into the dataset's transforms"
+        )
+    source, colon, name = text.rpartition(":")
+    if not colon or not source or not name.isidentifier():
+        raise OptionError(
+            f"{text!r} names no dataset; give module:name, file.py:name or a folder of images"
+        )
+    found = _found(source, name)
+    if callable(found) and not hasattr(found, "__getitem__"):
+        found = found()
+    if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+        raise OptionError(
+            f"{text!r} is a {type(found).__name__}; a cache is built of a dataset with __getitem__ "
+            "and __len__, or of a function without arguments that returns one"
+        )
+    return found
+
+
+def _found(source: str, name: str) -> Any:
+    if source.endswith(".py"):
+        path = Path(source)
+        if not path.is_file():
+            raise OptionError(f"{source!r} does not exist; give the path of a Python file")
+        sys.path.insert(0, str(path.resolve().parent))
+        module = _module_of(path)
+    else:
+        sys.path.insert(0, "")  # as python -m does
+        try:
+            module = importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (source + ".").startswith(error.name + "."):
+                raise
+            raise OptionError(
+                f"there is no module {source!r} ({error}); run this from the folder it is in"
+            ) from None
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise OptionError(f"{source!r} has no {name!r} at its top level") from None
+
+
+def _module_of(path: Path) -> Any:
+    # Under its own name, so that spawned workers can import it again.
+    if path.stem.isidentifier():
+        return importlib.import_module(path.stem)
+    return type("Script", (), runpy.run_path(str(path), run_name=path.stem))
+
+
+def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
+    try:
+        from torchvision.datasets import ImageFolder
+        from torchvision.transforms import v2
+    except ImportError as error:
+        raise MissingDependency(
+            f"a folder of images needs torchvision ({error}); install it with: "
+            "pip install 'gpu-dataloaders[vision]'"
+        ) from error
+    steps: list[Any] = []
+    if resize is not None:
+        steps.append(v2.Resize(resize))
+    if crop is not None:
+        steps.append(v2.CenterCrop(crop))
+    try:
+        return ImageFolder(str(folder), transform=v2.Compose(steps) if steps else None)
+    except FileNotFoundError as error:
+        raise OptionError(
+            f"{str(folder)!r} is no folder of images: {error}; it must hold one folder of images "
+            "for each class"
+        ) from None

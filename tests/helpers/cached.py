@@ -1,0 +1,199 @@
+"""Caches for tests: samples of all kinds, chunks of any size, and equality to the bit."""
+
+from __future__ import annotations
+
+import struct
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from PIL import Image
+
+from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.file import assemble
+from dataloaders.cache.index import Index
+from dataloaders.cache.sample import DTYPES, split
+
+Point = namedtuple("Point", "x y")
+MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
+TORCH_DTYPES = (
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+
+
+def chunks_of(samples: Sequence[Any], size: int = 7) -> Callable[[], Iterator[Chunk]]:
+    """What `assemble` takes: these samples, so many a chunk, through the bytes of chunk files."""
+
+    def chunks() -> Iterator[Chunk]:
+        for start in range(0, len(samples), size):
+            rows = range(start, min(start + size, len(samples)))
+            chunk = Chunk.of((row, *split(samples[row])) for row in rows)
+            assert chunk is not None
+            yield Chunk.from_buffer(b"".join(map(bytes, chunk.to_bytes())))
+
+    return chunks
+
+
+def build(path: Path, samples: Sequence[Any], size: int = 7, **options: Any) -> Index:
+    """A cache of these samples at ``path``."""
+    options.setdefault("samples", len(samples) + len(options.get("failed", ())))
+    return assemble(chunks_of(samples, size), path, **options)
+
+
+def mixed(rows: int) -> list[Any]:
+    """Samples with every sort of column: fixed, variable, with shapes, with None, of images."""
+    random = np.random.default_rng(rows)
+    return [
+        {
+            "image": Image.fromarray(random.integers(0, 256, (6, 5, 3), np.uint8)),
+            "photo": Image.fromarray(random.integers(0, 256, (3 + row % 3, 4, 3), np.uint8)),
+            "label": row,
+            "score": None if row % 3 == 1 else row / 7,
+            "name": "é" * (row % 5),
+            "boxes": torch.arange(row % 4 * 4).reshape(-1, 4).to(torch.bfloat16),
+            "words": [["a", row], None] * (row % 3),
+            "either": np.int64(row) if row % 2 else np.arange(2),
+            "nested": (Point(row % 2 == 0, b"ab"), {1: None}),
+            "empty": np.zeros((0, 3), ">f4"),
+        }
+        for row in range(rows)
+    ]
+
+
+def bits(value: Any) -> Any:
+    """Type and bits of ``value``, comparable: -0.0 is not 0.0, and one NaN is like another."""
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+        flat = plain.contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return kind, str(value.dtype), tuple(value.shape), raw
+    if isinstance(value, (np.ndarray, np.generic)):
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Image.Image):
+        return "Image", value.mode, value.size, value.tobytes()
+    if type(value) is float:
+        return kind, "nan" if value != value else struct.pack("<d", value)
+    if type(value) is complex:
+        return kind, struct.pack("<dd", value.real, value.imag)
+    if isinstance(value, dict):
+        return kind, [(type(key), key, bits(inner)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple)):
+        return kind, getattr(value, "_fields", ()), [bits(inner) for inner in value]
+    return kind, value
+
+
+# Strategies
+
+_FEW = st.integers(0, 3)
+_SHAPES = st.lists(_FEW, max_size=3).map(tuple)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    dtype = np.dtype(draw(st.sampled_from(sorted(DTYPES))))
+    shape = draw(_SHAPES)
+    count = int(np.prod(shape))
+    raw = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    if dtype.kind == "b":
+        raw = bytes(byte & 1 for byte in raw)
+    array = np.frombuffer(raw, dtype).reshape(shape)
+    if draw(st.booleans()) and shape:
+        array = array.transpose()
+    return array[()] if not shape and draw(st.booleans()) else array
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = draw(st.sampled_from(TORCH_DTYPES))
+    shape = draw(_SHAPES)
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = draw(st.binary(min_size=count, max_size=count))
+    if dtype == torch.bool:
+        raw = bytes(byte & 1 for byte in raw)
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
+    tensor = (flat.view(dtype) if raw else torch.empty(0, dtype=dtype)).reshape(shape)
+    return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
+
+
+@st.composite
+def images(draw: st.DrawFn) -> Image.Image:
+    mode = draw(st.sampled_from(MODES))
+    size = draw(st.tuples(_FEW, _FEW))
+    made = Image.new(mode, size)
+    if 0 in size:
+        return made
+    count = len(made.tobytes())
+    return Image.frombytes(mode, size, draw(st.binary(min_size=count, max_size=count)))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+TEXT = st.text(st.characters(codec=None, categories=None))
+"""Any code points: halves of characters too."""
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.complex_numbers(),
+    TEXT,
+    st.binary(),
+    st.binary().map(bytearray),
+    st.lists(PLAIN | TEXT, max_size=3),
+    arrays(),
+    tensors(),
+    images(),
+)
+KEYS = st.text(max_size=4) | st.integers(-9, 9)
+SAMPLES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.tuples(inner, inner).map(lambda pair: Point(*pair)),
+    ),
+    max_leaves=5,
+)
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> list[Any]:
+    """Samples that may stand in one cache: as the first, leaf by leaf of its dtype, or None."""
+    first = draw(SAMPLES)
+    return [first, *(draw(_like(first)) for _ in range(draw(st.integers(0, 4))))]
+
+
+def _like(value: Any) -> st.SearchStrategy[Any]:
+    if type(value) is dict:
+        return st.fixed_dictionaries({key: _like(inner) for key, inner in value.items()}).map(
+            lambda made: {key: made[key] for key in value}
+        )
+    if isinstance(value, Point):
+        return st.tuples(*map(_like, value)).map(lambda made: Point(*made))
+    if type(value) is tuple:
+        return st.tuples(*map(_like, value))
+    structure, cells = split(value)
+    if type(value) is list and structure != 0:
+        return st.just(value)  # with None for what JSON does not keep it would be one leaf
+    same = [st.just(value), st.none()]
+    if type(value) in (int, float, bool, complex):
+        same.append(st.builds(type(value), st.integers(0, 9)))
+    if type(value) in (str, bytes, bytearray) or cells[0].kind == "json":
+        same.append(st.just(value[:0]))
+        same.append(TEXT if type(value) is str else st.binary())
+    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim:
+        same.append(st.just(value[:1]))
+        if len(value):
+            same.append(st.just(value[0, ...]))
+    return st.one_of(same)

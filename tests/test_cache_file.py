@@ -1,0 +1,442 @@
+"""The file: plain HDF5 for everybody else, the same to the bit for the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.file import assemble
+from dataloaders.cache.index import BLOCK, Index
+from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.verify import verify
+from dataloaders.errors import CacheError
+from helpers.cached import bits, build, chunks_of, datasets, mixed
+from helpers.processes import run_script
+
+
+def digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes()).hexdigest()
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(datasets(), st.integers(1, 3))
+def test_samples_come_back_to_the_bit(tmp_path: Path, samples: list[Any], size: int) -> None:
+    path = tmp_path / "a.h5"
+    build(path, samples, size)
+    cached = CachedDataset(path)
+    assert len(cached) == len(samples)
+    assert [bits(sample) for sample in cached] == [bits(sample) for sample in samples]
+    assert verify(path) == []
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(datasets())
+def test_the_size_of_chunks_changes_no_bit(tmp_path: Path, samples: list[Any]) -> None:
+    found = set()
+    for size in (1, 2, 3, len(samples)):
+        build(tmp_path / "a.h5", samples, size)
+        found.add(digest(tmp_path / "a.h5"))
+    assert len(found) == 1
+
+
+def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
+    build(tmp_path / "here.h5", mixed(40), failed=[(3, "no")], fingerprint={"b": 1, "a": [2]})
+    source = f"""
+        import sys, os
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from helpers.cached import build, mixed
+        junk = [os.urandom(1 << 20) for _ in range(20)]
+        build(Path("there.h5"), mixed(40), 11, failed=[(3, "no")], fingerprint={{"a": [2], "b": 1}})
+        """
+    done = run_script(tmp_path, source, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    assert done.returncode == 0, done.stderr
+    assert digest(tmp_path / "here.h5") == digest(tmp_path / "there.h5")
+    assert str(tmp_path).encode() not in (tmp_path / "here.h5").read_bytes()
+
+
+def test_the_kinds_of_columns(tmp_path: Path) -> None:
+    index = build(tmp_path / "a.h5", mixed(12))
+    columns = {column.name: column for column in index.columns}
+    assert list(columns) == [
+        "image", "photo", "label", "score", "name", "boxes", "words", "either", "nested/0/x",
+        "nested/0/y", "nested/1/1", "empty",
+    ]  # fmt: skip
+    assert columns["image"].shape == (3, 6, 5)
+    assert columns["image"].codes is None
+    assert columns["photo"].shape is None
+    assert columns["photo"].shapes is not None
+    assert columns["photo"].shapes.size == 12 * 3
+    assert columns["score"].variants == (("float", 0), ("none", 0))
+    assert columns["score"].shape == ()
+    assert columns["score"].codes is not None
+    assert columns["name"].offsets is not None
+    assert columns["name"].shapes is None
+    assert columns["boxes"].dtype == "<u2"
+    assert columns["either"].variants == (("array", 1), ("scalar", 0))
+    assert columns["nested/0/y"].shape == (2,)  # all strings of one length
+    assert columns["nested/1/1"].shape == (0,)
+    assert columns["empty"].dtype == ">f4"
+
+
+def test_large_columns_begin_on_a_page(tmp_path: Path) -> None:
+    index = build(tmp_path / "a.h5", mixed(2000))
+    places = [extent.offset for column in index.columns for _, d, extent in column.parts()
+              if extent.size * np.dtype(d).itemsize >= 4096]  # fmt: skip
+    assert len(places) > 5
+    assert all(place % 4096 == 0 for place in places)
+
+
+def test_h5py_reads_the_same_values(tmp_path: Path) -> None:
+    samples = mixed(30)
+    path = tmp_path / "a.h5"
+    build(path, samples, failed=[(1, "é"), (31, "b")])
+    with h5py.File(path) as file:
+        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 1, "rows": 30}
+        columns = file["columns"]
+        for row, sample in enumerate(samples):
+            image = np.asarray(sample["image"]).transpose(2, 0, 1)
+            np.testing.assert_array_equal(columns["image"][row], image, strict=True)
+            assert columns["label"][row] == row
+            first, last = columns["name/offsets"][row : row + 2]
+            assert bytes(columns["name/values"][first:last]).decode() == sample["name"]
+            first, last = columns["boxes/offsets"][row : row + 2]
+            shape = columns["boxes/shapes"][row]
+            boxes = torch.from_numpy(columns["boxes/values"][first:last]).view(torch.bfloat16)
+            assert torch.equal(boxes.reshape(*map(int, shape)), sample["boxes"])
+            assert columns["nested/0/x"][row] == sample["nested"][0].x
+        assert columns["nested/0/x"].dtype == bool
+        assert columns["empty"].shape == (30, 0, 3)
+        assert columns["empty"].dtype == ">f4"
+        score = columns["score"]
+        assert score.attrs["kinds"] == b"float none"
+        assert list(score["codes"][:4]) == [0, 1, 0, 0]
+        assert list(score["values"][:4]) == [0, 0, 2 / 7, 3 / 7]
+        assert list(file["failed/rows"]) == [1, 31]
+        assert bytes(file["failed/messages"][:]) == b'["\\u00e9", "b"]'
+
+
+@pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump (hdf5-tools) is not installed")
+def test_h5dump_reads_the_same_values(tmp_path: Path) -> None:
+    samples = mixed(30)
+    build(tmp_path / "a.h5", samples)
+    (tmp_path / "b.h5").symlink_to(tmp_path / "a.h5")
+
+    def dump(*options: str) -> str:
+        command = ["h5dump", "-y", "-w", "0", *options, str(tmp_path / "b.h5")]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def numbers(name: str) -> list[float]:
+        found = re.findall(r"DATA \{(.*?)\}", dump("-d", name), re.DOTALL)[0]
+        return [float(number) for number in re.findall(r"-?\d[\d.e-]*", found)]
+
+    assert numbers("/columns/label") == list(range(30))
+    images = np.stack([np.asarray(sample["image"]).transpose(2, 0, 1) for sample in samples])
+    assert numbers("/columns/image") == images.reshape(-1).tolist()
+    assert numbers("/columns/name/offsets")[:5] == [0, 0, 2, 6, 12]
+    assert '"dataloaders cache"' in dump("-a", "/format")
+    assert "TRUE" in dump("-d", "/columns/nested/0/x")
+    everything = dump()
+    assert everything.count("DATASET") == 1 + sum(
+        len(list(column.parts())) for column in Index.parse(tmp_path / "a.h5").columns
+    )
+
+
+def test_the_reader_in_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cache-format.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(source, names)
+    samples = mixed(20)
+    build(tmp_path / "a.h5", samples)
+    for row, sample in enumerate(samples):
+        leaves = names["read"](tmp_path / "a.h5", row)
+        for name in ("image", "photo"):
+            np.testing.assert_array_equal(leaves[name].transpose(1, 2, 0), np.asarray(sample[name]))
+        for name in ("label", "score", "name", "words", "either", "empty"):
+            np.testing.assert_equal(leaves[name], sample[name])
+        boxes = sample["boxes"].view(torch.uint16).numpy()
+        np.testing.assert_array_equal(leaves["boxes"], boxes, strict=True)
+        assert leaves["nested/0/y"].tobytes() == b"ab"
+        assert leaves["nested/1/1"] is None
+
+
+def test_no_times_inside(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", mixed(3))
+
+    def look(name: str, found: Any) -> None:
+        info = h5py.h5o.get_info(found.id)
+        assert (info.atime, info.mtime, info.ctime, info.btime) == (0, 0, 0, 0), name
+
+    with h5py.File(tmp_path / "a.h5") as file:
+        file.visititems(look)
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    index = build(tmp_path / "a.h5", [], failed=[(0, "broken"), (1, "too")])
+    assert (index.rows, index.samples, index.columns, index.structure) == (0, 2, (), None)
+    cached = CachedDataset(tmp_path / "a.h5")
+    assert len(cached) == 0
+    assert list(cached) == cached[:] == cached.__getitems__([]) == []
+    assert cached.failed == [(0, "broken"), (1, "too")]
+    assert verify(tmp_path / "a.h5") == []
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert list(file["failed/rows"]) == [0, 1]
+
+
+@pytest.mark.parametrize("sample", [{}, (), {"a": [(), {}]}], ids=str)
+def test_samples_without_leaves(tmp_path: Path, sample: Any) -> None:
+    build(tmp_path / "a.h5", [sample] * 5, 2)
+    cached = CachedDataset(tmp_path / "a.h5")
+    if sample == {"a": [(), {}]}:
+        assert [bits(each) for each in cached] == [bits(sample)] * 5
+    else:
+        assert list(cached) == cached[:] == [sample] * 5
+
+
+def test_many_rows(tmp_path: Path) -> None:
+    samples = [(row, "x" * (row % 3)) for row in range(100_000)]
+    build(tmp_path / "a.h5", samples, 33_333)
+    cached = CachedDataset(tmp_path / "a.h5")
+    assert len(cached) == 100_000
+    assert cached.column("0").tolist() == list(range(100_000))
+    assert cached[99_999] == (99_999, "")
+    rows = np.random.default_rng(0).integers(0, 100_000, 1000).tolist()
+    assert cached.__getitems__(rows) == [samples[row] for row in rows]
+    assert verify(tmp_path / "a.h5") == []
+
+
+def test_many_columns(tmp_path: Path) -> None:
+    samples = [{f"column {n}": n + row for n in range(2000)} for row in range(3)]
+    index = build(tmp_path / "a.h5", samples)
+    assert index.user_block > 1 << 16
+    assert list(CachedDataset(tmp_path / "a.h5")) == samples
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert list(file["columns/column 1999"]) == [1999, 2000, 2001]
+    with pytest.raises(CacheError, match="more than 10000 leaves, which is the most"):
+        build(tmp_path / "b.h5", [tuple(range(10_001))])
+
+
+def test_a_row_of_many_dimensions(tmp_path: Path) -> None:
+    samples = [torch.full((1,) * 32, row) for row in range(3)]
+    index = build(tmp_path / "a.h5", samples)
+    assert index.columns[0].shape is None  # HDF5 has 32 dimensions, of which rows take one
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        assert [bits(sample) for sample in CachedDataset(tmp_path / "a.h5")] == list(
+            map(bits, samples)
+        )
+
+
+def test_a_file_of_several_blocks(tmp_path: Path) -> None:
+    samples = [np.full((BLOCK // 4,), row, np.uint8) for row in range(50)]
+    index = build(tmp_path / "a.h5", samples, 13)
+    assert index.checksums.size >= 16 * 13
+    assert verify(tmp_path / "a.h5") == []
+    assert [bits(sample) for sample in CachedDataset(tmp_path / "a.h5")] == list(map(bits, samples))
+
+
+def test_progress_ends_at_all(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    samples = [np.zeros(BLOCK, np.uint8)] * 300
+    build(tmp_path / "a.h5", samples, 50, progress=lambda done, of: seen.append((done, of)))
+    assert len(seen) > 6
+    assert len({of for _, of in seen}) == 1
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 600 * BLOCK
+
+
+def test_one_chunk_is_held_at_a_time(tmp_path: Path) -> None:
+    alive: list[int] = []
+
+    class Counted(Chunk):
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in chunks_of(list(range(20)), 5)():
+            assert alive[0] == 0
+            alive[0] += 1
+            yield Counted(chunk.structure, chunk.columns, chunk.rows)
+            del chunk
+
+    alive.append(0)
+    assemble(chunks, tmp_path / "a.h5", samples=20)
+    assert list(CachedDataset(tmp_path / "a.h5")) == list(range(20))
+
+
+# What goes wrong
+
+
+def test_chunks_that_do_not_belong_together(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="rows 0 to 1 and the 2 from 2 on are built differently"):
+        build(tmp_path / "a.h5", [{"a": 1}, {"a": 2}, {"b": 1}, {"b": 2}], 2)
+    with pytest.raises(CacheError, match=r"holds <i8 in rows 0 to 3 and <f8 in the 1 from 4 on"):
+        build(tmp_path / "a.h5", [1, None, None, None, 2.0], 2)
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_chunks_that_change_between_the_passes(tmp_path: Path) -> None:
+    passes = iter([[1, 2, 3], [1, 2]])
+    with pytest.raises(CacheError, match="others when they were read for the second time"):
+        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", samples=3)
+    passes = iter([["a", "b"], ["a", "bcdefgh"]])
+    with pytest.raises(CacheError, match="second time"):
+        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", samples=3)
+    with pytest.raises(CacheError, match="no finished cache"):
+        CachedDataset(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize(
+    ("length", "failed"), [(2, [(0, "a")]), (9, [(3, "a"), (3, "b")]), (9, [(5, ""), (4, "")]),
+                            (3, [(3, "")]), (9, [(-1, "")])],
+)  # fmt: skip
+def test_failed_samples_that_cannot_be(
+    tmp_path: Path, length: int, failed: list[tuple[int, str]]
+) -> None:
+    with pytest.raises(CacheError, match="cannot be those of"):
+        assemble(chunks_of([1, 2]), tmp_path / "a.h5", samples=length, failed=failed)
+
+
+def test_a_fingerprint_that_is_no_json(tmp_path: Path) -> None:
+    for fingerprint in ({"a": {1, 2}}, {"a": float("nan")}):
+        with pytest.raises(CacheError, match="fingerprint cannot be written as JSON"):
+            build(tmp_path / "a.h5", [1], fingerprint=fingerprint)
+    with pytest.raises(CacheError, match="index of the cache takes"):
+        build(tmp_path / "a.h5", [1], fingerprint={"a": "b" * (8 << 20)})
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"cannot be laid out by HDF5 .*no such file|No such file"):
+        build(tmp_path / "none" / "a.h5", [1])
+
+
+NO_ROOM = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+import numpy as np
+from helpers.cached import build
+from dataloaders.errors import CacheError
+from dataloaders.cache.reader import CachedDataset
+def attempt(make):
+    try:
+        make()
+    except CacheError as error:
+        print(error)
+attempt(lambda: build(Path("a.h5"), [np.ones(1 << 16)] * 20))
+attempt(lambda: CachedDataset("a.h5"))
+"""
+
+
+def check_no_room(output: str, reason: str) -> None:
+    first, second = output.splitlines()
+    assert re.search(f"the cache a.h5 .*cannot be (written|laid out).*{reason}", first)
+    assert "no finished cache" in second
+
+
+def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20, 10 << 20))"
+    done = run_script(tmp_path, f"import h5py\n{limit}\n{NO_ROOM}")
+    assert done.returncode == 0, done.stderr
+    check_no_room(done.stdout, "File too large|file too large")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "script.py").write_text(NO_ROOM)
+    inside = "mount -t tmpfs -o size=4m tmpfs disk && cd disk && exec $0 -W error ../script.py"
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            [*command, "mount -t tmpfs tmpfs disk"], cwd=tmp_path, capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("this machine lets nobody mount a small disk (unshare --mount)")
+    done = subprocess.run(
+        [*command, inside, sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    check_no_room(done.stdout, "No space left on device; make room")
+
+
+def test_a_file_that_is_read_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    build(path, [1, 2])
+    cached = CachedDataset(path)
+    with h5py.File(path):
+        build(path, ["a", "b", "c"])
+    assert list(cached) == [1, 2]
+    assert list(CachedDataset(path)) == ["a", "b", "c"]
+
+
+def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", mixed(3))
+    source = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.modules["h5py"] = None
+        from pathlib import Path
+        from helpers.cached import build
+        from dataloaders.cache.reader import CachedDataset
+        from dataloaders.cache.verify import verify
+        print(len(CachedDataset("a.h5")[:]), verify("a.h5"))
+        try:
+            build(Path("b.h5"), [1])
+        except ImportError as error:
+            print(type(error).__name__, error)
+        """
+    done = run_script(tmp_path, source)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 []\nMissingDependency building a cache needs h5py")
+    assert "pip install h5py" in done.stdout
+
+
+def test_importing_the_cache_loads_nothing_heavy() -> None:
+    source = (
+        "import sys, dataloaders.cache.reader, dataloaders.cache.file, dataloaders.cache.verify\n"
+        "print([n for n in ('h5py', 'PIL', 'torchvision') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_photo_of_its_own(tmp_path: Path) -> None:
+    """One image, alone, not in any container: the column is named for want of a key."""
+    build(tmp_path / "a.h5", [Image.new("L", (3, 2), 9)])
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["columns/sample"].shape == (1, 1, 2, 3)
+    assert os.stat(tmp_path / "a.h5").st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,497 @@
+"""Files that somebody made to do harm: a value or a CacheError, and nothing else ever.
+
+Each is read in this process, to the last row. Python's and NumPy's memory is counted, the
+addresses that the parser lets through are checked, and pytest's time limit ends a hang.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import resource
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataloaders.cache.index import HEADER, ColumnEntry, Index, seal
+from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.verify import verify
+from dataloaders.errors import CacheError
+from helpers.cached import build, mixed
+
+ROWS = 11
+MOST = 30 << 20  # bytes; the file has 60,000
+
+relaxed = settings(
+    deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class Whole:
+    """A sound file, and the parts of it that tests spoil."""
+
+    def __init__(self, path: Path) -> None:
+        self.index = build(path, mixed(ROWS), failed=[(2, "a"), (5, "b")], fingerprint={"f": [1]})
+        self.data = path.read_bytes()
+        self.text = self.index.text()
+        self.fields: dict[str, Any] = json.loads(self.text)
+
+    def with_text(self, text: bytes) -> bytes:
+        """The file with another index, its digest right."""
+        block = self.index.user_block
+        while len(text) + HEADER > block:
+            block *= 2
+        return seal(text, block) + self.data[self.index.user_block :]
+
+    def with_fields(self, fields: Any) -> bytes:
+        return self.with_text(json.dumps(fields).encode())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole") / "a.h5")
+
+
+def read(path: Path, data: bytes) -> str:
+    """Everything in ``data``, read in every way: "read", or what the error said."""
+    path.write_bytes(data)
+    said = "read"
+    tracemalloc.start()
+    try:
+        try:
+            cached = CachedDataset(path)
+        except CacheError as error:
+            said = str(error)
+            assert str(path) in said
+        else:
+            check_places(cached.index, len(data))
+            said = "; ".join(sorted(set(attempts(cached)))) or said
+        for damage in verify(path):
+            assert 0 <= damage.offset <= damage.offset + damage.bytes <= len(data)
+        assert tracemalloc.get_traced_memory()[1] < MOST
+    finally:
+        tracemalloc.stop()
+    assert len(said) < 3000
+    return said
+
+
+def attempts(cached: CachedDataset) -> Iterator[str]:
+    """The messages of all errors while each row is read in every way."""
+    rows = range(min(len(cached), 2 * ROWS))
+    for row in rows:
+        try:
+            cached[row]
+        except CacheError as error:
+            yield str(error)
+    try:
+        cached.__getitems__(rows)
+    except CacheError as error:
+        yield str(error)
+    for column in cached.columns:
+        if column.fixed:
+            cached.column(column.name).reshape(-1)[:100].tobytes()
+        else:
+            with pytest.raises(CacheError, match="different shapes"):
+                cached.column(column.name)
+    try:
+        assert all(type(row) is int and type(text) is str for row, text in cached.failed)
+    except CacheError as error:
+        yield str(error)
+
+
+def check_places(index: Index, length: int) -> None:
+    """Nothing stands outside the file, or has more values than there is room for."""
+    places = [("|u1", index.checksums)]
+    for column in index.columns:
+        places += [(dtype, extent) for _, dtype, extent in column.parts()]
+        check_counts(column, index.rows)
+    if index.failed is not None:
+        places += [("<u8", index.failed[0]), ("|u1", index.failed[1])]
+    taken: list[tuple[int, int]] = []
+    for dtype, (offset, size) in places:
+        if size:
+            end = offset + size * np.dtype(dtype).itemsize
+            assert index.user_block <= offset < end <= length
+            assert all(end <= low or high <= offset for low, high in taken)
+            taken.append((offset, end))
+
+
+def check_counts(column: ColumnEntry, rows: int) -> None:
+    if column.shape is not None:
+        assert column.values.size == rows * math.prod(column.shape)
+    else:
+        assert column.offsets is not None
+        assert column.offsets.size == rows + 1
+
+
+def test_the_file_that_nobody_spoilt(tmp_path: Path, whole: Whole) -> None:
+    assert read(tmp_path / "a.h5", whole.data) == "read"
+    assert read(tmp_path / "a.h5", whole.with_fields(whole.fields)) == "read"
+
+
+def test_truncated(tmp_path: Path, whole: Whole) -> None:
+    lengths = {*range(200), *range(0, len(whole.data), 487), whole.index.user_block}
+    lengths |= {whole.index.user_block + near for near in (-1, 1)} | {len(whole.data) - 1}
+    lengths |= {HEADER + len(whole.text) + near for near in (-1, 0, 1)}
+    for length in sorted(lengths):
+        said = read(tmp_path / "a.h5", whole.data[:length])
+        assert said != "read"
+        assert any(word in said for word in ("truncated", "no cache", "no finished cache"))
+
+
+@relaxed
+@given(st.data())
+def test_bytes_changed_anywhere(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
+    spoilt = bytearray(whole.data)
+    for _ in range(data.draw(st.integers(1, 20))):
+        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
+    read(tmp_path / "a.h5", bytes(spoilt))
+
+
+# The index, its digest right, so that the parser is reached
+
+
+@relaxed
+@given(st.data())
+def test_bytes_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
+    text = bytearray(whole.text)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        kind = data.draw(st.sampled_from(["replace", "insert", "delete", "digit"]))
+        if kind == "replace":
+            text[place] = data.draw(st.integers(0, 255))
+        elif kind == "insert":
+            text[place:place] = data.draw(st.sampled_from([b"9", b"-", b"0", b"[", b'"', b"1e5"]))
+        elif kind == "delete":
+            del text[place : place + data.draw(st.integers(1, 9))]
+        else:
+            digits = [at for at, byte in enumerate(text) if chr(byte).isdigit()]
+            text[data.draw(st.sampled_from(digits))] = data.draw(st.integers(48, 57))
+    read(tmp_path / "a.h5", whole.with_text(bytes(text)))
+
+
+NUMBERS = st.sampled_from(
+    [-1, 0, 1, 2, 3, 7, 8, 10, 11, 12, 16, 63, 64, 65, 255, 256, 4095, 4096, 4104, 2**31, 2**32,
+     2**47, 2**48, 2**48 + 1, 2**52, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64, 10**30]
+) | st.integers(0, 60_000)  # fmt: skip
+KINDS = st.sampled_from(
+    ["int", "float", "complex", "bool", "str", "bytes", "bytearray", "none", "json", "array",
+     "scalar", "tensor:float32", "tensor:uint8", "tensor:bool", "tensor:bfloat16", "image:RGB",
+     "image:L", "image:1", "image:P", "tv_tensor:Image:uint8", "pickle", "", "object"]
+)  # fmt: skip
+DTYPES = st.sampled_from(["|u1", "|b1", "<u2", ">f4", "<f8", "<u8", "<c16", "|O", "O", "<U4", "|V8",
+                          "<M8", "u1,f4", "object", "{}", "<f16"])  # fmt: skip
+ANY = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats() | KINDS | DTYPES | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["dict", "list", "tuple", "namedtuple", "a"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value in some JSON."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places_in(value[key], (*path, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from places_in(inner, (*path, number))
+
+
+@relaxed
+@given(st.data())
+def test_values_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
+    fields = copy.deepcopy(whole.fields)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *way, last = data.draw(st.sampled_from(list(places_in(fields))[1:]))
+        inner = fields
+        for key in way:
+            inner = inner[key]
+        kind = data.draw(st.sampled_from(["same", "any", "number", "delete", "add", "nudge"]))
+        if kind == "delete":
+            del inner[last]
+        elif kind == "add" and isinstance(inner, list):
+            inner.insert(last, data.draw(ANY))
+        elif kind == "add":
+            inner[data.draw(st.text(max_size=3))] = data.draw(ANY)
+        elif kind == "nudge" and type(inner[last]) is int:
+            inner[last] += data.draw(st.integers(-9, 9))
+        elif kind == "same" and type(inner[last]) is str:
+            inner[last] = data.draw(KINDS | DTYPES)
+        elif (kind == "same" and type(inner[last]) is int) or kind == "number":
+            inner[last] = data.draw(NUMBERS)
+        else:
+            inner[last] = data.draw(ANY)
+        if not isinstance(fields, dict):
+            break
+    read(tmp_path / "a.h5", whole.with_fields(fields))
+
+
+def changed(whole: Whole, way: str, value: Any) -> bytes:
+    """The file in whose index the value at "columns.0.dtype" is another one."""
+    fields = copy.deepcopy(whole.fields)
+    *keys, last = (int(key) if key.isdigit() else key for key in way.split("."))
+    inner: Any = fields
+    for key in keys:
+        inner = inner[key]
+    inner[last] = value
+    return whole.with_fields(fields)
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "message"),
+    [
+        ("format", "HDF5", "format is 'HDF5'"),
+        ("rows", -1, "rows is -1, and no whole number from 0"),
+        ("rows", True, "rows is True"),
+        ("rows", 1.0, "rows is 1.0"),
+        ("rows", 10**30, "rows is"),
+        ("rows", 12, "values has .* values, and should have"),
+        ("rows", 0, "values has .* values, and should have"),
+        ("samples", 5, "samples is 5, and no whole number from 11"),
+        ("samples", 12, "2 samples were left out, of 1"),
+        ("file_bytes", 1 << 40, "so it is truncated"),
+        ("structure", None, "structure is missing"),
+        ("structure", {"set": []}, "a container of kind 'set'"),
+        ("structure", {"dict": []}, "structure has 0 leaves, and there are 12 columns"),
+        ("columns", {}, "columns is no list"),
+        ("columns.0", [], "column 'image' is no object"),
+        ("columns.0.name", "photo", "column 'image' is named 'photo'"),
+        ("columns.0.dtype", "|O", "column 'image' has dtype '|O'"),
+        ("columns.0.dtype", "<f8", "cannot hold 'image:RGB' with 3 dimensions in <f8"),
+        ("columns.0.variants", [["pickle", 3]], "cannot hold 'pickle'"),
+        ("columns.0.variants", [], "no, too many or twice the same variants"),
+        ("columns.0.variants", [["image:RGB", 3]] * 2, "twice the same variants"),
+        ("columns.0.shape", [6, 5, 3], "cannot hold 'image:RGB'"),
+        ("columns.0.shape", [3, 6, 6], "values has 990 values, and should have 1188"),
+        ("columns.0.shape", [3, 2**47, 0], "too many values"),
+        ("columns.0.shape", [1] * 40, "40 dimensions, of at most 31"),
+        ("columns.0.dimensions", 2, "has 2 dimensions, and its variants do not"),
+        ("columns.0.values", [0, 990], "values is said to stand at bytes 0 to 990, outside"),
+        ("columns.0.values", [2**48, 990], "outside"),
+        ("columns.0.values", [2**63, 990], "values is 9223372036854775808"),
+        ("columns.0.values", [-8, 990], "values is -8"),
+        ("columns.0.values", [4096], "is no list of 2"),
+        ("columns.0.values.1", 2**48, "values, and should have 990"),
+        ("columns.0.codes", [4096, 11], "codes should not be there"),
+        ("columns.0.offsets", [4096, 12], "offsets should not be there"),
+        ("columns.1.shapes", None, "shapes is no list"),
+        ("columns.3.codes", None, "codes is no list"),
+        ("columns.11.values", [4096, 0], "has no values, and a place"),
+        ("checksums.values.1", 32, "values has 32 values, and should have 16"),
+        ("checksums.block", 1, "checksums.block is 1"),
+        ("checksums.digest", None, "checksums.digest is None, and no text"),
+        ("failed.rows", [4096, 100], "100 samples were left out, of 2"),
+        ("fingerprint", [], "fingerprint is no object"),
+        ("head", [1], "head is 1, and no text"),
+        ("more", 1, "the index lacks, or should not have, 'more'"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, whole: Whole, way: str, value: Any, message: str
+) -> None:
+    said = read(tmp_path / "a.h5", changed(whole, way, value))
+    assert re.search(message, said), said
+    assert "malformed" in said
+
+
+def test_columns_that_overlap(tmp_path: Path, whole: Whole) -> None:
+    place = whole.fields["columns"][2]["values"]
+    for way, shift in (("columns.3.values", 0), ("columns.3.values", 8 * ROWS - 1)):
+        said = read(tmp_path / "a.h5", changed(whole, way, [place[0] + shift, place[1]]))
+        assert "overlap" in said
+    said = read(tmp_path / "a.h5", changed(whole, "checksums.values.0", place[0]))
+    assert "overlap" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"null", b"[]", b"{}", b"1", b'"a"', b"\xff\xfe", b"[" * 100_000,
+        b'{"a":' * 100_000, b'{"rows":1,"rows":2}', b"NaN", b"[1e999]", b"9" * 1_000_000,
+        b"-" + b"9" * 5000, b'"\\ud800"', b"[" + b"{}," * 100_000 + b"{}]",
+    ],
+    ids=lambda text: repr(text[:12]),
+)  # fmt: skip
+def test_texts_that_are_no_index(tmp_path: Path, whole: Whole, text: bytes) -> None:
+    assert "malformed" in read(tmp_path / "a.h5", whole.with_text(text))
+
+
+def test_a_key_that_occurs_twice(tmp_path: Path, whole: Whole) -> None:
+    text = whole.text.replace(b'"rows":11,', b'"rows":11,"rows":11,')
+    assert text != whole.text
+    assert "a key occurs twice" in read(tmp_path / "a.h5", whole.with_text(text))
+
+
+def test_more_of_a_shape_than_there_are_dimensions(tmp_path: Path) -> None:
+    index = build(tmp_path / "a.h5", [np.zeros((2, 2)), np.zeros(3)])
+    assert index.columns[0].shapes is not None
+    spoilt = bytearray((tmp_path / "a.h5").read_bytes())
+    spoilt[index.columns[0].shapes.offset + 24] = 1
+    said = read(tmp_path / "b.h5", bytes(spoilt))
+    assert "row 1: its shape is [3, 1], of 1 dimensions" in said
+
+
+@pytest.mark.parametrize("value", [-1, "a", [[[]]], 10**39])
+def test_a_fingerprint_of_anything_is_only_shown(tmp_path: Path, whole: Whole, value: Any) -> None:
+    assert read(tmp_path / "a.h5", changed(whole, "fingerprint.f", value)) == "read"
+
+
+def test_a_structure_that_is_deep_or_wide(tmp_path: Path, whole: Whole) -> None:
+    deep: Any = 0
+    for _ in range(200):
+        deep = {"list": [deep]}
+    assert "malformed" in read(tmp_path / "a.h5", changed(whole, "structure", deep))
+    fields = {**whole.fields, "structure": {"tuple": list(range(100_000))}}
+    fields["file_bytes"] = len(whole.with_fields(fields))
+    said = read(tmp_path / "a.h5", whole.with_fields(fields))
+    assert "more than 10000 leaves" in said
+
+
+def header(length: int, block: int, version: int = 1) -> bytes:
+    return b"\x89DLCACHE\r\n\x1a\n" + version.to_bytes(4, "little") + length.to_bytes(
+        8, "little"
+    ) + block.to_bytes(8, "little") + bytes(32)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (
+            header(10, 4096, 2),
+            "has version 2 of the cache format, and this package reads version 1",
+        ),
+        (header(2**63, 2**64 - 1), "truncated or damaged"),
+        (header(4033, 4096), "truncated or damaged"),
+        (header(8 << 20, 1 << 30), "truncated or damaged"),
+        (header(10, 4096), "the index of the cache .* is damaged"),
+    ],
+)
+def test_headers(tmp_path: Path, whole: Whole, start: bytes, message: str) -> None:
+    assert re.search(message, read(tmp_path / "a.h5", start + whole.data[HEADER:]))
+
+
+@pytest.mark.parametrize("block", [64, 2048, 4097, 8191])
+def test_a_block_that_is_no_power_of_two(tmp_path: Path, whole: Whole, block: int) -> None:
+    text = whole.text if block > len(whole.text) + HEADER else b"{}"
+    said = read(tmp_path / "a.h5", seal(text, max(block, 4096))[:64] + whole.data[64:])
+    assert said != "read"
+    said = read(tmp_path / "a.h5", seal(text, block) + whole.data[whole.index.user_block :])
+    assert said != "read"
+
+
+# Arrays in the data that say where rows are
+
+
+def arrays_of(whole: Whole) -> list[tuple[str, int, int, int]]:
+    """Column and part, place, values and their size, of offsets, shapes and codes."""
+    return [
+        (f"{column.name} {part}", extent.offset, extent.size, np.dtype(dtype).itemsize)
+        for column in whole.index.columns
+        for part, dtype, extent in column.parts()
+        if part != "values"
+    ]
+
+
+@relaxed
+@given(st.data())
+def test_offsets_shapes_and_codes(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
+    spoilt = bytearray(whole.data)
+    for _ in range(data.draw(st.integers(1, 4))):
+        _, place, size, width = data.draw(st.sampled_from(arrays_of(whole)))
+        at = place + width * data.draw(st.integers(0, size - 1))
+        value = data.draw(NUMBERS | st.integers(0, 2**64 - 1)) % (1 << 8 * width)
+        spoilt[at : at + width] = value.to_bytes(width, "little")
+    read(tmp_path / "a.h5", bytes(spoilt))
+
+
+@pytest.mark.parametrize(
+    ("array", "row", "value", "message"),
+    [
+        ("name offsets", 4, 2**63, r"row 3: it has values \d+ to 9223372036854775808, of"),
+        ("name offsets", 4, 0, r"row 3: it has values \d+ to 0, of"),
+        ("boxes shapes", 2, 2**64 - 1, r"row 1: its shape is \[18446744073709551615, 4\]"),
+        ("boxes shapes", 0, 2**62, r"row 0: its shape is \[4611686018427387904, 4\], of 0 values"),
+        ("either codes", 3, 2, r"row 3: it is of kind number 2, of 2"),
+        ("score codes", 3, 255, r"row 3: it is of kind number 255, of 2"),
+    ],
+)
+def test_a_row_that_leads_elsewhere(
+    tmp_path: Path, whole: Whole, array: str, row: int, value: int, message: str
+) -> None:
+    spoilt = bytearray(whole.data)
+    ((place, width),) = [(p, w) for name, p, _, w in arrays_of(whole) if name == array]
+    spoilt[place + width * row : place + width * (row + 1)] = value.to_bytes(width, "little")
+    said = read(tmp_path / "a.h5", bytes(spoilt))
+    assert re.search(message, said), said
+    assert f"column '{array.split()[0]}'" in said
+    assert "the file is damaged: find where with verify()" in said
+
+
+def test_failed_samples_that_are_no_list(tmp_path: Path, whole: Whole) -> None:
+    assert whole.index.failed is not None
+    place, size = whole.index.failed[1]
+    for text in (b"[" * size, b"{}", b'["a"]', b"[1, 2]", b"\xff" * size, b'["a","b","c"]'):
+        spoilt = bytearray(whole.data)
+        spoilt[place : place + size] = text[:size].ljust(size)
+        assert "the list of failed samples" in read(tmp_path / "a.h5", bytes(spoilt))
+
+
+@pytest.mark.parametrize("column", ["words", "nested/0/x"])
+def test_any_bytes_as_values(tmp_path: Path, whole: Whole, column: str) -> None:
+    (entry,) = [each for each in whole.index.columns if each.name == column]
+    for byte in (b"[", b"\xff", b"9", b"\x02"):
+        spoilt = bytearray(whole.data)
+        place, size = entry.values
+        spoilt[place : place + size] = byte * size
+        said = read(tmp_path / "a.h5", bytes(spoilt))
+        assert (said == "read") == (column == "nested/0/x")
+
+
+def test_a_bool_is_true_or_false(tmp_path: Path) -> None:
+    index = build(tmp_path / "a.h5", [(np.zeros(4, bool), True)])
+    data = bytearray((tmp_path / "a.h5").read_bytes())
+    for column in index.columns:
+        place, size = column.values
+        data[place : place + size] = b"\x02" * size
+    (tmp_path / "b.h5").write_bytes(data)
+    array, flag = CachedDataset(tmp_path / "b.h5")[0]
+    assert array.tobytes() == b"\x01\x01\x01\x01"
+    assert flag is True
+
+
+def test_rows_by_the_billion_that_take_no_room(tmp_path: Path, whole: Whole) -> None:
+    """Nothing in the file bounds the rows of samples that are always the same empty thing."""
+    build(tmp_path / "a.h5", [None, None])
+    spoilt = Whole.__new__(Whole)
+    spoilt.index = Index.parse(tmp_path / "a.h5")
+    spoilt.data = (tmp_path / "a.h5").read_bytes()
+    fields = json.loads(spoilt.index.text())
+    fields["rows"] = fields["samples"] = 2**48
+    assert read(tmp_path / "b.h5", spoilt.with_fields(fields)) == "read"
+    fields["rows"] = fields["samples"] = 2**48 + 1
+    assert "malformed" in read(tmp_path / "b.h5", spoilt.with_fields(fields))
+
+
+def test_memory_stays_small(tmp_path: Path, whole: Whole) -> None:
+    """The largest index that is accepted for reading, full of what takes the most memory."""
+    text = b"[" + b"{}," * ((8 << 20) // 3 - 2) + b"{}]"
+    assert len(text) <= 8 << 20
+    path = tmp_path / "a.h5"
+    path.write_bytes(whole.with_text(text))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CacheError, match="the index is no object"):
+        CachedDataset(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10

@@ -1,0 +1,262 @@
+"""A build survives: kill -9 of anything at any moment, Ctrl-C, a full disk, a second builder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dataloaders.cache.journal import read_journal
+from helpers.processes import run_script, start_script, wait_until_gone
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_at_fifty_random_moments_the_file_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "helpers" / "killed_builds.py"), "50", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    log = tmp_path / "errors.log"
+    errors = log.read_text()[-3000:] if log.exists() else ""
+    assert (done.returncode, done.stderr) == (0, ""), errors
+    hits = dict(re.findall(r"'([a-z ]+)': (\d+)", done.stdout))
+    assert sum(int(hits[victim]) for victim in ("builder", "worker", "all")) >= 50
+    assert int(hits["computing"]) >= 10
+
+
+SLOW = """
+import os, sys, time
+from pathlib import Path
+import torch
+from dataloaders.cache import precompute, CachedDataset
+from dataloaders.cache.build import building_folder
+from dataloaders.errors import CacheError
+
+class Slow:
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.full((20,), index)
+"""
+
+
+def script(text: str) -> str:
+    return SLOW + textwrap.dedent(text)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ctrl_c_says_how_to_go_on(num_workers: int, tmp_path: Path) -> None:
+    source = script(
+        f"""
+        def tell(progress):
+            print(progress.phase, progress.samples_done, flush=True)
+
+        if __name__ == "__main__":
+            cached = precompute(
+                Slow(), "a.h5", num_workers={num_workers}, rows=5, progress=tell
+            )
+            print("sum", sum(int(sample[0]) for sample in cached))
+        """
+    )
+    process = start_script(tmp_path, source)
+    assert process.stdout is not None
+    while process.stdout.readline() not in ("compute 20\n", ""):
+        pass
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    last = output.strip().splitlines()[-1]
+    kept = re.fullmatch(
+        r"KeyboardInterrupt: interrupted: (\d+) of 200 samples are kept in (.*); call precompute "
+        "again with the same arguments to go on",
+        last,
+    )
+    assert kept is not None, output
+    records = read_journal(tmp_path / "a.h5.building" / "journal").records
+    assert sum(record.rows for record in records.values()) == int(kept[1]) >= 20
+    assert kept[2] == str(tmp_path / "a.h5.building")
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == f"compute {kept[1]}"
+    assert done.stdout.splitlines()[-1] == f"sum {sum(range(200))}"
+    assert [file.name for file in tmp_path.iterdir()].count("a.h5.building") == 0
+
+
+def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        script(
+            """
+            if __name__ == "__main__":
+                pid = os.fork()
+                if pid == 0:
+                    precompute(Slow(), "a.h5", num_workers=0, rows=5)
+                    os._exit(0)
+                while not building_folder("a.h5").joinpath("journal").exists():
+                    time.sleep(0.01)
+                try:
+                    precompute(Slow(), "a.h5", num_workers=0, wait=False)
+                except CacheError as error:
+                    print(error)
+                seen = []
+                cached = precompute(Slow(), "a.h5", num_workers=0, progress=seen.append)
+                print(all(one.waiting for one in seen), max(one.samples for one in seen))
+                print(0 < max(one.samples_done for one in seen) <= 200)
+                print(os.waitpid(pid, 0)[1], len(cached), pid)
+            """
+        ),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    refused, waited, counted, last = done.stdout.splitlines()
+    status, length, pid = last.split()
+    assert refused == (
+        f"{tmp_path}/a.h5 is being built by process {pid} (wait=False); wait for it, or give "
+        "another path"
+    )
+    assert (waited, counted, status, length) == ("True 200", "True", "0", "200")
+
+
+def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        script(
+            """
+            import signal, threading
+
+            if __name__ == "__main__":
+                pid = os.fork()
+                if pid == 0:
+                    precompute(Slow(), "a.h5", num_workers=0, rows=5)
+                    os._exit(0)
+                while not building_folder("a.h5").joinpath("journal").exists():
+                    time.sleep(0.01)
+                seen = []
+
+                def tell(progress):
+                    seen.append(progress)
+                    if progress.waiting and progress.samples_done >= 20:
+                        os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+
+                cached = precompute(Slow(), "a.h5", num_workers=0, progress=tell)
+                mine = [one for one in seen if not one.waiting]
+                print(mine[0].samples_done >= 20, len(cached), os.listdir("."))
+            """
+        ),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "True 200 ['script.py', 'a.h5']\n" or (
+        done.stdout == "True 200 ['a.h5', 'script.py']\n"
+    )
+
+
+def test_workers_end_soon_after_their_builder_was_killed(tmp_path: Path) -> None:
+    process = start_script(
+        tmp_path,
+        script(
+            """
+            def tell(progress):
+                if progress.samples_done >= 20:
+                    me = os.getpid()
+                    print(open(f"/proc/{me}/task/{me}/children").read(), flush=True)
+                    time.sleep(60)
+
+            if __name__ == "__main__":
+                precompute(Slow(), "a.h5", num_workers=2, rows=5, progress=tell)
+            """
+        ),
+    )
+    assert process.stdout is not None
+    workers = [int(word) for word in process.stdout.readline().split()]
+    assert len(workers) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert wait_until_gone(workers) == []
+
+
+def test_a_disk_that_is_full_loses_nothing(tmp_path: Path) -> None:
+    """A file system of 8 MB that fills up while chunks are written, then while they are joined."""
+    source = """
+        import os, sys
+        import torch
+        from dataloaders.cache import precompute
+        from dataloaders.errors import CacheError
+
+        def fill():
+            room = os.statvfs("disk")
+            with open("disk/filler", "wb", buffering=0) as file:
+                file.write(bytes(room.f_bavail * room.f_frsize - 100_000))
+
+        class Images:
+            full_at = 37
+
+            def __len__(self):
+                return 60
+
+            def __getitem__(self, index):
+                if index == self.full_at:
+                    fill()
+                return torch.full((50_000,), index, dtype=torch.uint8)
+
+        def fill_late(progress):
+            if progress.phase == "compute" and progress.samples_done == 60:
+                fill()
+
+        if __name__ == "__main__":
+            images = Images()
+            try:
+                precompute(images, "disk/a.h5", num_workers=int(sys.argv[1]), rows=4)
+            except CacheError as error:
+                print(error)
+                print(*error.__notes__)
+            os.unlink("disk/filler")
+            images.full_at = -1
+            try:
+                precompute(images, "disk/a.h5", num_workers=0, progress=fill_late)
+            except CacheError as error:
+                print(error)
+                print(*error.__notes__)
+            print(os.path.exists("disk/a.h5"))
+            os.unlink("disk/filler")
+            cached = precompute(images, "disk/a.h5", num_workers=0)
+            precompute(images, "b.h5", num_workers=0)
+            print(open("disk/a.h5", "rb").read() == open("b.h5", "rb").read(), os.listdir("disk"))
+        """
+    (tmp_path / "script.py").write_text(textwrap.dedent(source))
+    (tmp_path / "disk").mkdir()
+    for num_workers in ("0", "2"):
+        (tmp_path / "b.h5").unlink(missing_ok=True)
+        shell = 'mount -t tmpfs -o size=8m tmpfs disk && exec "$0" script.py "$1"'
+        run = subprocess.run(
+            ["unshare", "-m", "sh", "-c", shell, sys.executable, num_workers],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "unshare" in run.stderr or "mount" in run.stderr:
+            pytest.skip(f"a mount namespace needs root: {run.stderr.strip()}")
+        assert (run.returncode, run.stderr) == (0, ""), run.stdout
+        first, kept, second, all_kept, there, last = run.stdout.splitlines()
+        assert "No space left on device" in first
+        assert "make room" in first
+        assert re.search(r"\d+ of 60 samples are kept in .*/disk/a.h5.building; call", kept)
+        assert "No space left on device" in second
+        assert "60 of 60 samples are kept" in all_kept
+        assert (there, last) == ("False", "True ['a.h5']")

@@ -1,0 +1,401 @@
+"""A cache as a dataset: every way in which a loader reads one, in every kind of process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader, Subset, default_collate
+
+from dataloaders.cache.reader import CachedDataset, changes
+from dataloaders.errors import CacheError
+from helpers.cached import Point, bits, build, mixed
+from helpers.processes import open_files, run_script
+
+ROWS = 23
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("cache") / "mixed.h5"
+    build(found, mixed(ROWS), fingerprint={"class": "Mixed", "torch": "2.1", "sizes": [1, 2]})
+    return found
+
+
+@pytest.fixture(scope="module")
+def cached(path: Path) -> CachedDataset:
+    return CachedDataset(path)
+
+
+EXPECTED = [bits(sample) for sample in mixed(ROWS)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-ROWS, ROWS - 1), max_size=9))
+def test_many_rows_are_what_single_rows_are(cached: CachedDataset, rows: list[int]) -> None:
+    many = cached.__getitems__(rows)
+    assert [bits(sample) for sample in many] == [EXPECTED[row] for row in rows]
+    assert [bits(cached[row]) for row in rows] == [EXPECTED[row] for row in rows]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.slices(ROWS + 3))
+def test_slices(cached: CachedDataset, rows: slice) -> None:
+    assert [bits(sample) for sample in cached[rows]] == EXPECTED[rows]
+
+
+@pytest.mark.parametrize(
+    "index", [np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)], ids=type
+)
+def test_whole_numbers_of_any_type(cached: CachedDataset, index: Any) -> None:
+    assert bits(cached[index]) == EXPECTED[3]
+    assert bits(cached.__getitems__([index])[0]) == EXPECTED[3]
+
+
+def test_rows_that_are_not_there(cached: CachedDataset) -> None:
+    for row in (ROWS, -ROWS - 1, 2**70):
+        with pytest.raises(IndexError, match=f"row {row} of a cache of {ROWS} rows"):
+            cached[row]
+        with pytest.raises(IndexError, match=f"row {row} of a cache"):
+            cached.__getitems__([0, row])
+    for row in ("a", 1.0, None):
+        with pytest.raises(
+            TypeError, match="a row of a cache is a whole number or a slice, and not"
+        ):
+            cached[row]
+
+
+def test_what_it_says_of_itself(cached: CachedDataset, path: Path) -> None:
+    assert len(cached) == ROWS
+    assert cached.path == path
+    assert cached.columns == cached.index.columns
+    assert cached.failed == []
+    assert len(cached.identity) == 32
+    assert repr(cached) == f"CachedDataset({str(path)!r}, {ROWS} rows)"
+    assert len(list(cached)) == ROWS
+
+
+def test_rows_are_copies(cached: CachedDataset) -> None:
+    for read in (lambda: cached[2], lambda: cached.__getitems__([2, 2])[0]):
+        sample = read()
+        sample["boxes"].fill_(7)
+        sample["either"] = None
+        sample["image"].putpixel((0, 0), (1, 1, 1))
+        sample["photo"].paste((0, 0, 0), (0, 0, 4, 3))
+        sample["words"].append(1)
+        assert bits(cached[2]) == EXPECTED[2]
+    one, other = cached.__getitems__([2, 2])
+    one["boxes"].fill_(7)
+    assert bits(other) == EXPECTED[2]
+
+
+def test_a_row_holds_no_more_memory_than_its_own(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [(torch.full((100,), row), np.full(100, row)) for row in range(9)])
+    for tensor, array in CachedDataset(tmp_path / "a.h5").__getitems__(range(9)):
+        assert tensor.untyped_storage().nbytes() == 800
+        assert array.base is None or array.base.nbytes == 800
+
+
+# Columns
+
+
+def test_a_column_is_a_view_of_the_file(cached: CachedDataset) -> None:
+    images = cached.column("image")
+    assert (images.shape, images.dtype) == ((ROWS, 3, 6, 5), np.uint8)
+    for row in range(ROWS):
+        planes = np.asarray(cached[row]["image"]).transpose(2, 0, 1)
+        np.testing.assert_array_equal(images[row], planes)
+    assert not images.flags.writeable
+    assert np.shares_memory(images, cached.column("image"))
+    assert cached.column("label").tolist() == list(range(ROWS))
+    assert cached.column("score")[1] == 0
+
+
+def test_a_column_outlives_its_dataset(path: Path) -> None:
+    labels = CachedDataset(path).column("label")
+    assert labels.tolist() == list(range(ROWS))
+
+
+def test_columns_that_are_not_there(cached: CachedDataset) -> None:
+    with pytest.raises(CacheError, match=r"no column 'x'; it has 'image', 'photo', 'label'"):
+        cached.column("x")
+    with pytest.raises(
+        CacheError, match=r"column 'photo' .* different shapes; read them one by one"
+    ):
+        cached.column("photo")
+
+
+# Tails and transforms
+
+
+def test_tails_and_transform(path: Path) -> None:
+    tails = [
+        (("label",), lambda label: label * 10),
+        (("nested", 0, "x"), str),
+        (("label",), lambda label: -label),
+        (("image",), lambda image: image.size),
+    ]
+    cached = CachedDataset(path, tails=tails)
+    for sample in (cached[3], cached.__getitems__([3])[0], cached[3:4][0]):
+        assert (sample["label"], sample["image"]) == (-30, (5, 6))
+        assert sample["nested"][0] == Point("False", b"ab")
+    cached = CachedDataset(path, tails=tails, transform=lambda sample: sample["label"] + 1)
+    assert cached[:3] == [1, -9, -19]
+    with pytest.raises(CacheError, match=r"no leaf at \('labels',\); they have \('image',\)"):
+        CachedDataset(path, tails=[(("labels",), str)])
+
+
+def test_a_sample_of_one_leaf(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [1, 2])
+    assert list(CachedDataset(tmp_path / "a.h5", transform=str)) == ["1", "2"]
+    assert list(CachedDataset(tmp_path / "a.h5", tails=[((), str)])) == ["1", "2"]
+
+
+def test_the_error_of_a_transform_is_its_own(path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        CachedDataset(path, transform=lambda sample: 1 // sample["label"])[0]
+
+
+# What it was built from
+
+
+def test_what_is_expected(path: Path) -> None:
+    CachedDataset(path, expect={"torch": "2.1"})
+    CachedDataset(path, expect={"sizes": (1, 2)})
+    with pytest.raises(
+        CacheError, match=r"class: Mixed when it was built, Other now; new: not known"
+    ):
+        CachedDataset(path, expect={"class": "Other", "torch": "2.1", "new": 1})
+
+
+def test_changes() -> None:
+    assert changes({"torchvision": "0.26.0"}, {"torchvision": "0.27.0"}) == [
+        "torchvision: 0.26.0 when it was built, 0.27.0 now"
+    ]
+    assert changes({"a": "x" * 500}, {"a": "y" * 500})[0].count("...") == 2
+    assert changes({"a": [1, None]}, {"a": [1, None]}) == []
+
+
+# Files
+
+
+def test_no_cache_at_all(tmp_path: Path) -> None:
+    with pytest.raises(
+        CacheError, match=r"there is no cache at .*a\.h5; build one with precompute"
+    ):
+        CachedDataset(tmp_path / "a.h5")
+    with pytest.raises(CacheError, match="Is a directory"):
+        CachedDataset(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CacheError, match="Illegal seek"):
+        CachedDataset(tmp_path / "pipe")
+    (tmp_path / "empty.h5").touch()
+    with pytest.raises(CacheError, match="no finished cache: it has no index; wait for"):
+        CachedDataset(tmp_path / "empty.h5")
+    (tmp_path / "zeros.h5").write_bytes(bytes(10_000))
+    with pytest.raises(CacheError, match="no finished cache"):
+        CachedDataset(tmp_path / "zeros.h5")
+    Image.new("L", (9, 9)).save(tmp_path / "a.png")
+    with pytest.raises(CacheError, match=r"a\.png is no cache: it does not begin with"):
+        CachedDataset(tmp_path / "a.png")
+
+
+def test_a_file_is_closed_when_the_dataset_is_gone(path: Path) -> None:
+    before = open_files()
+    kept = [CachedDataset(path)[0] for _ in range(20)]
+    assert open_files() <= before
+    del kept
+
+
+def test_read_only_media(path: Path, tmp_path: Path) -> None:
+    """A file that may not be written, in a folder that may not be written, by somebody else."""
+    with tempfile.TemporaryDirectory() as open_to_all:  # pytest's own folders are closed to others
+        os.chmod(open_to_all, 0o755)
+        folder = Path(open_to_all) / "media"
+        folder.mkdir()
+        shutil.copy(path, folder / "a.h5")
+        (folder / "a.h5").chmod(0o444)
+        folder.chmod(0o555)
+        source = f"""
+            import os
+            from dataloaders.cache.reader import CachedDataset
+            from dataloaders.cache.verify import verify
+            import PIL.Image
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            assert not os.access({str(folder)!r}, os.W_OK)
+            cached = CachedDataset({str(folder / "a.h5")!r})
+            print(len(cached[:]), verify(cached.path))
+            """
+        done = run_script(tmp_path, source)
+        folder.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{ROWS} []"
+
+
+def test_a_relative_path_stays_what_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    cached = CachedDataset(path.name)
+    monkeypatch.chdir("/")
+    assert bits(pickle.loads(pickle.dumps(cached))[0]) == EXPECTED[0]
+
+
+# Processes and threads
+
+
+def test_pickling(path: Path) -> None:
+    cached = CachedDataset(path, tails=[(("label",), str)], transform=first_keys)
+    for again in (pickle.loads(pickle.dumps(cached)), copy.deepcopy(cached), copy.copy(cached)):
+        assert again[1] == cached[1] == ["image", "1"]
+        assert again.identity == cached.identity
+    assert len(pickle.dumps(cached)) < 1000
+
+
+def first_keys(sample: Any) -> list[str]:
+    return ["image", sample["label"]]
+
+
+def test_a_pickle_opens_no_other_cache(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [1, 2])
+    pickled = pickle.dumps(CachedDataset(tmp_path / "a.h5"))
+    build(tmp_path / "a.h5", [1, 3])
+    with pytest.raises(
+        CacheError, match="another cache than the one that was open: it was replaced"
+    ):
+        pickle.loads(pickled)
+    (tmp_path / "a.h5").unlink()
+    with pytest.raises(CacheError, match="there is no cache"):
+        pickle.loads(pickled)
+
+
+def as_bits(samples: list[Any]) -> list[Any]:
+    return [bits(sample) for sample in samples]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
+def test_workers(cached: CachedDataset, context: str | None) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        cached,
+        batch_size=5,
+        collate_fn=as_bits,
+        num_workers=0 if context is None else 2,
+        multiprocessing_context=context,
+    )
+    assert [sample for batch in loader for sample in batch] == EXPECTED
+
+
+def test_namedtuples_leave_a_worker(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [Point(row, torch.full((2,), row)) for row in range(4)])
+    cached = CachedDataset(tmp_path / "a.h5")
+    loader: DataLoader[Any] = DataLoader(cached, batch_size=4, num_workers=1)
+    (batch,) = loader
+    assert type(batch).__name__ == "Point"
+    assert batch.x.tolist() == [0, 1, 2, 3]
+    assert batch.y.shape == (4, 2)
+    assert bits(default_collate(cached[:])) == bits(batch)
+
+
+def test_subsets(cached: CachedDataset) -> None:
+    subset = Subset(cached, [5, 1, -1])
+    assert [bits(sample) for sample in subset.__getitems__([0, 2])] == [EXPECTED[5], EXPECTED[-1]]
+
+
+def test_a_fork_reads_the_map_of_its_parent(cached: CachedDataset) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, pickle.dumps([bits(sample) for sample in cached] == EXPECTED))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pickle.loads(pipe.read()) is True
+    os.waitpid(child, 0)
+
+
+def test_threads(cached: CachedDataset) -> None:
+    wrong: list[Any] = []
+    start = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        start.wait()
+        for _ in range(30):
+            rows = random.integers(0, ROWS, 4).tolist()
+            try:
+                found = [bits(sample) for sample in cached.__getitems__(rows)]
+            except Exception as error:
+                wrong.append(error)
+                return
+            if found != [EXPECTED[row] for row in rows]:
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_h5py_in_a_child_reads_beside_us(cached: CachedDataset) -> None:
+    source = "import h5py, sys; print(h5py.File(sys.argv[1])['columns/label'][:].tolist())"
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(cached.path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(cached.column("label").tolist())
+
+
+# What a read costs, in bytes copied
+
+
+def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``call`` gives, and the most memory that NumPy and Python allocated for it at once."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        found = call()
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_image_row_is_one_copy(tmp_path: Path) -> None:
+    size = 4 << 20
+    samples = [np.full((4, 1 << 10, 1 << 10), row, np.uint8) for row in range(4)]
+    build(tmp_path / "a.h5", samples)
+    cached = CachedDataset(tmp_path / "a.h5")
+    row, peak = peak_of(lambda: cached[2])
+    assert bits(row) == bits(samples[2])
+    assert size <= peak < size + 100_000
+    rows, peak = peak_of(lambda: cached.__getitems__([3, 0]))
+    assert as_bits(rows) == as_bits([samples[3], samples[0]])
+    assert 2 * size <= peak < 2 * size + 100_000
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.none() | st.text(max_size=5), min_size=1, max_size=9))
+def test_none_among_strings(tmp_path: Path, texts: list[str | None]) -> None:
+    build(tmp_path / "a.h5", texts, 2)
+    assert list(CachedDataset(tmp_path / "a.h5")) == texts

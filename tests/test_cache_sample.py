@@ -1,0 +1,344 @@
+"""A sample taken apart and put together: the same to the bit, or a message that says why not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision import tv_tensors
+
+from dataloaders.cache.chunk import Chunk, sizes
+from dataloaders.cache.sample import (
+    DTYPES,
+    Cell,
+    column_names,
+    fits,
+    join,
+    leaf_of,
+    leaf_paths,
+    split,
+)
+from dataloaders.errors import CacheError
+from helpers.cached import KEYS, MODES, SAMPLES, TEXT, TORCH_DTYPES, Point, bits, chunks_of
+
+
+def there_and_back(sample: Any) -> Any:
+    structure, cells = split(sample)
+    return join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+
+
+@settings(max_examples=400, deadline=None)
+@given(SAMPLES)
+def test_a_sample_comes_back_to_the_bit(sample: Any) -> None:
+    assert bits(there_and_back(sample)) == bits(sample)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SAMPLES)
+def test_every_cell_is_one_that_the_index_allows(sample: Any) -> None:
+    structure, cells = split(sample)
+    assert len(leaf_paths(structure)) == len(cells)
+    for cell in cells:
+        of = 0 if cell.kind == "none" else cell.values.ndim
+        assert cell.values.dtype.str in DTYPES
+        assert fits(cell.kind, cell.values.dtype.str, of, cell.values.shape)
+        assert fits(cell.kind, cell.values.dtype.str, of, None)
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_every_dtype_of_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    assert bits(there_and_back(tensor)) == bits(tensor)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)])
+def test_every_dtype_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).integers(0, 2, shape)
+    array = np.asarray(array).astype(dtype)
+    assert array.dtype.str == dtype
+    assert bits(there_and_back(array)) == bits(array)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [(7, 5), (1, 1), (0, 3), (3, 0)])
+def test_every_mode_of_pil(mode: str, size: tuple[int, int]) -> None:
+    image = Image.new(mode, size)
+    if 0 not in size:
+        raw = np.random.default_rng(1).integers(0, 256, len(image.tobytes()), np.uint8)
+        image.frombytes(raw.tobytes())
+    back = there_and_back(image)
+    assert bits(back) == bits(image)
+    if 0 not in size:
+        back.putpixel((0, 0), back.getpixel((size[0] - 1, 0)))  # may be changed
+
+
+def test_an_image_is_kept_as_planes() -> None:
+    image = Image.new("RGB", (4, 2), (1, 2, 3))
+    (cell,) = split(image)[1]
+    assert (cell.kind, cell.values.shape) == ("image:RGB", (3, 2, 4))
+    assert [set(plane.reshape(-1).tolist()) for plane in cell.values] == [{1}, {2}, {3}]
+
+
+@pytest.mark.parametrize("kind", ["Image", "Mask", "Video"])
+def test_tv_tensors(kind: str) -> None:
+    value = getattr(tv_tensors, kind)(torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2))
+    back = there_and_back(value)
+    assert type(back) is type(value)
+    assert bits(back) == bits(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.ones(2, 1).expand(2, 4),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)).data,
+        torch.complex(torch.ones(2), torch.ones(2)).conj(),
+        torch.complex(torch.ones(2), torch.ones(2)).conj().imag,
+        torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        np.arange(6)[::-2],
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+    ],
+)
+def test_any_memory_order(value: Any) -> None:
+    back = there_and_back(value)
+    assert bits(back)[1:] == bits(value.detach() if hasattr(value, "detach") else value)[1:]
+
+
+def test_a_leaf_is_a_copy() -> None:
+    for value in (torch.zeros(3), np.zeros(3), np.zeros(3, bool), torch.zeros(3).bool()):
+        (cell,) = split(value)[1]
+        leaf_of(cell.kind, cell.values)[0] = 1
+        assert not value.any()
+
+
+def test_what_is_a_list_and_what_is_one_leaf() -> None:
+    assert split([1, [2.5, "a", None, {"b": True}]])[0] == 0
+    assert split([])[0] == 0
+    assert split([1, torch.zeros(1)])[0] == {"list": [0, 1]}
+    assert split((1, 2))[0] == {"tuple": [0, 1]}
+    assert split({"a": {}, 2: Point(1, 2)})[0] == {
+        "dict": [["a", {"dict": []}], [2, {"namedtuple": ["Point", [["x", 0], ["y", 1]]]}]]
+    }
+
+
+@pytest.mark.parametrize("text", ["\ud83d\ude00", "\udc80", "a\x00", "é\U0001f600"])
+def test_halves_of_characters_stay_halves(text: str) -> None:
+    for sample in (text, [text], {"a": [[text]]}, [{"a": text}]):
+        assert bits(there_and_back(sample)) == bits(sample)
+
+
+def test_a_namedtuple_can_be_pickled() -> None:
+    back = there_and_back(Point(1, "a"))
+    assert type(back).__name__ == "Point"
+    assert back == Point(1, "a")
+    assert type(there_and_back(Point(2, "b"))) is type(back)
+    for again in (pickle.loads(pickle.dumps(back)), copy.deepcopy(back)):
+        assert type(again) is type(back)
+        assert again == back
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (Odd(), r"sample is of type .*Odd, which a cache does not keep; it keeps tensors"),
+        ({"a": [torch.zeros(1), Odd()]}, r"sample\['a'\]\[1\] is of type"),
+        (OrderedDict(a=1), "OrderedDict"),
+        ({("a", 1): 2}, r"key \('a', 1\) of type tuple; a cache keeps keys that are str"),
+        ({True: 1}, "key True of type bool"),
+        ({2**70: 1}, "64 bits"),
+        ({"\ud800": 1}, "without surrogates"),
+        (2**63, "int beyond 64 bits; return it as a str"),
+        ([2**63], r"sample\[0\] is an int beyond 64 bits"),
+        (np.array(["a"]), "array of <U1; a cache keeps arrays of numbers"),
+        (np.array([Odd()]), "array of object"),
+        (np.ma.masked_array([1], [True]), "array of int64"),
+        (torch.zeros(2).to_sparse(), r"torch.sparse_coo; .*call .to_dense\(\)"),
+        (torch.zeros(2, device="meta"), r"is on meta; return .cpu\(\)"),
+        (Image.new("P", (2, 2)), r"mode 'P', which has no pixels.*\.convert\(\"RGB\"\)"),
+        (namedtuple("A", "x")(Odd()), "Odd"),
+    ],
+)
+def test_what_cannot_be_kept_is_named(sample: Any, message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        split(sample)
+
+
+def test_a_sample_without_an_end() -> None:
+    sample: dict[str, Any] = {}
+    sample["a"] = sample
+    with pytest.raises(CacheError, match="nested more than 64 deep"):
+        split(sample)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(CacheError, match="nested more than 64 deep"):
+        split(endless)
+
+
+# Names of columns
+
+
+def test_names() -> None:
+    def names(sample: Any) -> list[str]:
+        return column_names(split(sample)[0])
+
+    assert names(1) == ["sample"]
+    assert names((1, "a")) == ["0", "1"]
+    assert names({"a": {"b": 1}, "c": (1, Point(1, 2))}) == ["a/b", "c/0", "c/1/x", "c/1/y"]
+    assert names({"a": {"b": 1}, "a/b": 1, 1: 1, "1": 1}) == ["a/b", "a%2fb", "1", "1~2"]
+    assert names({1: 1, "1": {"x": 2}}) == ["1", "1~2/x"]
+    assert names({"1": {"x": 2}, 1: 1, "1~2": 3}) == ["1/x", "1~2", "1%7e2"]
+    assert names({".": 1, "..": 2, "": 3, "é\0": 4}) == ["%.", "%..", "%", "é%00"]
+    assert len(names({"a" * 5000: 1})[0]) == 200
+
+
+@settings(max_examples=200, deadline=None)
+@given(SAMPLES | st.dictionaries(st.sampled_from(["a", "a~2", 1, "1", "1~2"]) | KEYS, st.just(1)))
+def test_no_name_is_in_the_way_of_another(sample: Any) -> None:
+    names = column_names(split(sample)[0])
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert name
+        for part in name.split("/"):
+            assert part.strip(". ")
+        assert not any(other.startswith(f"{name}/") for other in names)
+
+
+def test_many_names_take_no_time_that_grows_with_their_square() -> None:
+    structure = {"list": [{"dict": [[1, 2 * n], ["1", 2 * n + 1]]} for n in range(5000)]}
+    assert len(set(column_names(structure))) == 10_000
+    same = {"list": [{"dict": [[f"{'a' * 200}{n}", n] for n in range(10_000)]}]}
+    assert len(set(column_names(same))) == 10_000
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        None, True, "a", 1, -1, [], {}, {"set": []}, {"dict": 1}, {"dict": [["a"]]},
+        {"dict": [["a", 0], ["a", 1]]}, {"dict": [[None, 0]]}, {"dict": [[[], 0]]},
+        {"list": {"a": 0}}, {"list": [1, 0]}, {"list": [0, 0]}, {"list": [0], "tuple": [0]},
+        {"namedtuple": ["a b", []]}, {"namedtuple": ["A", [["x", 0], ["x", 1]]]},
+        {"namedtuple": ["A", [["_x", 0]]]}, {"namedtuple": ["A", [["if", 0]]]},
+        {"namedtuple": ["A", [["\N{LATIN SMALL LIGATURE FI}", 0], ["fi", 1]]]},
+        {"namedtuple": ["A", [["\uff49\uff46", 0]]]}, {"namedtuple": [[], [["x", 0]]]},
+        {"namedtuple": ["A", [["x)); import os; ((", 0]]]}, {"namedtuple": ["A"]},
+        {"namedtuple": ["A", [[f"x{n}", n] for n in range(300)]]},
+    ],
+)  # fmt: skip
+def test_a_malformed_structure(structure: Any) -> None:
+    with pytest.raises(CacheError, match="structure of the samples is malformed"):
+        leaf_paths(structure)
+
+
+def test_a_structure_that_is_too_deep() -> None:
+    structure: Any = 0
+    for _ in range(70):
+        structure = {"list": [structure]}
+    with pytest.raises(CacheError, match="malformed"):
+        leaf_paths(structure)
+
+
+# Cells that nobody wrote
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.sampled_from(
+        ["int", "float", "complex", "bool", "str", "bytes", "bytearray", "none", "json", "array",
+         "scalar", "tensor:float32", "tensor:bool", "tensor:bfloat16", "tensor:float8_e5m2",
+         "tv_tensor:Image:uint8", "tv_tensor:BoundingBoxes:float32", "image:RGB", "image:1",
+         "image:I;16", "image:F", "image:LA", "image:P", "tensor:", "tv_tensor", "image", "", "x"]
+    ),
+    st.sampled_from(sorted(DTYPES)),
+    st.lists(st.integers(0, 4), max_size=4),
+    st.binary(min_size=16, max_size=16),
+)  # fmt: skip
+def test_any_cell_gives_a_value_or_a_cache_error(
+    kind: str, dtype: str, shape: list[int], seed: bytes
+) -> None:
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    values = np.frombuffer((seed * (count // 16 + 1))[:count], dtype).reshape(shape)
+    allowed = fits(kind, dtype, len(shape), tuple(shape))
+    try:
+        leaf = leaf_of(kind, values)
+    except CacheError:
+        # Bytes may be no text; of all else the index says so beforehand.
+        assert kind in ("str", "json") or kind.startswith("tv_tensor") or not allowed
+    else:
+        if isinstance(leaf, (np.ndarray, torch.Tensor)) and leaf.dtype in (bool, torch.bool):
+            assert set(bits(leaf)[3]) <= {0, 1}
+        assert bits(there_and_back(leaf)) == bits(leaf)
+
+
+@pytest.mark.parametrize("shape", [(3, 2**40, 0), (3, 0, 2**60), (3, 2**30, 0)])
+def test_an_image_without_pixels_has_no_billion_lines(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CacheError, match="too many lines"):
+        leaf_of("image:RGB", np.empty(0, "|u1").reshape(shape))
+
+
+def test_json_that_is_too_deep() -> None:
+    text = np.frombuffer(b"[" * 100_000, "|u1")
+    with pytest.raises(CacheError, match="cannot hold"):
+        leaf_of("json", text)
+
+
+# Chunks
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXT, st.lists(st.none() | st.binary(), min_size=1, max_size=9))
+def test_a_chunk_through_its_bytes(text: str, data: list[bytes | None]) -> None:
+    samples = [(text[:row], one, np.full(row % 3, row, ">i2")) for row, one in enumerate(data)]
+    (chunk,) = chunks_of(samples, len(samples))()
+    assert chunk.rows == len(samples)
+    for number, column in enumerate(chunk.columns):
+        ends = np.cumsum(sizes(column))
+        values = np.split(column.values, ends)[:-1]
+        for sample, one, code in zip(samples, values, column.codes, strict=True):
+            kind, of = column.variants[code]
+            assert bits(leaf_of(kind, one)) == bits(sample[number])
+            assert of == (0 if kind == "none" else 1)
+
+
+def test_a_chunk_of_nothing() -> None:
+    assert Chunk.of([]) is None
+    (chunk,) = chunks_of([{}, {}])()
+    assert (chunk.rows, chunk.columns) == (2, ())
+    (chunk,) = chunks_of([None, None])()
+    assert chunk.columns[0].shapes.shape == (2, 0)
+    (chunk,) = chunks_of([1, None])()
+    assert chunk.columns[0].shapes.shape == (2, 0)
+
+
+def test_rows_that_do_not_belong_into_one_chunk() -> None:
+    with pytest.raises(CacheError, match=r"samples 4 and 5 are built differently: 1 leaves \(a\)"):
+        Chunk.of((4 + row, *split(one)) for row, one in enumerate([{"a": 1}, {"b": 1}]))
+    with pytest.raises(
+        CacheError, match=r"'sample' holds <i8 \(int\) in sample 1 and <f8 \(float\) in sample 2"
+    ):
+        Chunk.of((row, *split(one)) for row, one in enumerate([None, 1, 2.0]))
+    with pytest.raises(CacheError, match="more than 255 kinds"):
+        Chunk.of(
+            (row, f, [Cell(f"k{row}", c[0].values)]) for row in range(300) for f, c in [split(1)]
+        )
+
+
+def test_a_file_that_is_no_chunk(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="no file of a cache that is being built"):
+        Chunk.from_buffer(b"something else")

@@ -1,0 +1,281 @@
+"""``dataloaders cache``, run as its user runs it: real files, a real folder of images."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dataloaders.cache import CachedDataset
+from dataloaders.cli import main
+
+DATA = """
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+class Squares(torch.utils.data.Dataset):
+    def __init__(self, count=6, broken=None):
+        self.count, self.broken = count, broken
+        self.transform = v2.Compose([v2.Resize((8, 8)), v2.RandomCrop(6)])
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        if index == self.broken:
+            raise ValueError(f"no square {index}")
+        image = Image.new("RGB", (20, 10), (index * 40, 0, 0))
+        return self.transform(image), index
+
+squares = Squares()
+
+def partly():
+    return Squares(broken=2)
+
+class Loose(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.rand(3)
+
+loose = Loose()
+number = 3
+"""
+
+
+@dataclass
+class Done:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Done]:
+    """Runs one command line in this process, in a folder with a file of datasets."""
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "squares_data.py").write_text(DATA)
+    monkeypatch.chdir(tmp_path)
+
+    def carry_out(*words: object) -> Done:
+        with monkeypatch.context() as kept:
+            kept.setattr(sys, "path", list(sys.path))
+            kept.delitem(sys.modules, "squares_data", raising=False)
+            capfd.readouterr()
+            try:
+                status = main(["cache", *map(str, words)])
+            except SystemExit as error:
+                status = int(error.code or 0)
+        captured = capfd.readouterr()
+        return Done(status, captured.out, captured.err)
+
+    return carry_out
+
+
+def build(command: Callable[..., Done], *words: object) -> Done:
+    return command("build", *words, "--workers", 0)
+
+
+@pytest.mark.parametrize("name", ["squares_data.py:squares", "squares_data:squares"])
+def test_a_dataset_of_a_file_or_module_is_built_up_to_its_first_random_transform(
+    command: Callable[..., Done], name: str
+) -> None:
+    done = build(command, name, "squares.h5")
+    assert done.status == 0, done.err
+    assert "squares.h5: 6 samples" in done.out
+    image, label = CachedDataset("squares.h5")[3]
+    assert image.size == (8, 8)
+    assert np.asarray(image)[0, 0].tolist() == [120, 0, 0]
+    assert label == 3
+
+
+def test_workers_build_the_same_file_and_progress_is_told(command: Callable[..., Done]) -> None:
+    assert build(command, "squares_data.py:squares", "one.h5").status == 0
+    done = command("build", "squares_data.py:squares", "two.h5", "--workers", 2)
+    assert done.status == 0, done.err
+    assert Path("one.h5").read_bytes() == Path("two.h5").read_bytes()
+    assert "of 6 samples" in done.err
+    quiet = command("build", "squares_data.py:squares", "3.h5", "--workers", 0, "--quiet")
+    assert quiet.err == ""
+
+
+def test_a_folder_of_images_is_resized_and_cropped(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    for number, kind in enumerate(["cat", "cat", "dog"]):
+        folder = tmp_path / "photos" / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 20 + number), (0, 80 * number, 0)).save(folder / f"{number}.png")
+    assert build(command, "photos", "photos.h5", "--resize", 16, "--crop", 12).status == 0
+    cached = CachedDataset("photos.h5")
+    assert [label for _, label in cached] == [0, 0, 1]
+    assert {image.size for image, _ in cached} == {(12, 12)}
+    assert build(command, "photos", "plain.h5").status == 0
+    assert CachedDataset("plain.h5")[2][0].size == (40, 22)
+
+
+def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., Done]) -> None:
+    with pytest.raises(ValueError, match="no square 2") as caught:
+        build(command, "squares_data.py:partly", "partly.h5")
+    assert any("sample 2" in note for note in caught.value.__notes__)
+    done = build(command, "squares_data.py:partly", "partly.h5", "--skip")
+    assert done.status == 0, done.err
+    assert "1 samples were left out" in done.out
+    assert [label for _, label in CachedDataset("partly.h5")] == [0, 1, 3, 4, 5]
+    info = command("info", "partly.h5")
+    assert "left out, since reading them failed: 1 samples" in info.out
+    assert "sample 2: " in info.out
+    assert "no square 2" in info.out
+
+
+def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None:
+    done = build(command, "squares_data.py:loose", "loose.h5")
+    assert done.status == 2
+    assert "Loose is random" in done.err
+    assert not Path("loose.h5").exists()
+    assert build(command, "squares_data.py:loose", "loose.h5", "--allow-random").status == 0
+    assert len(CachedDataset("loose.h5")) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "x.h5"], "'nowhere' names no dataset; give module:name, file.py:name or a"),
+        (["nowhere.py:data", "x.h5"], "'nowhere.py' does not exist"),
+        (["no_such_module:data", "x.h5"], "there is no module 'no_such_module'"),
+        (["squares_data.py:absent", "x.h5"], "has no 'absent' at its top level"),
+        (["squares_data.py:number", "x.h5"], "is a int; a cache is built of a dataset"),
+        (["squares_data.py:squares", "x.h5", "--crop", "3"], "are for a folder of images"),
+    ],
+)
+def test_a_dataset_that_is_none(
+    command: Callable[..., Done], words: list[str], message: str
+) -> None:
+    done = build(command, *words)
+    assert done.status == 2
+    assert message in done.err
+    assert not Path("x.h5").exists()
+
+
+def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., Done]) -> None:
+    build(command, "squares_data.py:squares", "squares.h5")
+    done = command("info", "squares.h5", "--sheet", "sheet.png")
+    assert done.status == 0, done.err
+    assert "squares.h5: 6 samples" in done.out
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["image:RGB", "uint8", "3", "x", "8", "x", "8"] in [row[1:8] for row in rows]
+    assert "transforms computed: " in done.out
+    assert "Resize" in done.out.split("transforms computed: ")[1].splitlines()[0]
+    assert "RandomCrop" in done.out.split("transforms left to run live: ")[1].splitlines()[0]
+    with Image.open("sheet.png") as sheet:
+        assert np.asarray(sheet)[4, 128 + 4].tolist() == [40, 0, 0]  # the second image
+
+
+def test_verify_finds_a_flipped_bit(command: Callable[..., Done]) -> None:
+    build(command, "squares_data.py:squares", "squares.h5")
+    done = command("verify", "squares.h5")
+    assert (done.status, done.out) == (0, "squares.h5 is whole\n")
+    data = bytearray(Path("squares.h5").read_bytes())
+    data[len(data) // 2] ^= 4
+    Path("squares.h5").write_bytes(data)
+    done = command("verify", "squares.h5")
+    assert done.status == 1
+    damaged, advice = done.out.splitlines()
+    assert "bytes 0 to" not in damaged
+    assert advice.startswith("squares.h5 is damaged: build it again")
+
+
+def test_samples_are_extracted_as_plain_files(command: Callable[..., Done]) -> None:
+    build(command, "squares_data.py:squares", "squares.h5")
+    done = command("extract", "squares.h5", "out", "--rows", "1:3")
+    assert done.status == 0, done.err
+    lines = [json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == [1, 2]
+    image, label = sorted(set(lines[0]) - {"row"}, key=lambda name: lines[0][name] == 1)
+    assert lines[0][label] == 1
+    with Image.open(Path("out") / lines[1][image]) as found:
+        assert np.asarray(found)[0, 0].tolist() == [80, 0, 0]
+    done = command("extract", "squares.h5", "out", "--rows", "a:b")
+    assert done.status == 2
+    assert "give A:B" in done.err
+
+
+def test_what_is_no_cache_is_told_and_not_opened(command: Callable[..., Done]) -> None:
+    Path("text.h5").write_text("no cache")
+    done = command("info", "text.h5")
+    assert done.status == 2
+    assert "text.h5 is no cache" in done.err
+    done = command("verify", "text.h5")
+    assert done.status == 1
+    assert "text.h5 is no cache" in done.out
+    for action in ("info", "verify"):
+        done = command(action, "absent.h5")
+        assert done.status == 2, action
+        assert "absent.h5" in done.err
+
+
+def test_the_users_folder_is_listed_and_pruned(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    assert "no caches in" in command("list").out
+    folder = tmp_path / "cache" / "h5"
+    folder.mkdir(parents=True)
+    build(command, "squares_data.py:squares", folder / "old.h5")
+    build(command, "squares_data.py:squares", folder / "new.h5")
+    (folder / "half.h5.building").mkdir()
+    (folder / "half.h5.building" / "journal").write_text("")
+    past = time.time() - 40 * 86_400
+    os.utime(folder / "old.h5", (past, past))
+    listed = command("list").out
+    assert "40 days ago" in listed
+    assert "6 samples of" in listed
+    assert "was interrupted" in listed
+    told = command("prune")
+    assert "would delete" in told.out
+    assert "--yes" in told.out
+    assert (folder / "old.h5").exists()
+    command("prune", "--yes")
+    assert sorted(path.name for path in folder.iterdir()) == ["half.h5.building", "new.h5"]
+    command("prune", "--yes", "--unused", 0)
+    assert not list(folder.iterdir())
+    assert "nothing in" in command("prune").out
+
+
+def test_help_teaches() -> None:
+    for words in ([], ["build"], ["info"], ["verify"], ["extract"], ["list"], ["prune"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dataloaders", "cache", *words, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert f"dataloaders cache {' '.join(words)}".strip() in done.stdout
+        if not words:
+            assert "examples:" in done.stdout
+
+
+def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "tensor_data.py").write_text(
+        "import torch\n"
+        "data = [(torch.full((1, 4, 4), float(i)), i) for i in range(3)]\n"
+        "class Some(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 3\n"
+        "    def __getitem__(self, i): return data[i]\n"
+        "some = Some()\n"
+    )
+    assert build(command, "tensor_data.py:some", "some.h5").status == 0
+    assert torch.equal(CachedDataset("some.h5")[2][0], torch.full((1, 4, 4), 2.0))
+    assert command("info", "some.h5", "--sheet", "some.png").status == 0
+    assert Path("some.png").exists()

@@ -1,0 +1,501 @@
+"""backend="h5": whole batches out of the mapped file, equal to what torch makes of its samples."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import Dataset, Subset, default_collate
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from backends.h5.batches import Batches, batches_of
+from backends.h5.geometry import Geometry, geometry_of
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, precompute
+from dataloaders.errors import BackendUnavailable, CacheError, OptionError
+from dataloaders.transforms.read import read
+from helpers.compare import assert_same
+
+COUNT = 12
+
+
+class Images(Dataset[Any]):
+    """Images whose every pixel tells the image and the place, of one size or of several."""
+
+    def __init__(
+        self,
+        transform: Any = None,
+        *,
+        mode: str = "RGB",
+        sizes: Any = ((20, 24),),
+        count: int = COUNT,
+    ) -> None:
+        self.transform, self.mode, self.sizes, self.count = transform, mode, sizes, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        height, width = self.sizes[index % len(self.sizes)]
+        places = np.arange(height * width * 4).reshape(height, width, 4) * 7 + index * 31
+        pixels = (places % 251).astype(np.uint8)
+        channels = len(Image.new(self.mode, (1, 1)).getbands())
+        shaped = pixels[..., 0] if channels == 1 else pixels[..., :channels]
+        image: Any = Image.fromarray(np.ascontiguousarray(shaped), self.mode)
+        if self.transform is not None:
+            image = self.transform(image)
+        return {"image": image, "label": index, "name": f"image {index}"}
+
+
+LAST = v1.PILToTensor()
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+CHAINS: dict[str, Callable[[], Any]] = {
+    "v1 bytes": lambda: v1.Compose(
+        [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.PILToTensor()]
+    ),
+    "v1 floats": lambda: v1.Compose(
+        [v1.RandomCrop((10, 16)), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+    ),
+    "v1 both flips": lambda: v1.Compose(
+        [v1.RandomVerticalFlip(0.3), v1.RandomCrop(7), v1.RandomHorizontalFlip(0.9), LAST]
+    ),
+    "v1 middle": lambda: v1.Compose(
+        [v1.RandomHorizontalFlip(), v1.CenterCrop((7, 10)), v1.RandomCrop((3, 10)), LAST]
+    ),
+    "v2 bytes": lambda: v2.Compose(
+        [v2.RandomCrop((20, 9)), v2.RandomVerticalFlip(), v2.PILToTensor()]
+    ),
+    "v2 floats": lambda: v2.Compose(
+        [
+            v2.RandomCrop(16),
+            v2.RandomHorizontalFlip(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    ),
+    "no random ones": lambda: v1.Compose(
+        [v1.CenterCrop(13), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+    ),
+}
+
+
+@pytest.fixture
+def cache_of(tmp_path: Path) -> Callable[..., CachedDataset]:
+    def build(dataset: Any, **options: Any) -> CachedDataset:
+        return precompute(dataset, tmp_path / "cache.h5", num_workers=0, **options)
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
+
+
+def fast(cached: CachedDataset) -> Batches:
+    made = batches_of(cached)
+    assert isinstance(made, Batches), made
+    return made
+
+
+# Geometry
+
+
+def windows_as_torchvision(transform: Any, height: int, width: int, seed: int) -> torch.Tensor:
+    """What torchvision makes of an image that holds each pixel's own number."""
+    image = torch.arange(height * width).reshape(1, height, width)
+    torch.manual_seed(seed)
+    result: torch.Tensor = transform(image)
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(
+        st.sampled_from(["crop", "centre", "horizontal", "vertical"]), min_size=1, max_size=5
+    ),
+    sides=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    shrink=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=5, max_size=5),
+    second=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_a_window_is_what_torchvision_takes(
+    steps: list[str],
+    sides: tuple[int, int],
+    shrink: list[tuple[int, int]],
+    second: bool,
+    seed: int,
+) -> None:
+    module: Any = v2 if second else v1
+    height, width = sides
+    members = []
+    for step, (down, right) in zip(steps, shrink, strict=False):
+        if step in ("crop", "centre"):
+            height, width = max(1, height - down), max(1, width - right)
+            kind = module.RandomCrop if step == "crop" else module.CenterCrop
+            members.append(kind((height, width)))
+        else:
+            flip = "RandomHorizontalFlip" if step == "horizontal" else "RandomVerticalFlip"
+            members.append(getattr(module, flip)(0.5))
+    compose = module.Compose(members)
+    geometry = geometry_of(read(compose))
+    assert isinstance(geometry, Geometry)
+    wanted = windows_as_torchvision(compose, *sides, seed)
+    window = geometry.replay(*sides, torch.Generator().manual_seed(seed))
+    assert window is not None
+    image = torch.arange(sides[0] * sides[1]).reshape(1, *sides)
+    top, left = int(window.top[0]), int(window.left[0])
+    found = image[:, top : top + int(window.height[0]), left : left + int(window.width[0])]
+    axes = [1] * bool(window.upside_down[0]) + [2] * bool(window.mirrored[0])
+    assert torch.equal(torch.flip(found, axes), wanted)
+
+
+def test_windows_drawn_at_once_are_spread_as_torchvisions() -> None:
+    compose = v1.Compose([v1.RandomCrop((4, 2)), v1.RandomHorizontalFlip(0.25)])
+    geometry = geometry_of(read(compose))
+    assert isinstance(geometry, Geometry)
+    size = np.full(30_000, 7)
+    drawn = geometry.draw(size, size - 3, np.random.default_rng(0))
+    assert drawn is not None
+    tops = np.bincount(drawn.top, minlength=4) / len(size)
+    lefts = np.bincount(drawn.left, minlength=3) / len(size)
+    assert tops == pytest.approx(np.full(4, 1 / 4), abs=0.015)
+    assert lefts == pytest.approx(np.full(3, 1 / 3), abs=0.015)
+    assert drawn.mirrored.mean() == pytest.approx(0.25, abs=0.015)
+    pairs = np.corrcoef(np.stack([drawn.top, drawn.left, drawn.mirrored]))
+    assert np.abs(pairs[np.triu_indices(3, 1)]).max() < 0.03  # independent of each other
+    assert not drawn.upside_down.any()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [v1.RandomCrop(4, padding=1), v1.RandomCrop(4, pad_if_needed=True), v1.RandomResizedCrop(4)],
+    ids=["padding", "pad_if_needed", "resized"],
+)
+def test_other_crops_are_no_window(transform: Any) -> None:
+    assert "is neither a plain crop nor a flip" in str(geometry_of(read(transform)))
+
+
+# Batches
+
+
+@pytest.mark.parametrize("chain", ["v1 bytes", "v1 both flips", "v1 middle", "v2 bytes"])
+@pytest.mark.parametrize(
+    "sizes", [((20, 24),), ((20, 24), (31, 17), (20, 16))], ids=["one", "three"]
+)
+def test_batches_are_those_of_default_collate(
+    cache_of: Callable[..., CachedDataset], chain: str, sizes: Any
+) -> None:
+    cached = cache_of(Images(CHAINS[chain](), sizes=sizes))
+    batches = fast(cached)
+    assert batches.random
+    for seed, rows in enumerate(([3, 1, 1, 11, 0], [7], list(range(COUNT)))):
+        torch.manual_seed(seed)
+        wanted = default_collate([cached[row] for row in rows])
+        found = batches.of(rows, torch.Generator().manual_seed(seed))
+        assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("chain", ["v1 floats", "v2 floats", "v1 bytes"])
+def test_each_image_is_some_window_of_its_own(chain: str, num_workers: int) -> None:
+    """Taken at once: the same images, types and order, each cropped and flipped somehow."""
+    dataset = Images(CHAINS[chain]())
+    ours = DataLoader(dataset, 5, shuffle=True, num_workers=num_workers, backend=H5())
+    theirs = torch.utils.data.DataLoader(dataset, 5, shuffle=True, num_workers=num_workers)
+    for _ in range(2):
+        torch.manual_seed(3)
+        found = list(ours)
+        after = torch.get_rng_state()
+        torch.manual_seed(3)
+        wanted = list(theirs)
+        if num_workers:  # without workers torchvision draws from this process's generator
+            assert torch.equal(after, torch.get_rng_state())
+            order = [batch["label"].tolist() for batch in wanted]
+            assert [batch["label"].tolist() for batch in found] == order
+        for batch, like in zip(found, wanted, strict=True):
+            assert batch["image"].dtype == like["image"].dtype
+            assert batch["image"].shape == like["image"].shape
+            assert batch["name"] == [f"image {int(label)}" for label in batch["label"]]
+            for image, label in zip(batch["image"], batch["label"].tolist(), strict=True):
+                assert is_window(image, dataset, label)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_without_random_transforms_the_batches_are_torchs(num_workers: int) -> None:
+    dataset = Images(CHAINS["no random ones"](), sizes=((20, 24), (31, 17)))
+    ours = DataLoader(dataset, 5, shuffle=True, num_workers=num_workers, backend=H5())
+    theirs = torch.utils.data.DataLoader(dataset, 5, shuffle=True, num_workers=num_workers)
+    epochs = []
+    for loader in (ours, theirs):
+        torch.manual_seed(6)
+        epochs.append([list(loader), list(loader), torch.get_rng_state()])
+    assert_same(*epochs)
+
+
+def is_window(image: torch.Tensor, dataset: Images, label: int) -> bool:
+    plain = Images(None, mode=dataset.mode, sizes=dataset.sizes)[label]["image"]
+    steps = dataset.transform.transforms
+    rest = type(dataset.transform)([step for step in steps if "Random" not in type(step).__name__])
+    whole = rest(plain)
+    height, width = image.shape[-2:]
+    places = itertools.product(
+        range(whole.shape[1] - height + 1), range(whole.shape[2] - width + 1), ([], [2])
+    )
+    return any(
+        torch.equal(whole[:, top : top + height, left : left + width].flip(axes), image)
+        for top, left, axes in places
+    )
+
+
+def test_epochs_batches_and_seeds_differ_and_repeat() -> None:
+    dataset = Images(CHAINS["v1 bytes"](), count=4, sizes=((40, 40),))
+    loader = DataLoader(dataset, 4, backend=H5())
+
+    def epoch(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        (batch,) = loader
+        image: torch.Tensor = batch["image"]
+        return image
+
+    first = epoch(1)
+    assert torch.equal(first, epoch(1))
+    assert not torch.equal(first, epoch(2))
+    torch.manual_seed(1)
+    one, two = (next(iter(loader))["image"] for _ in range(2))
+    assert torch.equal(one, first)
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_with_a_seed_the_samples_are_those_of_stock(num_workers: int) -> None:
+    dataset = Images(CHAINS["v1 floats"]())
+    stock = DataLoader(dataset, 5, shuffle=True, seed=4, num_workers=num_workers)
+    ours = DataLoader(dataset, 5, shuffle=True, seed=4, num_workers=num_workers, backend=H5())
+    for _ in range(2):
+        assert_same(list(ours), list(stock))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (Images(v1.Compose([v1.ColorJitter(0.1), v1.PILToTensor()])), "ColorJitter"),
+        (Images(v1.Compose([v1.RandomCrop(4), v1.ToTensor(), v1.RandomErasing()])), "bytes"),
+    ],
+    ids=["jitter", "erasing"],
+)
+def test_another_tail_runs_sample_by_sample(
+    cache_of: Callable[..., CachedDataset], dataset: Images, why: str
+) -> None:
+    cached = cache_of(dataset)
+    assert why in str(batches_of(cached))
+    torch.manual_seed(0)
+    found = list(DataLoader(dataset, 4, backend=H5(cached.path)))
+    torch.manual_seed(0)
+    assert_same(found, list(torch.utils.data.DataLoader(dataset, 4)))
+
+
+def test_an_image_smaller_than_its_crop_is_torchvisions_error() -> None:
+    dataset = Images(CHAINS["v1 bytes"](), sizes=((20, 24),) * 11 + ((8, 8),))
+    loader = DataLoader(dataset, 5, backend=H5())
+    iterator = iter(loader)
+    assert len([next(iterator), next(iterator)]) == 2
+    with pytest.raises(ValueError, match="is larger than input image size"):
+        next(iterator)
+
+
+def test_batches_are_safe_to_keep() -> None:
+    dataset = Images(CHAINS["v1 bytes"](), sizes=((600, 600),), count=COUNT)
+    dataset.transform.transforms[0] = v1.RandomCrop(590)  # large enough for the pool
+    loader = DataLoader(dataset, 2, backend=H5())
+    kept, sums = [], []
+    for _ in range(3):
+        for batch in loader:
+            kept.append(batch["image"])
+            sums.append(int(batch["image"].sum()))
+    assert [int(image.sum()) for image in kept] == sums
+    kept[0].fill_(0)  # its own memory, and not the file's
+    assert int(kept[1].sum()) == sums[1]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "YCbCr"])
+def test_modes(cache_of: Callable[..., CachedDataset], mode: str) -> None:
+    transform = v1.Compose([v1.RandomCrop(8), v1.PILToTensor()])
+    batches = fast(cache_of(Images(transform, mode=mode)))
+    torch.manual_seed(5)
+    wanted = default_collate([batches.cached[row] for row in (2, 5)])
+    assert_same(batches.of([2, 5], torch.Generator().manual_seed(5)), wanted)
+
+
+class Columns(Dataset[Any]):
+    """One of everything that default_collate makes a batch of."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return (
+            {
+                "int": index - 3,
+                "float": index / 3,
+                "bool": index % 3 == 0,
+                "text": "x" * index,
+                "bytes": bytes([index]),
+                "tensor": torch.full((2, 3), index, dtype=torch.int16),
+                "flags": torch.tensor([index % 2 == 0, True]),
+                "bfloat16": torch.tensor([index / 7], dtype=torch.bfloat16),
+                "array": np.full((4,), index / 2, np.float32),
+                "scalar": np.float32(index),
+                "number": torch.tensor(index),
+            },
+            [index, (index + 1,)],
+        )
+
+
+def test_columns_of_all_kinds(cache_of: Callable[..., CachedDataset]) -> None:
+    batches = fast(cache_of(Columns()))
+    assert not batches.random
+    wanted = default_collate([batches.cached[row] for row in (4, 4, 0, 11)])
+    found = batches.of([4, 4, 0, 11], np.random.default_rng(0))
+    assert_same(found, wanted)
+    assert found is not None
+    found[0]["tensor"].fill_(9)
+    assert_same(batches.of([4, 4, 0, 11], np.random.default_rng(0)), wanted)
+
+
+@pytest.mark.parametrize("rows", [[-1, 2], [0, COUNT], [], [0.5], ["a"], [[0, 1]]], ids=str)
+def test_rows_that_are_no_plain_numbers_are_left_to_torch(
+    cache_of: Callable[..., CachedDataset], rows: list[Any]
+) -> None:
+    assert fast(cache_of(Columns())).of(rows, np.random.default_rng(0)) is None
+
+
+def test_negative_and_missing_indices_are_torchs() -> None:
+    dataset = Columns()
+    for sampler, fails in (([-1, 0], False), ([0, COUNT], True)):
+        loader = DataLoader(dataset, 2, sampler=sampler, backend=H5())
+        if fails:
+            with pytest.raises(IndexError):
+                list(loader)
+        else:
+            assert next(iter(loader))[0]["int"].tolist() == [COUNT - 4, -3]
+
+
+# The backend
+
+
+def test_the_file_is_built_once_and_named_after_what_is_in_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        list(DataLoader(Columns(), 4, backend=H5()))
+    (path,) = (tmp_path / "h5").iterdir()
+    assert capfd.readouterr().err.count(f"backend 'h5' builds {path}") == 1
+    list(DataLoader(Subset(Columns(), [1, 2]), 4, backend="h5"))
+    assert len(list((tmp_path / "h5").iterdir())) == 2
+
+
+def test_a_cache_of_something_else_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.h5"
+    list(DataLoader(Columns(), 4, backend=H5(path)))
+    with pytest.raises(CacheError, match="length: 12 when it was built, 2 now"):
+        list(DataLoader(Subset(Columns(), [0, 1]), 4, backend=H5(path)))
+
+
+def test_never_build(tmp_path: Path) -> None:
+    path = tmp_path / "train.h5"
+    loader = DataLoader(Columns(), 4, backend=H5(path, build="never"))
+    assert "there is no cache at" in str(loader.explain())
+    with pytest.raises(BackendUnavailable, match="dataloaders cache build"):
+        list(loader)
+    precompute(Columns(), path, num_workers=0)
+    assert len(list(loader)) == 3
+    assert not os.path.exists(f"{path}.building")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"build": "always"}, "must be 'if_missing' or 'never'"),
+        ({"build": "never"}, "needs a path"),
+    ],
+)
+def test_bad_options(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        H5(**options)
+
+
+def test_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "train.h5"
+    loader = DataLoader(Columns(), 4, backend=H5(path))
+    assert "built at the first iter()" in str(loader.explain())
+    assert not path.exists()
+    list(loader)
+    assert f"rows of {path}\n" in str(loader.explain())
+    stream = DataLoader(iter_dataset(), backend=H5(path))
+    assert "an iterable dataset has no samples by index" in str(stream.explain())
+
+
+def iter_dataset() -> Any:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    return Stream()
+
+
+def test_another_dataset_on_the_same_loader_is_another_cache() -> None:
+    loader = DataLoader(Columns(), 4, backend=H5())
+    assert len(next(iter(loader))[0]["int"]) == 4
+    loader.__dict__["dataset"] = Images(CHAINS["v1 bytes"]())
+    assert set(next(iter(loader))) == {"image", "label", "name"}
+
+
+def test_samples_that_were_left_out_have_no_row() -> None:
+    class Partly(Columns):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise ValueError("broken")
+            return index
+
+    path = Path(os.environ["DATALOADERS_CACHE"]) / "partly.h5"
+    precompute(Partly(), path, num_workers=0, on_error="skip")
+    with pytest.raises(CacheError, match="left out 1 samples"):
+        list(DataLoader(Partly(), 4, backend=H5(path)))
+
+
+def test_options_pickle_and_are_shown() -> None:
+    backend = H5("train.h5")
+    assert pickle.loads(pickle.dumps(backend)) == backend
+    assert repr(backend) == "H5(path='train.h5', build='if_missing')"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_behind_prefetch(num_workers: int) -> None:
+    from backends.prefetch import Prefetch
+
+    dataset = Columns()
+    ours = DataLoader(
+        dataset, 5, shuffle=True, num_workers=num_workers, backend=Prefetch(inner=H5())
+    )
+    theirs = torch.utils.data.DataLoader(dataset, 5, shuffle=True, num_workers=num_workers)
+    torch.manual_seed(8)
+    found = [list(ours), list(ours)]
+    torch.manual_seed(8)
+    assert_same(found, [list(theirs), list(theirs)])
