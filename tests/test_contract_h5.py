@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from backends.h5 import H5
+from backends.prefetch import Prefetch
 from dataloaders import Backend, DataLoader
 from dataloaders.errors import CacheError
 from helpers.contract import BackendContract
@@ -22,9 +23,10 @@ class TestH5(BackendContract):
 
     def loader(self, backend: Backend, **arguments: Any) -> DataLoader[Any]:
         loader = super().loader(backend, **arguments)
-        assert isinstance(backend, H5)
+        cache = backend.inner if isinstance(backend, Prefetch) else backend
+        assert isinstance(cache, H5)
         try:
-            backend.cached(loader.dataset)
+            cache.cached(loader.dataset)
         except CacheError as error:
             if any(known in str(error) for known in NOT_KEPT):
                 pytest.skip(str(error))
@@ -40,3 +42,10 @@ class TestH5(BackendContract):
     # The dataset that workers have is the cache.
 
     test_worker_init_fn_runs_in_each_worker: ClassVar[None] = None  # type: ignore[assignment]
+
+
+class TestPrefetchOfH5(TestH5):
+    @pytest.fixture
+    def backend(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+        monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
+        return Prefetch(inner=H5())

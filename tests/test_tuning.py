@@ -35,6 +35,7 @@ from dataloaders import DataLoader, auto, learned, workers, wrap
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.stats import Interval
 from dataloaders.tuning import Progress, Settings, Tuning, tune
+from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.choice import Need, choose
 from dataloaders.tuning.model import Model
 
@@ -351,6 +352,29 @@ def _states(generator: torch.Generator) -> list[Any]:
 
 # torch waits five seconds for each worker that a killed one left waiting for a lock.
 @pytest.mark.usefixtures("workers_end_fast")
+def test_a_setting_tried_again_has_the_mean_of_its_rates() -> None:
+    loader = TorchLoader(Waiting(), 4)
+    alone = Settings(0, None, False)
+    attempts = Attempts(loader, None, 60.0, alone, lambda doing: None)
+    assert attempts.make(alone, "first") is not None
+    attempts.rates[alone] = 0.0
+    assert attempts.again(alone, "again")
+    first, second = attempts.trials
+    assert second.why == "again"
+    assert attempts.rates[alone] == pytest.approx(second.epoch_samples_per_second / 2)
+    assert first.epoch_samples_per_second is not None
+
+
+def test_a_setting_is_not_tried_again_without_time() -> None:
+    alone = Settings(0, None, False)
+    attempts = Attempts(TorchLoader(Waiting(), 4), None, 0.01, alone, lambda doing: None)
+    assert attempts.make(alone, "first") is not None
+    rate = attempts.rates[alone]
+    assert not attempts.again(alone, "again")
+    assert attempts.rates[alone] == rate
+    assert attempts.out_of_time
+
+
 class TestWhatGoesWrong:
     def test_workers_that_die_are_a_failed_trial(self) -> None:
         tuning = quick(TorchLoader(Dies(), 4))

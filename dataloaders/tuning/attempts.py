@@ -117,6 +117,14 @@ class Attempts:
         self.trials.append(trial)
         return seen if failed is None else None
 
+    def again(self, settings: Settings, why: str) -> bool:
+        """Another trial of ``settings``, whose rate becomes the mean; False if there was none."""
+        before = self.rates[settings]
+        if self.make(settings, why) is None:
+            return False
+        self.rates[settings] = (before + self.rates[settings]) / 2
+        return True
+
     def borne(self, most: int) -> int:
         """``most`` workers, or as many of them as memory bears by what the trials have seen."""
         return most if self._most is None else min(most, self._most)

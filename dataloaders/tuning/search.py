@@ -185,9 +185,9 @@ class Search:
             scales = rate >= 0.8 * count * samples / max(model.batch_s, 1e-9)
             more = min(cap, count * 2 if scales else max(count + 1, count * 3 // 2))
             next_rate = self._with_workers(more, "still scaling" if scales else "its neighbour")
-            if next_rate is None or next_rate < rate * (1 + WORTH):
+            if next_rate is None or not self._pays(self._settings(count), self._settings(more)):
                 break
-            count, rate = more, next_rate
+            count, rate = more, self._attempts.rates[self._settings(more)]
         self._narrow(model)
 
     def _narrow(self, model: Model) -> None:
@@ -223,9 +223,7 @@ class Search:
                 return
             deeper = replace(choice, prefetch_factor=prefetch)
             why = "batches differ in time: a longer queue evens it out"
-            if self._attempts.make(deeper, why) is None:
-                return
-            if rates[deeper] < rates[choice] * (1 + WORTH):
+            if self._attempts.make(deeper, why) is None or not self._pays(choice, deeper):
                 return
             choice = deeper
 
@@ -249,6 +247,18 @@ class Search:
         if rates[1] > rates[0] * (1 + WORTH):
             self._pin_choice = not choice.pin_memory
             self._pin_gain = rates[1] / rates[0]
+
+    def _pays(self, now: Settings, more: Settings) -> bool:
+        """Whether ``more`` is worth it; each is tried once more where a first look left it open."""
+        rates = self._attempts.rates
+        if rates[more] >= rates[now] * (1 + WORTH):
+            return True
+        if self._attempts.seen[more].samples_per_second.high < rates[now] * (1 + WORTH):
+            return False
+        for settings in (now, more):
+            if not self._attempts.again(settings, "again: too uneven to tell them apart at once"):
+                return False
+        return rates[more] >= rates[now] * (1 + WORTH)
 
     def _with_workers(self, count: int, why: str) -> float | None:
         settings = self._settings(count)
