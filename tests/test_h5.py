@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -448,6 +448,11 @@ def test_the_plan(tmp_path: Path) -> None:
     assert not path.exists()
     list(loader)
     assert f"rows of {path}\n" in str(loader.explain())
+    assert [stage.name for stage in loader.explain().stages].count("fetch") == 1
+    for dataset in (Columns(), TensorDataset(torch.zeros(4, 2))):
+        plan = str(DataLoader(dataset, 4, backend=H5(path)).explain())
+        assert "gather" not in plan  # that is what stock would do without the cache
+        assert "sample by sample" not in plan
     stream = DataLoader(iter_dataset(), backend=H5(path))
     assert "an iterable dataset has no samples by index" in str(stream.explain())
 

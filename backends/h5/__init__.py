@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -32,7 +32,7 @@ from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.sample import classes_in
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.learned import cache_folder
-from dataloaders.plan import Plan, Stage
+from dataloaders.plan import Plan
 from dataloaders.pool import HostPool
 from dataloaders.random_states import random_states_kept
 from dataloaders.specification import iterates_itself, view_of
@@ -79,9 +79,14 @@ class H5(Backend):
             obstacle = self._obstacle(loader)
             if obstacle is not None:
                 return Plan(self.name, obstacle=obstacle)
-            plan = _stock().explain(loader)
-            fetch = Stage("fetch", "as stages below", self._told())
-            return Plan(self.name, (fetch, *plan.stages), plan.delivers, notes=plan.notes)
+            # As stock iterates the cache, which is no dataset in memory whatever the loader's is.
+            plan = registry.load("stock")(gather=False).explain(loader)  # type: ignore[call-arg]
+            stages = tuple(
+                replace(stage, how=self._told()) if stage.name == "fetch" else stage
+                for stage in plan.stages
+            )
+            notes = tuple(note for note in plan.notes if not note.startswith("fetched"))
+            return Plan(self.name, stages, plan.delivers, notes=notes)
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
