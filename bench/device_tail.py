@@ -11,7 +11,7 @@ import torchvision.transforms as v1
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from bench.harness import Case, Result, Scale, interleave
+from bench.harness import Case, Result, Scale, interleave, on_one_thread
 from dataloaders.batch import nbytes
 from dataloaders.specification import view_of
 from dataloaders.transforms import Tail, device_tail
@@ -37,12 +37,7 @@ class Decoded(Dataset[Any]):
 
 
 def on_cpu(scale: Scale) -> Result:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # one thread, as in a worker
-    try:
-        return measure_cpu(scale)
-    finally:
-        torch.set_num_threads(threads)
+    return on_one_thread(measure_cpu, scale)  # as in a worker
 
 
 def measure_cpu(scale: Scale) -> Result:

@@ -13,7 +13,7 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 from backends.h5 import H5
-from bench.harness import Case, Result, Scale, interleave
+from bench.harness import Case, Result, Scale, interleave, on_one_thread
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
 
@@ -79,14 +79,8 @@ class FromMemmap(Dataset[Any]):
 
 
 def run(scale: Scale) -> Result:
-    threads = torch.get_num_threads()
-    # Threads that wait for each other burn CPU seconds which say nothing (see stock_gather).
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return measure(scale, Path(folder))
-    finally:
-        torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
 
 
 def measure(scale: Scale, folder: Path) -> Result:

@@ -56,6 +56,7 @@ __all__ = [
     "interleave",
     "machine_facts",
     "markdown",
+    "on_one_thread",
     "save",
     "show",
 ]
@@ -198,6 +199,22 @@ def interleave(
                 walls[name].append(wall)
                 cpus[name].append(cpu)
     return {name: Timings(tuple(walls[name]), tuple(cpus[name])) for name in ways}
+
+
+def on_one_thread(measure: Callable[[Scale], Result], scale: Scale) -> Result:
+    """What ``measure`` finds with one torch thread.
+
+    Several that wait for each other burn CPU seconds which say nothing, the more so the busier
+    the machine is.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return measure(scale)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def machine_facts() -> dict[str, Any]:

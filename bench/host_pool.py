@@ -10,7 +10,7 @@ import torch.utils.data
 from torch.utils.data import TensorDataset
 
 from backends.stock import Stock
-from bench.harness import Case, Cell, Result, Scale, Timings, interleave
+from bench.harness import Case, Cell, Result, Scale, Timings, interleave, on_one_thread
 from dataloaders import DataLoader
 from dataloaders.pool import HostPool
 
@@ -27,16 +27,6 @@ def run(scale: Scale) -> Result:
 
 def run_loaders(scale: Scale) -> Result:
     return on_one_thread(measure_loaders, scale)
-
-
-def on_one_thread(measure: Callable[[Scale], Result], scale: Scale) -> Result:
-    threads = torch.get_num_threads()
-    # Threads that wait for each other burn CPU seconds which say nothing (see stock_gather).
-    torch.set_num_threads(1)
-    try:
-        return measure(scale)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def measure_memory(scale: Scale) -> Result:

@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bench.harness import Case, Cell, Result, Scale, interleave
+from bench.harness import Case, Cell, Result, Scale, interleave, on_one_thread
 from dataloaders import DataLoader
 
 BATCH = 256
@@ -39,14 +39,8 @@ class OwnSampler(Sampler[int]):
 
 
 def run(scale: Scale) -> Result:
-    threads = torch.get_num_threads()
-    # One thread: several that wait for each other burn CPU seconds which say nothing, the more
-    # so the busier the machine is. Every way runs the same index_select, so none is favoured.
-    torch.set_num_threads(1)
-    try:
-        return measure(scale)
-    finally:
-        torch.set_num_threads(threads)
+    # Every way runs the same index_select, so none is favoured.
+    return on_one_thread(measure, scale)
 
 
 def measure(scale: Scale) -> Result:

@@ -27,7 +27,9 @@ from dataloaders.cache.sample import Classes, Structure, join
 from dataloaders.collation import collates_as_torch
 from dataloaders.pool import HostMemory
 from dataloaders.random_states import random_states_kept
-from dataloaders.transforms.read import Kind, read
+from dataloaders.transforms.read import read
+from dataloaders.transforms.table import same_bits
+from dataloaders.transforms.trailing import CONVERTERS, Deferred
 
 from .geometry import Geometry, Windows, geometry_of
 
@@ -38,7 +40,6 @@ Leaf: TypeAlias = Callable[["Rows"], Any]
 
 _PROVED_ROWS = 4
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
-_CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 
 
 class _NotThisBatch(Exception):
@@ -242,16 +243,14 @@ def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> 
 def _images_of(column: ColumnReader, kind: str, tail: Any) -> Leaf | str:
     if kind not in _MODES:
         return f"its tail works on {kind}"
-    members = [member for each in getattr(tail, "transforms", [tail]) for member in read(each)]
-    if members and type(members[-1].transform).__name__ == "Deferred":
+    members = list(read(tail))
+    if members and isinstance(members[-1].transform, Deferred):
         members.pop()
-    elif members and members[-1].torchvision in _CONVERTERS:
-        while members and members[-1].torchvision in _CONVERTERS:
+    elif members and members[-1].torchvision in CONVERTERS:
+        while members and members[-1].torchvision in CONVERTERS:
             members.pop()
     else:
         return "its tail does not end in an image of bytes"
-    if any(member.kind is Kind.OPAQUE for member in members):
-        return f"its tail has code of its own: {next(str(m) for m in members)}"
     geometry = geometry_of(members)
     return geometry if isinstance(geometry, str) else _Images(column, geometry)
 
@@ -280,11 +279,7 @@ def _same(found: Any, wanted: Any) -> bool:
     if type(found) is not type(wanted):
         return False
     if isinstance(wanted, torch.Tensor):
-        if found.dtype != wanted.dtype or found.shape != wanted.shape:
-            return False
-        equal = found.contiguous().view(torch.uint8) if found.ndim else found.reshape(1)
-        other = wanted.contiguous().view(torch.uint8) if wanted.ndim else wanted.reshape(1)
-        return torch.equal(equal, other)
+        return same_bits(found, wanted)
     if isinstance(wanted, dict):
         return list(found) == list(wanted) and all(_same(found[key], wanted[key]) for key in wanted)
     if isinstance(wanted, (list, tuple)):

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from dataloaders.errors import CacheError
 from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
 from dataloaders.transforms.read import Kind, Member, Run
-from dataloaders.transforms.trailing import trailing
+from dataloaders.transforms.trailing import CONVERTERS, trailing
 
 __all__ = ["Call", "Cut", "Finish", "Head", "Path", "Run", "cuts_of", "put", "sample_of", "whole"]
 
@@ -30,7 +30,6 @@ Path: TypeAlias = tuple[Any, ...]
 Call: TypeAlias = tuple[int, Path]
 """Which head made a part of the sample, and where that part is."""
 
-_CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ORIENTATION = 0x0112
 _DEEPEST = 64
@@ -216,7 +215,7 @@ def _end_of_head(members: Sequence[Member], *, bytes_only: bool) -> int:
     run = trailing(members[:end])
     if isinstance(run, str):
         return end
-    converters = next(n for n, member in enumerate(run) if member.torchvision not in _CONVERTERS)
+    converters = next(n for n, member in enumerate(run) if member.torchvision not in CONVERTERS)
     return end - len(run) + converters
 
 

@@ -17,7 +17,6 @@ from rich.text import Text
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import ColumnEntry, Index
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.sample import column_names
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["extract", "info"]
@@ -58,8 +57,7 @@ def extract(path: str, folder: str, *, rows: str) -> int:
     wanted = range(len(cached))[_slice(rows)]
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    structure = cached.index.structure
-    names = [] if structure is None else column_names(structure)
+    names = [column.name for column in cached.columns]
     with open(target / "samples.jsonl", "w", encoding="utf-8") as lines:
         for row in wanted:
             told: dict[str, Any] = {"row": row}

@@ -18,9 +18,9 @@ from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.kinds import torchvision_name
 from dataloaders.transforms.read import Member, Run
 
-__all__ = ["Deferred", "arithmetic_of", "deferred_chain", "trailing"]
+__all__ = ["CONVERTERS", "Deferred", "arithmetic_of", "deferred_chain", "trailing"]
 
-_CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
+CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 """They change the type of a sample and no value of it: they stay in the dataset."""
 
 
@@ -48,7 +48,7 @@ def trailing(members: Sequence[Member]) -> tuple[Member, ...] | str:
             "before ToTensor, or before ToDtype(torch.float32, scale=True), if it may stand there"
         )
     before = members[begin - 1] if begin else None
-    if run[-1].torchvision in _CONVERTERS:
+    if run[-1].torchvision in CONVERTERS:
         return f"the chain ends in {run[-1]} and makes no floats: there is nothing to move"
     if before is None:
         return f"{run[0]} gets floats from the dataset itself, so nothing smaller could be copied"
@@ -60,7 +60,7 @@ def trailing(members: Sequence[Member]) -> tuple[Member, ...] | str:
 
 def arithmetic_of(run: Sequence[Member]) -> tuple[Any, ...]:
     """The run's transforms that make or change floats, in order, without the converters."""
-    return tuple(m.transform for m in run if m.torchvision not in _CONVERTERS)
+    return tuple(m.transform for m in run if m.torchvision not in CONVERTERS)
 
 
 def deferred_chain(chain: Any, members: Sequence[Member], deferred: Deferred) -> Any:
@@ -99,7 +99,7 @@ class Deferred:
             name = torchvision_name(transform)
             if name == "ToTensor":
                 self._kept.append(_to_bytes)
-            elif name in _CONVERTERS:
+            elif name in CONVERTERS:
                 self._kept.append(transform)
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class Deferred:
 
 def _is_pointwise(transform: Any) -> bool:
     name = torchvision_name(transform)
-    return name in (*_CONVERTERS, "Normalize") or _makes_floats(transform)
+    return name in (*CONVERTERS, "Normalize") or _makes_floats(transform)
 
 
 def _makes_floats(transform: Any) -> bool:
