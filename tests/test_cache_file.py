@@ -24,7 +24,7 @@ from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.file import assemble
 from dataloaders.cache.index import BLOCK, Index
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.verify import verify
+from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError
 from helpers.cached import bits, build, chunks_of, datasets, mixed
 from helpers.processes import run_script
@@ -112,7 +112,7 @@ def test_h5py_reads_the_same_values(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     build(path, samples, failed=[(1, "é"), (31, "b")])
     with h5py.File(path) as file:
-        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 1, "rows": 30}
+        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 2, "rows": 30}
         columns = file["columns"]
         for row, sample in enumerate(samples):
             image = np.asarray(sample["image"]).transpose(2, 0, 1)
@@ -250,7 +250,7 @@ def test_a_row_of_many_dimensions(tmp_path: Path) -> None:
 def test_a_file_of_several_blocks(tmp_path: Path) -> None:
     samples = [np.full((BLOCK // 4,), row, np.uint8) for row in range(50)]
     index = build(tmp_path / "a.h5", samples, 13)
-    assert index.checksums.size >= 16 * 13
+    assert index.checksums.size >= 13
     assert verify(tmp_path / "a.h5") == []
     assert [bits(sample) for sample in CachedDataset(tmp_path / "a.h5")] == list(map(bits, samples))
 
@@ -404,7 +404,7 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
         from pathlib import Path
         from helpers.cached import build
         from dataloaders.cache.reader import CachedDataset
-        from dataloaders.cache.verify import verify
+        from dataloaders.cache.verification import verify
         print(len(CachedDataset("a.h5")[:]), verify("a.h5"))
         try:
             build(Path("b.h5"), [1])
@@ -419,7 +419,8 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
 
 def test_importing_the_cache_loads_nothing_heavy() -> None:
     source = (
-        "import sys, dataloaders.cache.reader, dataloaders.cache.file, dataloaders.cache.verify\n"
+        "import sys, dataloaders.cache.reader, dataloaders.cache.file\n"
+        "import dataloaders.cache.verification\n"
         "print([n for n in ('h5py', 'PIL', 'torchvision') if n in sys.modules])"
     )
     done = subprocess.run(

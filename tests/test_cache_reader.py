@@ -234,7 +234,7 @@ def test_read_only_media(path: Path, tmp_path: Path) -> None:
         source = f"""
             import os
             from dataloaders.cache.reader import CachedDataset
-            from dataloaders.cache.verify import verify
+            from dataloaders.cache.verification import verify
             import PIL.Image
             if os.getuid() == 0:
                 os.setgroups([])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataloaders.cache.index import BLOCK, HEADER, Index
-from dataloaders.cache.verify import Damage, verify
+from dataloaders.cache.verification import Damage, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, mixed
 
@@ -33,7 +33,7 @@ def what_is_at(index: Index, text: int, offset: int) -> str:
         return "the index: "
     if offset < index.user_block:
         return "the zeros behind the index"
-    places = [("the table of checksums", 1, index.checksums)]
+    places = [("the table of checksums", 4, index.checksums)]
     for column in index.columns:
         for part, dtype, extent in column.parts():
             name = f"column {column.name!r}" + ("" if part == "values" else f" ({part})")
@@ -78,7 +78,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path, whole: tuple[bytes, Index], 
             "user block": lambda: draw.randrange(index.user_block),
             "index": lambda: draw.randrange(HEADER + text),
             "records": lambda: draw.choice(records),
-            "checksums": lambda: index.checksums.offset + draw.randrange(index.checksums.size),
+            "checksums": lambda: index.checksums.offset + draw.randrange(4 * index.checksums.size),
         }[where]()
         damages = flipped(tmp_path / "a.h5", data, offset, draw.randrange(8))
         assert damages, offset

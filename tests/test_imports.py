@@ -108,3 +108,11 @@ def test_the_arrows_go_one_way(level: int, layer: set[str]) -> None:
 def test_the_lowest_files_import_nothing_of_ours(module: str) -> None:
     known = imported(OURS / f"{module}.py", top_level=False)
     assert not [name for name in known if name.startswith(("dataloaders", "."))]
+
+
+def test_public_names_stay_what_they_are_once_their_modules_are_loaded() -> None:
+    import dataloaders.cache as cache
+
+    first = {name: getattr(cache, name) for name in cache.__all__}
+    assert all(callable(value) for value in first.values())
+    assert {name: getattr(cache, name) for name in cache.__all__} == first

@@ -2,16 +2,17 @@
 
     dataset ──cut──> head ──workers──> chunks ──assemble──> train.h5 ──map──> rows ──> tail
 
-    build.py     precompute(): workers, resuming     cut.py        head and tail of a Compose
+    build.py     precompute(), from study to file    cut.py        head and tail of a Compose
     rows.py      samples -> chunks, in workers       study.py      a few samples, read before
+    crew.py      these workers, and their ends       folder.py     what a build has so far
     journal.py   which chunks are finished           lock.py       one builder at a time
     sample.py    a sample: structure and cells       cell.py       one leaf, and its bytes
     chunk.py     some rows as columns                layout.py     the columns of the whole file
     file.py      chunks -> the file                  hdf5.py       makes it HDF5
     index.py     where values stand, without HDF5    checksums.py  of every block of the file
     reader.py    CachedDataset                       columns.py    the leaves of one column
-    verify.py    finds any flipped bit               disk.py       room, sync, sizes
-    estimate.py  size and time, before it starts     fingerprint.py what it is made of
+    verification.py  finds any flipped bit           disk.py       room, sync, sizes
+    estimation.py  size and time, before it starts   fingerprint.py what it is made of
     progress.py  how far a build is                  seeds.py      of samples that are random
 
 Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
@@ -23,23 +24,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataloaders.cache.build import precompute
+    from dataloaders.cache.build import estimate, precompute
+    from dataloaders.cache.estimation import Estimate
     from dataloaders.cache.progress import BuildProgress
     from dataloaders.cache.reader import CachedDataset
-    from dataloaders.cache.verify import verify
+    from dataloaders.cache.verification import verify
 
-__all__ = ["BuildProgress", "CachedDataset", "precompute", "verify"]
+__all__ = ["BuildProgress", "CachedDataset", "Estimate", "estimate", "precompute", "verify"]
 
 _WHERE = {
     "BuildProgress": "progress",
     "CachedDataset": "reader",
+    "Estimate": "estimation",
+    "estimate": "build",
     "precompute": "build",
-    "verify": "verify",
+    "verify": "verification",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # What reads a cache does not load what builds one. (`verify` is a module here as well.)
+    # What reads a cache does not load what builds one. (No module here has the name of a function.)
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.checksums import digests
+from dataloaders.cache.checksums import checksums
 from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.hdf5 import skeleton
 from dataloaders.cache.index import (
@@ -35,6 +37,7 @@ from dataloaders.cache.index import (
 )
 from dataloaders.cache.layout import Layout, Layouts, occupied
 from dataloaders.errors import CacheError
+from dataloaders.workers import usable_cores
 
 __all__ = ["assemble"]
 
@@ -43,6 +46,8 @@ Progress = Callable[[int, int], None]
 _WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
 _TRIES = 10
 _REPORTED = 256  # blocks between two reports of progress
+_PIECE = 4 << 20  # bytes that a thread writes at once
+_WAITING = 32  # such pieces that wait for a thread
 
 
 def assemble(
@@ -126,13 +131,17 @@ def assemble(
     try:
         descriptor = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         try:
-            writer = _Writer(descriptor, progress, file_bytes - user_block, _bytes(index))
-            _write_rows(chunks(), columns, index, writer)
-            if index.failed is not None:
-                writer.write(index.failed[0].offset, numbers)
-                writer.write(index.failed[1].offset, messages)
+            with ThreadPoolExecutor(usable_cores(), "dataloaders-write") as threads:
+                writer = _Writer(
+                    descriptor, threads, progress, file_bytes - user_block + _bytes(index)
+                )
+                _write_rows(chunks(), columns, index, writer)
+                if index.failed is not None:
+                    writer.write(index.failed[0].offset, numbers)
+                    writer.write(index.failed[1].offset, messages)
+                writer.settle()
             index = replace(index, checksums_digest=_write_checksums(index, writer))
-            writer.write(0, np.frombuffer(index.encode(), "|u1"))
+            _write_all(descriptor, 0, index.encode())
             os.fsync(descriptor)
             return Index.parse(descriptor, name)
         finally:
@@ -198,7 +207,7 @@ def _laid_out(
     """
     blocks = 1
     for _ in range(_TRIES):
-        table = {"/checksums": ("|u1", (blocks, DIGEST))}
+        table = {"/checksums": ("<u4", (blocks,))}
         places = skeleton(name, {**datasets, **table}, user_block, attributes)
         needed = -(-(os.path.getsize(name) - user_block) // BLOCK)
         if needed == blocks:
@@ -215,28 +224,47 @@ def _bytes(index: Index) -> int:
     )
 
 
-@dataclass
 class _Writer:
-    """Writes arrays into the file, and says how far it is."""
+    """Writes arrays into the file, in threads, and says how far it is."""
 
-    descriptor: int
-    progress: Progress | None
-    checked: int  # bytes that the checksums are made of, at the end
-    written: int  # bytes of rows
-    done: int = 0
+    def __init__(
+        self, descriptor: int, threads: ThreadPoolExecutor, progress: Progress | None, whole: int
+    ) -> None:
+        self.descriptor = descriptor
+        self._threads = threads
+        self._progress = progress
+        self._whole = whole
+        self._done = 0
+        self._under_way: deque[Future[None]] = deque()
 
     def write(self, offset: int, values: npt.NDArray[Any]) -> None:
-        """Put ``values`` at ``offset``."""
-        left = memoryview(np.ascontiguousarray(values).reshape(-1).view("|u1").data)
-        while left:
-            count = os.pwrite(self.descriptor, left, offset)
-            left, offset = left[count:], offset + count
+        """Have ``values`` put at ``offset``; they must stay as they are until `settle`."""
+        data = memoryview(np.ascontiguousarray(values).reshape(-1).view("|u1").data)
+        for begin in range(0, len(data), _PIECE):
+            # Copying into the page cache lets go of the interpreter's lock.
+            piece = data[begin : begin + _PIECE]
+            written = self._threads.submit(_write_all, self.descriptor, offset + begin, piece)
+            self._under_way.append(written)
+            if len(self._under_way) > _WAITING:
+                self._under_way.popleft().result()
+
+    def settle(self) -> None:
+        """Wait until all is written."""
+        while self._under_way:
+            self._under_way.popleft().result()
 
     def advance(self, count: int) -> None:
         """So many bytes more are done."""
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, self.checked + self.written)
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._whole)
+
+
+def _write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(descriptor, left, offset)
+        left, offset = left[count:], offset + count
 
 
 def _write_rows(
@@ -319,15 +347,15 @@ class _ColumnWriter:
 
 def _write_checksums(index: Index, writer: _Writer) -> str:
     """The digest of the table of checksums, which is written."""
-    start, end = index.user_block, index.file_bytes
-    hole = (index.checksums.offset, index.checksums.offset + index.checksums.size)
-    table = bytearray()
-    for number, digest in enumerate(digests(writer.descriptor, start, end, hole), 1):
-        if digest is None:
+    start, end, place = index.user_block, index.file_bytes, index.checksums
+    table = np.empty(place.size, "<u4")
+    hole = (place.offset, place.offset + table.nbytes)
+    for number, checksum in enumerate(checksums(writer.descriptor, start, end, hole)):
+        if checksum is None:
             raise CacheError("the cache cannot be read while it is written; look at the disk")
-        table += digest
-        if number % _REPORTED == 0:
+        table[number] = checksum
+        if number % _REPORTED == _REPORTED - 1:
             writer.advance(BLOCK * _REPORTED)
     writer.advance((end - start) % (BLOCK * _REPORTED))
-    writer.write(index.checksums.offset, np.frombuffer(table, "|u1"))
-    return blake2b(table, digest_size=DIGEST).hexdigest()
+    _write_all(writer.descriptor, place.offset, table.tobytes())
+    return blake2b(table.tobytes(), digest_size=DIGEST).hexdigest()

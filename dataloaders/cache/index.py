@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
-VERSION = 1
+VERSION = 2
 HEADER = 64
 BLOCK = 1 << 16
-"""Bytes of the file that share a checksum."""
+"""Bytes of the file that share a checksum, which is a crc32."""
 DIGEST = 16
-"""Bytes of a checksum: blake2b, unkeyed."""
+"""Bytes of a digest: blake2b, unkeyed."""
 MOST_FIXED = 31
 """Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
 
@@ -125,8 +125,8 @@ class Index:
         samples: of the dataset that it was built from, those left out included.
         structure: of each sample; None without rows.
         columns: in the order of the sample's leaves.
-        checksums: DIGEST bytes for each BLOCK behind the user block, in uint8 values.
-        checksums_digest: of these bytes, in hexadecimal.
+        checksums: uint32, a crc32 for each BLOCK behind the user block.
+        checksums_digest: of their bytes, in hexadecimal.
         failed: the numbers (uint64) and the messages (JSON, a list) of samples left out; or None.
         fingerprint: of what it was built from.
         head: the transforms whose result it holds, one text a member.
@@ -360,7 +360,7 @@ def _index(found: Any, user_block: int, identity: str, size: int) -> Index:
     if checks["block"] != BLOCK or type(checks["block"]) is not int:
         raise _Malformed(f"checksums.block is {_shown(checks['block'])} and not {BLOCK}")
     blocks = -(-(file_bytes - user_block) // BLOCK)
-    checksums = _extent(checks["values"], "checksums.values", DIGEST * blocks)
+    checksums = _extent(checks["values"], "checksums.values", blocks)
     failed = _failed(fields["failed"], samples - rows)
     fingerprint = fields["fingerprint"]
     if type(fingerprint) is not dict:
@@ -458,7 +458,7 @@ def _failed(found: Any, most: int) -> tuple[Extent, Extent] | None:
 
 def _check_places(index: Index) -> None:
     """Whether each extent is inside the HDF5 part, and none on another one."""
-    places = [("checksums", "|u1", index.checksums)]
+    places = [("checksums", "<u4", index.checksums)]
     for column in index.columns:
         places += [(f"column {_shown(column.name)}: {p}", d, e) for p, d, e in column.parts()]
     if index.failed is not None:

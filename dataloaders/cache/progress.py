@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["BuildProgress"]
+from dataloaders.cache.journal import Record
+
+__all__ = ["BuildProgress", "Pace"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +39,56 @@ class BuildProgress:
     seconds: float
     samples_per_second: float | None
     seconds_left: float | None
+
+    @classmethod
+    def of_records(cls, records: Collection[Record], samples: int, seconds: float) -> BuildProgress:
+        """Of the phase that reads samples: what these records say, and no more."""
+        return cls(
+            phase="compute",
+            waiting=False,
+            samples=samples,
+            samples_done=sum(record.rows + len(record.failed) for record in records),
+            failed=sum(len(record.failed) for record in records),
+            bytes_done=sum(record.bytes for record in records),
+            bytes_expected=0,
+            seconds=seconds,
+            samples_per_second=None,
+            seconds_left=None,
+        )
+
+
+class Pace:
+    """How fast it goes, from when this call began; ``expected`` bytes in all."""
+
+    def __init__(self, samples: int, expected: int) -> None:
+        self._samples = samples
+        self._expected = expected
+        self._started = time.monotonic()
+        self._before: int | None = None
+
+    def computing(self, records: Collection[Record]) -> BuildProgress:
+        """Of the phase that reads samples."""
+        now = self._now(records)
+        if self._before is None:
+            self._before = now.samples_done
+        made = now.samples_done - self._before
+        rate = made / now.seconds if made and now.seconds else None
+        left = (self._samples - now.samples_done) / rate if rate else None
+        return replace(
+            now, bytes_expected=self._expected, samples_per_second=rate, seconds_left=left
+        )
+
+    def assembling(self, records: Collection[Record], done: int, whole: int) -> BuildProgress:
+        """Of the phase that makes the file."""
+        now, done = self._now(records), min(done, whole)
+        return replace(
+            now,
+            phase="assemble",
+            bytes_done=done,
+            bytes_expected=whole,
+            seconds_left=now.seconds * (whole - done) / done if done else None,
+        )
+
+    def _now(self, records: Collection[Record]) -> BuildProgress:
+        seconds = time.monotonic() - self._started
+        return BuildProgress.of_records(records, self._samples, seconds)

@@ -9,8 +9,6 @@ import hashlib
 import json
 import os
 import pickle
-import threading
-import time
 import traceback
 import zlib
 from collections.abc import Sequence
@@ -34,7 +32,6 @@ __all__ = [
     "Chunks",
     "Failure",
     "Job",
-    "end_with",
     "fail",
     "read_row",
 ]
@@ -46,7 +43,6 @@ BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
 _LONGEST_MESSAGE = 1000
-_WATCH_S = 0.2
 
 Row = tuple[int, Structure, list[Cell]]
 
@@ -62,7 +58,8 @@ class Job:
         token: of this builder, in the names of its files. The workers of a builder that was killed
             live on for a moment; theirs have other names.
         rows: samples in a chunk.
-        samples: in all.
+        first: the number in the dataset of the first sample.
+        samples: in all, from that one on.
         skip: whether a sample that fails is left out instead of ending the build.
     """
 
@@ -71,6 +68,7 @@ class Job:
     folder: str
     token: str
     rows: int
+    first: int
     samples: int
     skip: bool
 
@@ -115,26 +113,6 @@ class Failure:
         raise error from _InWorker(f"\n{self.trace}")
 
 
-def end_with(builder: int | None, worker: int) -> None:
-    """Have this worker end soon after the process that builds was killed; its ``worker_init_fn``.
-
-    torch's own watch begins later: of a builder that was killed before, it never hears.
-
-    Args:
-        builder: the process that builds; None if it is not the parent of its workers, whose
-            parent (the fork server) ends with it.
-        worker: its number.
-    """
-    parent = os.getppid() if builder is None else builder
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 class _InWorker(Exception):
     """Shows a worker's traceback above the error itself."""
 
@@ -175,7 +153,7 @@ def read_row(
 
 
 class Chunks(Dataset["Record | Failure"]):
-    """Chunk by number: written to its file when this returns; its record, or why there is none."""
+    """Chunk by number: in its file when this returns; its record, or why there is none."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -202,8 +180,8 @@ class Chunks(Dataset["Record | Failure"]):
         failed: list[tuple[int, str]] = []
         rows: list[Row] = []
         room = PART_BYTES
-        first = number * job.rows
-        for index in range(first, min(first + job.rows, job.samples)):
+        first, end = number * job.rows, min((number + 1) * job.rows, job.samples)
+        for index in range(job.first + first, job.first + end):
             if os.path.exists(job.stop):
                 raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
             seed_for(index)
@@ -261,10 +239,9 @@ class _Writer:
         self._parts.append(size)
 
     def finished(self, number: int, name: str, failed: list[tuple[int, str]]) -> Record:
-        """The record, once the file is on the disk under ``name``."""
+        """The record, once the file has its ``name``; whoever gets it has it synced."""
         structure = ""
         if self._file >= 0:
-            os.fsync(self._file)
             self._path.rename(self._path.with_name(name))
             structure = digest_of(self._structure[1]) if self._structure else ""
         return Record(

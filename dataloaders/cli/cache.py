@@ -149,7 +149,7 @@ def _extract(parsed: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     from dataloaders.cache.disk import size_of
-    from dataloaders.cache.verify import verify
+    from dataloaders.cache.verification import verify
     from dataloaders.cli.progress import ProgressLine
 
     line = ProgressLine(quiet=parsed.quiet)

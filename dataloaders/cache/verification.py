@@ -9,13 +9,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from dataloaders.cache.checksums import digests
+from dataloaders.cache.checksums import checksums
 from dataloaders.cache.index import BLOCK, DIGEST, HEADER, ColumnEntry, Index, open_file
 from dataloaders.errors import CacheError
 
 __all__ = ["Damage", "verify"]
 
 _REPORTED = 256  # blocks between two reports of progress
+_WIDTH = 4  # bytes of a checksum
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,20 @@ def _blocks(
 ) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
     place, size = index.checksums
-    table = os.pread(descriptor, size, place)
+    bytes_of_table = size * _WIDTH
+    table = os.pread(descriptor, bytes_of_table, place)
     whole = blake2b(table, digest_size=DIGEST).hexdigest() == index.checksums_digest
     if not whole:
-        yield Damage(place, size, "the table of checksums")
+        yield Damage(place, bytes_of_table, "the table of checksums")
     parts = _parts(index)
-    for number, digest in enumerate(digests(descriptor, start, end, (place, place + size))):
+    hole = (place, place + bytes_of_table)
+    for number, checksum in enumerate(checksums(descriptor, start, end, hole)):
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
-        if digest != table[number * DIGEST : (number + 1) * DIGEST]:
+        written = int.from_bytes(table[number * _WIDTH : (number + 1) * _WIDTH], "little")
+        if checksum != written:
             what = ", ".join(_what(descriptor, parts, begin, last))
-            if digest is None:
+            if checksum is None:
                 what += " (it cannot be read)"
             elif not whole:
                 what += " (or only its checksum)"
@@ -128,7 +132,7 @@ def _parts(index: Index) -> list[_Part]:
     """What stands where, in the order of the file."""
     found = []
     place, size = index.checksums
-    found.append(_Part(place, place + size, "the table of checksums"))
+    found.append(_Part(place, place + size * _WIDTH, "the table of checksums"))
     for extent, width in zip(index.failed or (), (8, 1), strict=False):
         end = extent.offset + extent.size * width
         found.append(_Part(extent.offset, end, "the list of failed samples"))

@@ -1,0 +1,103 @@
+"""Worker processes that read for a build, and that do not outlive it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["Once", "results"]
+
+_WATCH_S = 0.2
+
+
+@contextmanager
+def results(
+    dataset: Dataset[Any],
+    numbers: list[int],
+    *,
+    num_workers: int,
+    context: Any = None,
+    stop: str | None = None,
+) -> Iterator[Iterator[Any]]:
+    """The samples of ``dataset`` with these numbers, as they are finished; no worker stays.
+
+    Args:
+        dataset: map-style.
+        numbers: of the samples.
+        num_workers: 0: this process; samples are then in order.
+        context: how workers start, as a DataLoader takes it.
+        stop: a file that is made if the block ends with an error, for workers to look at.
+    """
+    if not isinstance(context, BaseContext):
+        context = multiprocessing.get_context(context)
+    ours = context.get_start_method() != "forkserver"
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=numbers,
+        num_workers=num_workers,
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),  # else it draws a seed from the process-wide one
+        worker_init_fn=partial(_end_with, os.getpid() if ours else None),
+        multiprocessing_context=context if num_workers else None,
+        in_order=not num_workers,
+    )
+    samples = iter(loader)
+    try:
+        yield samples
+    except BaseException:
+        if stop is not None:
+            with suppress(OSError):  # then they end with their chunks
+                Path(stop).touch()
+        raise
+    finally:
+        # Not left to the collector: an error's traceback holds the iterator, and its workers
+        # would go on writing after the lock is given back.
+        shutdown = getattr(samples, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+class Once(Dataset[Any]):
+    """A function's result as the only sample."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __getitem__(self, index: int) -> Any:
+        return self._function()
+
+
+def _end_with(builder: int | None, worker: int) -> None:
+    """Have this worker end soon after the process that builds was killed; its ``worker_init_fn``.
+
+    torch's own watch begins later: of a builder that was killed before, it never hears.
+
+    Args:
+        builder: the process that builds; None if it is not the parent of its workers, whose
+            parent (the fork server) ends with it.
+        worker: its number.
+    """
+    parent = os.getppid() if builder is None else builder
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

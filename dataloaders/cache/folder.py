@@ -1,0 +1,285 @@
+"""The folder in which a file is built: what it is a build of, its chunks, and what is to go.
+
+    train.h5.building/  lock, builder     who builds                        lock.py
+                        build.json        what it is a build of
+                        journal           which chunks are finished         journal.py
+                        chunk-000017.5e1f                                   rows.py
+                        assembled         the file itself, until it is renamed
+
+All but `is_leftover` and `progress_of_others` is for whoever holds the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.disk import sync_folder, writing
+from dataloaders.cache.fingerprint import changes
+from dataloaders.cache.journal import Journal, Record, read_journal
+from dataloaders.cache.progress import BuildProgress
+from dataloaders.errors import CacheError
+from dataloaders.workers import usable_cores
+
+__all__ = ["BuildFolder", "building_folder"]
+
+_FORMAT = 2
+_VERIFIED_AT_START = 4
+_LOCK = ("lock", "builder")
+
+
+def building_folder(path: str | os.PathLike[str]) -> Path:
+    """Where the file at ``path`` is built."""
+    target = Path(os.path.realpath(path))
+    return target.with_name(target.name + ".building")
+
+
+class BuildFolder:
+    """What there is of the build of one file."""
+
+    def __init__(self, target: Path) -> None:
+        self.path = building_folder(target)
+        self.assembled = self.path / "assembled"
+        self._target = target
+        self._settings = self.path / "build.json"
+        self._journal: Journal | None = None
+        self._new: set[int] = set()
+
+    # What it is a build of
+
+    def settle(
+        self,
+        fingerprint: Mapping[str, Any],
+        rows: int | None,
+        *,
+        overwrite: bool,
+        default_rows: Callable[[], int],
+    ) -> int:
+        """Have a folder that is a build of this, its journal open; the rows of a chunk.
+
+        Args:
+            fingerprint: of what is built.
+            rows: of a chunk; None: as it was begun.
+            overwrite: whether a build of something else is begun anew.
+            default_rows: the rows of a chunk, where there is no build to go on with.
+
+        Raises:
+            CacheError: it is an unfinished build of something else; or the disk is full.
+        """
+        now = {"format": _FORMAT, **fingerprint}
+        if self._settings.exists():
+            before = _loaded(self._settings)
+            changed = ["it cannot be read"]
+            if before is not None:
+                begun = before.pop("rows")
+                changed = changes(before, now)
+                if rows not in (None, begun):
+                    changed.append(f"rows: {begun} when it was begun, {rows} now")
+                rows = rows if changed else begun
+            if changed and not overwrite:
+                raise CacheError(
+                    f"{self.path} holds an unfinished build of something else; "
+                    f"{'; '.join(changed)}. Pass overwrite=True to begin anew, or give what it was "
+                    "begun with to go on"
+                )
+            if changed:
+                self.wipe()
+        rows = rows or default_rows()
+        if not self._settings.exists():
+            self.wipe()
+            text = json.dumps({**now, "rows": rows}, indent=1, sort_keys=True)
+            with writing(self.path):
+                _write_whole(self._settings, text.encode())
+        with writing(self.path):
+            self._journal = Journal(self.path / "journal")
+            # Before the file that it speaks of is swept away: else it would look as if in place.
+            self._journal.set_assembled(False)
+            sync_folder(self.path)
+        return rows
+
+    # Chunks
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its journal is."""
+        return self._journal is not None
+
+    @property
+    def records(self) -> Collection[Record]:
+        """Of the finished chunks."""
+        return () if self._journal is None else self._journal.records.values()
+
+    def samples_kept(self) -> int:
+        """How many samples are finished, those left out included; also before `settle`."""
+        records = self.records if self.is_open else self._read().values()
+        return sum(record.rows + len(record.failed) for record in records)
+
+    def has(self, chunk: int) -> bool:
+        """Whether this chunk is finished."""
+        return chunk in self._opened.records
+
+    def keep(self, record: Record) -> None:
+        """Have a chunk that was just written survive whatever happens.
+
+        Raises:
+            CacheError: the disk is full.
+        """
+        with writing(self.path):
+            if record.file:
+                _sync(self.path / record.file)
+            sync_folder(self.path)  # the chunk's name, before the line that relies on it
+            self._opened.append(record)
+        self._new.add(record.chunk)
+
+    def drop_bad(self, *, with_failures: bool) -> None:
+        """Forget chunks whose files are not what the journal says; of most, the size tells.
+
+        Args:
+            with_failures: also those that samples were left out of.
+        """
+        newest = [record.chunk for record in self.records][-_VERIFIED_AT_START:]
+        for record in list(self.records):
+            path = self.path / record.file
+            good = not record.file or (path.is_file() and path.stat().st_size == record.bytes)
+            if good and record.file and record.chunk in newest:
+                good = self._is_good(record)
+            if not good or (record.failed and with_failures):
+                self._opened.forget(record.chunk)
+
+    def drop_damaged(self) -> bool:
+        """Forget chunks of earlier calls whose files are not, to the bit, what was written then.
+
+        Returns:
+            Whether there were any.
+        """
+        old = [record for record in self.records if record.file and record.chunk not in self._new]
+        with ThreadPoolExecutor(usable_cores()) as threads:  # crc32 lets go of the interpreter
+            good = list(threads.map(self._is_good, old))
+        damaged = [record.chunk for record, fine in zip(old, good, strict=True) if not fine]
+        for chunk in damaged:
+            self._opened.forget(chunk)
+        return bool(damaged)
+
+    def chunks(self, records: Iterable[Record]) -> Iterator[Chunk]:
+        """The chunks of these records, in their order, as views of their files."""
+        for record in records:
+            if not record.file:
+                continue
+            data, begin = self._mapped(record), 0
+            for size in record.parts:
+                yield Chunk.from_buffer(data[begin : begin + size])
+                begin += size
+
+    def put_in_place(self) -> None:
+        """Rename `assembled`, which is whole and on the disk, to the file's own name."""
+        sync_folder(self.path)
+        self._opened.set_assembled(True)
+        self.assembled.rename(self._target)
+        sync_folder(self._target.parent)
+
+    def drop_assembled(self) -> None:
+        """Remove `assembled`, unless it is whole: the chunks are what is kept."""
+        if not self._opened.assembled:
+            self.assembled.unlink(missing_ok=True)
+
+    def _read(self) -> dict[int, Record]:
+        if not self._settings.exists():
+            return {}
+        return read_journal(self.path / "journal").records
+
+    @property
+    def _opened(self) -> Journal:
+        assert self._journal is not None
+        return self._journal
+
+    def _is_good(self, record: Record) -> bool:
+        try:
+            data = self._mapped(record)
+        except (OSError, ValueError):  # ValueError: it is empty
+            return False
+        return len(data) == record.bytes and f"{zlib.crc32(data):08x}" == record.digest
+
+    def _mapped(self, record: Record) -> memoryview:
+        with open(self.path / record.file, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    # Endings
+
+    def is_leftover(self) -> bool:
+        """Whether the file is finished and in place, and only the folder was left."""
+        if not self._settings.exists():
+            return True
+        entries = read_journal(self.path / "journal")
+        return entries.assembled and not self.assembled.exists()
+
+    def is_empty(self) -> bool:
+        """Whether nothing but the lock is in it."""
+        return all(path.name in _LOCK for path in self.path.iterdir())
+
+    def sweep(self) -> None:
+        """Remove the files that no record names: of builders and workers that were killed."""
+        keep = {*_LOCK, "build.json", "journal", *(record.file for record in self.records)}
+        for path in self.path.iterdir():
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def wipe(self) -> None:
+        """Remove all but the lock: first what says that there is a build."""
+        self.close()
+        self._settings.unlink(missing_ok=True)
+        for path in self.path.iterdir():
+            if path.name not in _LOCK:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    # For those who wait
+
+    def progress_of_others(self, seconds: float) -> BuildProgress:
+        """How far the build is that somebody else does; waited for since so many ``seconds``."""
+        settings = _loaded(self._settings) or {}
+        records = self._read().values()
+        progress = BuildProgress.of_records(records, int(settings.get("length", 0)), seconds)
+        if self.assembled.exists():
+            progress = replace(progress, phase="assemble")
+        return replace(progress, waiting=True)
+
+
+def _loaded(path: Path) -> dict[str, Any] | None:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    good = isinstance(values, dict) and isinstance(values.get("rows"), int) and values["rows"] > 0
+    return values if good else None
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write ``path`` so that it is there whole or not at all, whatever happens."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
