@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import assemble
+from dataloaders.cache.file import About, assemble
 from dataloaders.cache.index import BLOCK, Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
@@ -280,7 +280,7 @@ def test_one_chunk_is_held_at_a_time(tmp_path: Path) -> None:
             del chunk
 
     alive.append(0)
-    assemble(chunks, tmp_path / "a.h5", samples=20)
+    assemble(chunks, tmp_path / "a.h5", About(20))
     assert list(CachedDataset(tmp_path / "a.h5")) == list(range(20))
 
 
@@ -298,10 +298,10 @@ def test_chunks_that_do_not_belong_together(tmp_path: Path) -> None:
 def test_chunks_that_change_between_the_passes(tmp_path: Path) -> None:
     passes = iter([[1, 2, 3], [1, 2]])
     with pytest.raises(CacheError, match="others when they were read for the second time"):
-        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", samples=3)
+        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", About(3))
     passes = iter([["a", "b"], ["a", "bcdefgh"]])
     with pytest.raises(CacheError, match="second time"):
-        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", samples=3)
+        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", About(3))
     with pytest.raises(CacheError, match="no finished cache"):
         CachedDataset(tmp_path / "a.h5")
 
@@ -314,7 +314,7 @@ def test_failed_samples_that_cannot_be(
     tmp_path: Path, length: int, failed: list[tuple[int, str]]
 ) -> None:
     with pytest.raises(CacheError, match="cannot be those of"):
-        assemble(chunks_of([1, 2]), tmp_path / "a.h5", samples=length, failed=failed)
+        assemble(chunks_of([1, 2]), tmp_path / "a.h5", About(length, failed))
 
 
 def test_a_fingerprint_that_is_no_json(tmp_path: Path) -> None:

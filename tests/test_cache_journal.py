@@ -22,6 +22,7 @@ RECORDS = st.builds(
     parts=st.lists(st.integers(0, 2**40), max_size=3).map(tuple),
     digest=st.text("0123456789abcdef", min_size=32, max_size=32),
     structure=st.text("0123456789abcdef", max_size=16),
+    placed=st.integers(0, 2**40),
     failed=st.lists(st.tuples(st.integers(0, 2**40), st.text(max_size=20)), max_size=3).map(tuple),
 )
 SAME_FOLDER = settings(
@@ -91,10 +92,10 @@ def test_that_the_file_is_assembled_is_said_and_taken_back(tmp_path: Path) -> No
     record = Record(0, "chunk", 1, (8,), "00" * 16, "")
     journal = Journal(path)
     journal.append(record)
-    journal.set_assembled(True)
-    assert read_journal(path).assembled
-    journal.set_assembled(False)
-    journal.set_assembled(False)
+    journal.set_assembled("whole")
+    assert read_journal(path).assembled == "whole"
+    journal.set_assembled("")
+    journal.set_assembled("")
     journal.close()
     assert not read_journal(path).assembled
     assert path.read_bytes().count(b"\n") == 3

@@ -9,6 +9,7 @@
     sample.py    a sample: structure and cells       cell.py       one leaf, and its bytes
     chunk.py     some rows as columns                layout.py     the columns of the whole file
     file.py      chunks -> the file                  hdf5.py       makes it HDF5
+    placing.py   values written once, where they stand
     index.py     where values stand, without HDF5    checksums.py  of every block of the file
     reader.py    CachedDataset                       columns.py    the leaves of one column
     verification.py  finds any flipped bit           disk.py       room, sync, sizes

@@ -33,12 +33,15 @@ from dataloaders.cache.fingerprint import fingerprint_of, length_of
 from dataloaders.cache.folder import BuildFolder, building_folder
 from dataloaders.cache.journal import Record
 from dataloaders.cache.lock import BuildLock, builder_of
+from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Chunks, Failure, Job
 from dataloaders.cache.study import Findings, Study
 from dataloaders.errors import CacheError, MissingDependency, OptionError, add_note
 
 if TYPE_CHECKING:
+    from dataloaders.cache.file import About
+    from dataloaders.cache.index import Index
     from dataloaders.cache.reader import CachedDataset
 
 __all__ = ["BuildProgress", "Estimate", "building_folder", "estimate", "precompute"]
@@ -237,6 +240,7 @@ class _Builder:
             samples=len(self._part),
             num_workers=self._known.workers,
             rows=self._options.rows or self._rows_by_size(),
+            placed=self._is_placeable,
         )
 
     def _rows_by_size(self) -> int:
@@ -296,14 +300,51 @@ class _Builder:
         folder.drop_bad(with_failures=not options.skip)
         folder.sweep()
         told = replace(self.estimate(), rows=rows)
-        refuse_small_disk(told, folder.path.parent, sum(record.bytes for record in folder.records))
+        kept = sum(record.bytes + record.placed for record in folder.records)
+        refuse_small_disk(told, folder.path.parent, kept)
         options.announce(told)
+        if self._is_placeable:
+            folder.place(self._laid_out)
         token = os.urandom(4).hex()
         self._compute(told, token)
         if folder.drop_damaged():
             self._compute(told, token)
         self._refuse_nothing_left()
         self._assemble()
+
+    @property
+    def _is_placeable(self) -> bool:
+        # What is drawn anew each time must not be written by two: a killed builder's workers live
+        # on for a moment.
+        found = self._known.found
+        return not found.random and placeable(found.layouts, len(self._part))
+
+    def _laid_out(self, path: Path) -> Index:
+        from dataloaders.cache.file import lay_out
+
+        layouts = self._known.found.layouts
+        assert layouts is not None
+        return lay_out(path, layouts, self._about(), len(self._part))
+
+    def _about(self) -> About:
+        from dataloaders.cache.file import About
+
+        failed = [
+            (index - self._part.start, why)
+            for record in self._in_order()
+            for index, why in record.failed
+        ]
+        known = self._known
+        return About(
+            samples=len(self._part),
+            failed=failed,
+            fingerprint=known.fingerprint,
+            head=known.cut.head,
+            tail=known.cut.tail,
+        )
+
+    def _in_order(self) -> list[Record]:
+        return sorted(self.folder.records, key=lambda record: record.chunk)
 
     def _compute(self, told: Estimate, token: str) -> None:
         folder, options = self.folder, self._options
@@ -316,6 +357,7 @@ class _Builder:
             first=self._part.start,
             samples=len(self._part),
             skip=options.skip,
+            placement=None if folder.placed is None else folder.placed.placement,
         )
         chunks = Chunks(job)
         missing = [number for number in range(len(chunks)) if not folder.has(number)]
@@ -355,33 +397,33 @@ class _Builder:
             )
 
     def _assemble(self) -> None:
-        from dataloaders.cache.file import assemble
+        from dataloaders.cache.file import assemble, fill, layouts_of
 
-        folder, known = self.folder, self._known
-        records = sorted(folder.records, key=lambda record: record.chunk)
+        folder, records, about = self.folder, self._in_order(), self._about()
         pace = Pace(len(self._part), 0)
-        try:
-            with writing(folder.path):
-                assemble(
-                    lambda: folder.chunks(records),
-                    folder.assembled,
-                    samples=len(self._part),
-                    failed=[
-                        (index - self._part.start, why)
-                        for record in records
-                        for index, why in record.failed
-                    ],
-                    fingerprint=known.fingerprint,
-                    head=known.cut.head,
-                    tail=known.cut.tail,
-                    progress=lambda done, whole: self._options.report(
-                        pace.assembling(records, done, whole)
-                    ),
-                )
-                folder.put_in_place()
-        except BaseException:
-            folder.drop_assembled()
-            raise
+
+        def report(done: int, whole: int) -> None:
+            self._options.report(pace.assembling(records, done, whole))
+
+        placed = folder.placed
+        with writing(folder.path):
+            # It may have small columns in it, of a call that was killed here: they are the same.
+            if (
+                placed is not None
+                and all(record.placed for record in records)
+                and placed.is_as(layouts_of(folder.chunks(records)))
+            ):
+                there = placed.placement.columns
+                chunks = folder.chunks(records)
+                fill(chunks, placed.path, placed.index, about, there=there, progress=report)
+                folder.put_in_place(placed.path)
+                return
+            try:
+                assemble(lambda: folder.chunks(records), folder.assembled, about, progress=report)
+                folder.put_in_place(folder.assembled)
+            except BaseException:
+                folder.drop_assembled()
+                raise
 
     # Endings
 

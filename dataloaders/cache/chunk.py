@@ -4,14 +4,14 @@
 
 A column's values stand one row after the other. Rows of a column share a type; their kind
 (``int``, ``image:RGB``, ``none``) and shape may differ, which `Column.codes` and `Column.shapes`
-say row by row.
+say row by row. Of a column whose values stand elsewhere (placing.py) there is nothing in the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,14 @@ class Chunk:
     rows: int
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, Structure, Sequence[Cell]]]) -> Chunk | None:
+    def of(
+        cls,
+        rows: Iterable[tuple[int, Structure, Sequence[Cell]]],
+        elsewhere: Collection[int] = (),
+    ) -> Chunk | None:
         """The chunk of these rows: (number, for messages; structure; cells). None without rows.
+
+        Of the columns with the numbers ``elsewhere`` it has no rows.
 
         Raises:
             CacheError: rows that cannot stand in one column; the message names them.
@@ -89,8 +95,8 @@ class Chunk:
             return None
         names = column_names(structure)
         columns = tuple(
-            _column(name, [cells[position] for cells in table], numbers)
-            for position, name in enumerate(names)
+            _column(name, [cells[n] for cells in table if n not in elsewhere], numbers)
+            for n, name in enumerate(names)
         )
         return cls(structure, columns, len(table))
 
@@ -103,6 +109,7 @@ class Chunk:
                 {
                     "dtype": column.dtype,
                     "variants": [list(variant) for variant in column.variants],
+                    "rows": len(column.codes),
                     "dimensions": column.shapes.shape[1],
                     "values": len(column.values),
                 }
@@ -116,6 +123,11 @@ class Chunk:
                 parts.append(np.ascontiguousarray(array).reshape(-1).view("|u1").data)
         return parts
 
+    def completed(self, columns: Mapping[int, Column]) -> Chunk:
+        """The same rows with these columns, by number, in place of those that it has."""
+        found = tuple(columns.get(n, column) for n, column in enumerate(self.columns))
+        return replace(self, columns=found)
+
     @classmethod
     def from_buffer(cls, data: bytes | memoryview) -> Chunk:
         """The chunk of which ``data`` is the file; its arrays are views of ``data``.
@@ -126,7 +138,7 @@ class Chunk:
             raise CacheError("this is no file of a cache that is being built")
         size = int.from_bytes(data[8:16], "little")
         header = json.loads(bytes(data[16 : 16 + size]))
-        position, rows = 16 + size, header["rows"]
+        position = 16 + size
         columns = []
 
         def take(dtype: str, count: int) -> npt.NDArray[Any]:
@@ -138,19 +150,20 @@ class Chunk:
             return array
 
         for each in header["columns"]:
-            codes = take("|u1", rows)
-            shapes = take("<u8", rows * each["dimensions"]).reshape(rows, each["dimensions"])
+            codes = take("|u1", each["rows"])
+            shapes = take("<u8", each["rows"] * each["dimensions"])
+            shapes = shapes.reshape(each["rows"], each["dimensions"])
             values = take(each["dtype"], each["values"])
             variants = tuple((kind, dimensions) for kind, dimensions in each["variants"])
             columns.append(Column(each["dtype"], variants, codes, shapes, values))
-        return cls(header["structure"], tuple(columns), rows)
+        return cls(header["structure"], tuple(columns), header["rows"])
 
 
 def _column(name: str, cells: list[Cell], numbers: list[int]) -> Column:
     dtype, dtype_of = "|u1", -1
     variants: dict[Variant, int] = {}
     codes = np.empty(len(cells), np.uint8)
-    dimensions = max(0 if cell.kind == "none" else cell.values.ndim for cell in cells)
+    dimensions = max((cell.values.ndim for cell in cells if cell.kind != "none"), default=0)
     shapes = np.zeros((len(cells), dimensions), np.uint64)
     for row, cell in enumerate(cells):
         found = cell.values.dtype.str

@@ -31,7 +31,8 @@ class Estimate:
         bytes: of the finished file.
         low_bytes: what it will hardly be smaller than: the same less two standard errors.
         seconds: of the phase that reads the samples, with these workers.
-        disk_needed: bytes, at once: the chunks and the file that is made of them.
+        disk_needed: bytes, at once. Where rows are of one shape, those of the file; else twice
+            that, for the chunks and the file that is made of them.
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: none but this one.
         rows: samples in a chunk, which is what an interruption loses of each worker.
@@ -65,9 +66,9 @@ def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:
 
 
 def estimate_of(
-    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int
+    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int, placed: bool
 ) -> Estimate:
-    """What building in ``folder`` will take; nothing of it has been written yet."""
+    """What building in ``folder`` will take; ``placed``: without writing anything twice."""
     mean = _mean(found.bytes)
     spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
     low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
@@ -77,7 +78,7 @@ def estimate_of(
         bytes=round(mean * samples),
         low_bytes=round(low * samples),
         seconds=_seconds(found) * samples / busy,
-        disk_needed=2 * round(mean * samples),
+        disk_needed=(1 if placed else 2) * round(mean * samples),
         disk_free=free_bytes(folder),
         num_workers=num_workers,
         rows=rows,
@@ -88,16 +89,18 @@ def refuse_small_disk(estimate: Estimate, folder: Path, written: int) -> None:
     """Nothing if there is room.
 
     Args:
-        written: bytes of chunks that are there already.
+        written: bytes that are there already.
 
     Raises:
         CacheError: there is hardly room; says how much is needed and how much is free.
     """
-    needed = 2 * estimate.low_bytes - written
+    twice = estimate.disk_needed > estimate.bytes
+    needed = (2 if twice else 1) * estimate.low_bytes - written
     if needed > estimate.disk_free:
+        meanwhile = ", and twice that while the file is made of its parts" if twice else ""
         raise CacheError(
-            f"{estimate.samples} samples will take about {size_of(estimate.bytes)}, and twice that "
-            f"while the file is made of its parts: {size_of(max(needed, 0))} more are needed and "
+            f"{estimate.samples} samples will take about {size_of(estimate.bytes)}{meanwhile}: "
+            f"{size_of(max(needed, 0))} more are needed and "
             f"{size_of(estimate.disk_free)} are free in {folder}; make room, give a path on "
             "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
         )

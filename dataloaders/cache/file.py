@@ -12,9 +12,9 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +39,7 @@ from dataloaders.cache.layout import Layout, Layouts, occupied
 from dataloaders.errors import CacheError
 from dataloaders.workers import usable_cores
 
-__all__ = ["assemble"]
+__all__ = ["About", "assemble", "fill", "lay_out", "layouts_of"]
 
 Progress = Callable[[int, int], None]
 
@@ -50,15 +50,30 @@ _PIECE = 4 << 20  # bytes that a thread writes at once
 _WAITING = 32  # such pieces that wait for a thread
 
 
+@dataclass(frozen=True)
+class About:
+    """What a file says besides its rows.
+
+    Attributes:
+        samples: length of the dataset.
+        failed: number and message of each sample that was left out, in order.
+        fingerprint: of the dataset and what it stands on, as JSON has it.
+        head: the transforms whose result the rows are.
+        tail: those that are still to be applied.
+    """
+
+    samples: int
+    failed: Sequence[tuple[int, str]] = ()
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    head: Sequence[str] = ()
+    tail: Sequence[str] = ()
+
+
 def assemble(
     chunks: Callable[[], Iterator[Chunk]],
     path: str | os.PathLike[str],
+    about: About,
     *,
-    samples: int,
-    failed: Sequence[tuple[int, str]] = (),
-    fingerprint: Mapping[str, Any] | None = None,
-    head: Sequence[str] = (),
-    tail: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Index:
     """The index of the cache that is written to ``path``, which it replaces, and synced.
@@ -68,77 +83,122 @@ def assemble(
     Args:
         chunks: called twice; gives the chunks in order, each of which is let go before the next.
         path: of the file. It is written in place: rename it afterwards.
-        samples: length of the dataset.
-        failed: number and message of each sample that was left out, in order.
-        fingerprint: of the dataset and what it stands on, as JSON has it.
-        head: the transforms whose result the rows are.
-        tail: those that are still to be applied.
+        about: what it says of itself.
         progress: called with the bytes written and checked so far, and those in all.
 
     Raises:
         CacheError: the rows do not belong into one file, or it cannot be written.
         MissingDependency: h5py is not installed.
     """
-    name = str(Path(path))
+    index = lay_out(path, layouts_of(chunks()), about)
+    return fill(chunks(), path, index, about, progress=progress)
+
+
+def layouts_of(chunks: Iterator[Chunk]) -> Layouts:
+    """What these chunks have in common.
+
+    Raises:
+        CacheError: their rows do not belong into one file.
+    """
     layouts = Layouts()
-    for chunk in chunks():
+    for chunk in chunks:
         layouts.add(chunk)
         del chunk
-    rows, columns = layouts.rows, layouts.done()
-    _check_failed(failed, samples, rows)
-    numbers = np.array([row for row, _ in failed], "<u8")
-    messages = np.frombuffer(json.dumps([text for _, text in failed]).encode("ascii"), "|u1")
+    return layouts
 
+
+def lay_out(
+    path: str | os.PathLike[str], layouts: Layouts, about: About, rows: int | None = None
+) -> Index:
+    """The index, but for the checksums, of the file that is made at ``path`` without any values.
+
+    Args:
+        path: of the file, which is replaced.
+        layouts: of its rows.
+        about: what it says of itself.
+        rows: how many there will be, if those to come are like those of ``layouts``.
+
+    Raises:
+        CacheError: it cannot be written.
+        MissingDependency: h5py is not installed.
+    """
+    name = str(Path(path))
+    columns = layouts.done(rows)
+    rows = layouts.rows if rows is None else rows
+    _check_failed(about.failed, about.samples, rows)
+    numbers, messages = _failures(about)
     index = Index(
         user_block=0,
         file_bytes=_WIDEST.size,
         rows=rows,
-        samples=samples,
+        samples=about.samples,
         structure=layouts.structure,
         columns=tuple(_entry(column, rows, {}) for column in columns),
         checksums=_WIDEST,
         checksums_digest="0" * 2 * DIGEST,
-        failed=(_WIDEST, _WIDEST) if failed else None,
-        fingerprint=dict(fingerprint or {}),
-        head=tuple(head),
-        tail=tuple(tail),
+        failed=(_WIDEST, _WIDEST) if about.failed else None,
+        fingerprint=dict(about.fingerprint),
+        head=tuple(about.head),
+        tail=tuple(about.tail),
     )
     user_block = block_for(len(index.text()))
     datasets = {
-        f"{_path(column)}{part}": found
+        f"{_path(column.name)}{part}": found
         for column in columns
         for part, found in _named(column, rows).items()
     }
-    if failed:
+    if about.failed:
         datasets["/failed/rows"] = ("<u8", numbers.shape)
         datasets["/failed/messages"] = ("|u1", messages.shape)
     attributes: dict[str, dict[str, str | int]] = {
         "/": {"format": "dataloaders cache", "version": VERSION, "rows": rows}
     }
     for column in columns:
-        attributes[_path(column)] = {"kinds": " ".join(kind for kind, _ in column.variants)}
+        attributes[_path(column.name)] = {"kinds": " ".join(kind for kind, _ in column.variants)}
     places = _laid_out(name, datasets, user_block, attributes)
-
-    file_bytes = os.path.getsize(name)
-    index = replace(
+    return replace(
         index,
         user_block=user_block,
-        file_bytes=file_bytes,
+        file_bytes=os.path.getsize(name),
         columns=tuple(_entry(column, rows, places) for column in columns),
         checksums=places["/checksums"],
-        failed=(places["/failed/rows"], places["/failed/messages"]) if failed else None,
+        failed=(places["/failed/rows"], places["/failed/messages"]) if about.failed else None,
     )
+
+
+def fill(
+    chunks: Iterator[Chunk],
+    path: str | os.PathLike[str],
+    index: Index,
+    about: About,
+    *,
+    there: Collection[int] = (),
+    progress: Progress | None = None,
+) -> Index:
+    """The index, whole, of the file at ``path`` that was laid out, and is now written and synced.
+
+    Args:
+        chunks: all rows, in order.
+        path: of the file.
+        index: as `lay_out` gave it.
+        about: the same as there.
+        there: numbers of columns whose values stand in the file already.
+        progress: called with the bytes written and checked so far, and those in all.
+
+    Raises:
+        CacheError: it cannot be written.
+    """
+    name = str(Path(path))
     try:
         descriptor = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         try:
             with ThreadPoolExecutor(usable_cores(), "dataloaders-write") as threads:
-                writer = _Writer(
-                    descriptor, threads, progress, file_bytes - user_block + _bytes(index)
-                )
-                _write_rows(chunks(), columns, index, writer)
+                whole = index.file_bytes - index.user_block + _bytes(index, there)
+                writer = _Writer(descriptor, threads, progress, whole)
+                _write_rows(chunks, index, there, writer)
                 if index.failed is not None:
-                    writer.write(index.failed[0].offset, numbers)
-                    writer.write(index.failed[1].offset, messages)
+                    for extent, values in zip(index.failed, _failures(about), strict=True):
+                        writer.write(extent.offset, values)
                 writer.settle()
             index = replace(index, checksums_digest=_write_checksums(index, writer))
             _write_all(descriptor, 0, index.encode())
@@ -148,9 +208,16 @@ def assemble(
             os.close(descriptor)
     except OSError as error:
         raise CacheError(
-            f"the cache {name} of {file_bytes} bytes cannot be written: {error.strerror}; make "
-            "room, or give a path elsewhere"
+            f"the cache {name} of {index.file_bytes} bytes cannot be written: {error.strerror}; "
+            "make room, or give a path elsewhere"
         ) from error
+
+
+def _failures(about: About) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The numbers of the samples that were left out, and their messages as JSON."""
+    numbers = np.array([row for row, _ in about.failed], "<u8")
+    text = json.dumps([text for _, text in about.failed]).encode("ascii")
+    return numbers, np.frombuffer(text, "|u1")
 
 
 def _check_failed(failed: Sequence[tuple[int, str]], samples: int, rows: int) -> None:
@@ -170,12 +237,12 @@ def _named(layout: Layout, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {f"/{part}": each for part, each in found.items()}
 
 
-def _path(layout: Layout) -> str:
-    return f"/columns/{layout.name}"
+def _path(column: str) -> str:
+    return f"/columns/{column}"
 
 
 def _entry(layout: Layout, rows: int, places: Mapping[str, Extent]) -> ColumnEntry:
-    path, named, found = _path(layout), _named(layout, rows), layout.datasets(rows)
+    path, named, found = _path(layout.name), _named(layout, rows), layout.datasets(rows)
 
     def place(part: str) -> Extent | None:
         if part not in found:
@@ -216,11 +283,13 @@ def _laid_out(
     raise CacheError(f"the cache {name} cannot be laid out: its checksums do not fit its length")
 
 
-def _bytes(index: Index) -> int:
+def _bytes(index: Index, there: Collection[int]) -> int:
+    """Of all columns but these."""
     return sum(
         extent.size * np.dtype(dtype).itemsize
-        for column in index.columns
+        for number, column in enumerate(index.columns)
         for _, dtype, extent in column.parts()
+        if number not in there
     )
 
 
@@ -268,28 +337,28 @@ def _write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
 
 
 def _write_rows(
-    chunks: Iterator[Chunk], layouts: Sequence[Layout], index: Index, writer: _Writer
+    chunks: Iterator[Chunk], index: Index, there: Collection[int], writer: _Writer
 ) -> None:
-    columns = [
-        _ColumnWriter(layout, entry, writer)
-        for layout, entry in zip(layouts, index.columns, strict=True)
-    ]
+    columns = {
+        number: _ColumnWriter(entry, writer)
+        for number, entry in enumerate(index.columns)
+        if number not in there
+    }
     rows = 0
     for chunk in chunks:
         rows += chunk.rows
         if rows > index.rows or chunk.structure != index.structure:
             break
-        for column, values in zip(columns, chunk.columns, strict=True):
-            column.write(values)
-        writer.advance(sum(column.taken() for column in columns))
+        for number, column in columns.items():
+            column.write(chunk.columns[number])
+        writer.advance(sum(column.taken() for column in columns.values()))
         del chunk
-    if rows != index.rows or any(not column.complete(rows) for column in columns):
+    if rows != index.rows or any(not column.complete(rows) for column in columns.values()):
         raise CacheError("the chunks were others when they were read for the second time")
 
 
 class _ColumnWriter:
-    def __init__(self, layout: Layout, entry: ColumnEntry, writer: _Writer) -> None:
-        self.layout = layout
+    def __init__(self, entry: ColumnEntry, writer: _Writer) -> None:
         self.entry = entry
         self.writer = writer
         self.rows = 0

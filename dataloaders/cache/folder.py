@@ -4,7 +4,9 @@
                         build.json        what it is a build of
                         journal           which chunks are finished         journal.py
                         chunk-000017.5e1f                                   rows.py
-                        assembled         the file itself, until it is renamed
+                        placed.5e1f       the file itself, filled meanwhile    placing.py
+                        placing.json      where things stand in it
+                        assembled         the file itself, made of chunks at the end
 
 All but `is_leftover` and `progress_of_others` is for whoever holds the lock.
 """
@@ -24,8 +26,11 @@ from typing import Any
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.disk import sync_folder, writing
 from dataloaders.cache.fingerprint import changes
+from dataloaders.cache.index import Index
 from dataloaders.cache.journal import Journal, Record, read_journal
+from dataloaders.cache.placing import Placed
 from dataloaders.cache.progress import BuildProgress
+from dataloaders.cache.rows import digest_text
 from dataloaders.errors import CacheError
 from dataloaders.workers import usable_cores
 
@@ -48,10 +53,12 @@ class BuildFolder:
     def __init__(self, target: Path) -> None:
         self.path = building_folder(target)
         self.assembled = self.path / "assembled"
+        self.placed: Placed | None = None
         self._target = target
         self._settings = self.path / "build.json"
         self._journal: Journal | None = None
         self._new: set[int] = set()
+        self._rows = 0
 
     # What it is a build of
 
@@ -101,9 +108,26 @@ class BuildFolder:
         with writing(self.path):
             self._journal = Journal(self.path / "journal")
             # Before the file that it speaks of is swept away: else it would look as if in place.
-            self._journal.set_assembled(False)
+            self._journal.set_assembled("")
             sync_folder(self.path)
+        self._rows = rows
         return rows
+
+    def place(self, laid_out: Callable[[Path], Index]) -> Placed:
+        """The file in which large columns get their places at once, now `placed`.
+
+        Args:
+            laid_out: makes it, if there is none yet, and gives its index.
+        """
+        settings = self.path / "placing.json"
+        self.placed = Placed.load(settings)
+        if self.placed is None:
+            name = f"placed.{os.urandom(4).hex()}"  # workers that live on know others
+            with writing(self.path):
+                self.placed = Placed(self.path, name, laid_out(self.path / name))
+                _sync(self.placed.path)
+                _write_whole(settings, self.placed.save())
+        return self.placed
 
     # Chunks
 
@@ -135,6 +159,8 @@ class BuildFolder:
         with writing(self.path):
             if record.file:
                 _sync(self.path / record.file)
+            if record.placed and self.placed is not None:
+                _sync(self.placed.path)
             sync_folder(self.path)  # the chunk's name, before the line that relies on it
             self._opened.append(record)
         self._new.add(record.chunk)
@@ -145,10 +171,12 @@ class BuildFolder:
         Args:
             with_failures: also those that samples were left out of.
         """
+        self.placed = Placed.load(self.path / "placing.json")
         newest = [record.chunk for record in self.records][-_VERIFIED_AT_START:]
         for record in list(self.records):
             path = self.path / record.file
             good = not record.file or (path.is_file() and path.stat().st_size == record.bytes)
+            good = good and not (record.placed and self.placed is None)
             if good and record.file and record.chunk in newest:
                 good = self._is_good(record)
             if not good or (record.failed and with_failures):
@@ -173,22 +201,29 @@ class BuildFolder:
         for record in records:
             if not record.file:
                 continue
-            data, begin = self._mapped(record), 0
+            data, begin, row = self._mapped(record), 0, self._first_row(record)
             for size in record.parts:
-                yield Chunk.from_buffer(data[begin : begin + size])
-                begin += size
+                chunk = Chunk.from_buffer(data[begin : begin + size])
+                if record.placed and self.placed is not None:
+                    chunk = chunk.completed(self.placed.columns(row, chunk.rows))
+                yield chunk
+                begin, row = begin + size, row + chunk.rows
 
-    def put_in_place(self) -> None:
-        """Rename `assembled`, which is whole and on the disk, to the file's own name."""
+    def put_in_place(self, whole: Path) -> None:
+        """Rename a file of the folder, which is whole and on the disk, to the cache's own name."""
         sync_folder(self.path)
-        self._opened.set_assembled(True)
-        self.assembled.rename(self._target)
+        self._opened.set_assembled(whole.name)
+        whole.rename(self._target)
         sync_folder(self._target.parent)
 
     def drop_assembled(self) -> None:
         """Remove `assembled`, unless it is whole: the chunks are what is kept."""
         if not self._opened.assembled:
             self.assembled.unlink(missing_ok=True)
+
+    def _first_row(self, record: Record) -> int:
+        """Of a chunk, if no sample was left out before it."""
+        return record.chunk * self._rows
 
     def _read(self) -> dict[int, Record]:
         if not self._settings.exists():
@@ -205,7 +240,10 @@ class BuildFolder:
             data = self._mapped(record)
         except (OSError, ValueError):  # ValueError: it is empty
             return False
-        return len(data) == record.bytes and f"{zlib.crc32(data):08x}" == record.digest
+        digests = [zlib.crc32(data)]
+        if record.placed and self.placed is not None:
+            digests += self.placed.digests(self._first_row(record), record.rows)
+        return len(data) == record.bytes and digest_text(digests) == record.digest
 
     def _mapped(self, record: Record) -> memoryview:
         with open(self.path / record.file, "rb") as file:
@@ -218,7 +256,7 @@ class BuildFolder:
         if not self._settings.exists():
             return True
         entries = read_journal(self.path / "journal")
-        return entries.assembled and not self.assembled.exists()
+        return bool(entries.assembled) and not (self.path / entries.assembled).exists()
 
     def is_empty(self) -> bool:
         """Whether nothing but the lock is in it."""
@@ -227,6 +265,8 @@ class BuildFolder:
     def sweep(self) -> None:
         """Remove the files that no record names: of builders and workers that were killed."""
         keep = {*_LOCK, "build.json", "journal", *(record.file for record in self.records)}
+        if self.placed is not None:
+            keep |= {"placing.json", self.placed.name}
         for path in self.path.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -241,6 +281,7 @@ class BuildFolder:
 
     def close(self) -> None:
         """Close the journal."""
+        self.placed = None
         if self._journal is not None:
             self._journal.close()
             self._journal = None

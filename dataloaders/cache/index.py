@@ -206,6 +206,18 @@ class Index:
         return text.encode("ascii")
 
     @classmethod
+    def from_text(cls, text: bytes, user_block: int, file_bytes: int) -> Index:
+        """The index with this JSON in it, checked as one in a file of that size.
+
+        Raises:
+            CacheError: it is malformed.
+        """
+        try:
+            return _index(_loads(text), user_block, "", file_bytes)
+        except _Malformed as error:
+            raise CacheError(f"the index is malformed: {error}") from error
+
+    @classmethod
     def parse(cls, source: str | os.PathLike[str] | int, name: str | None = None) -> Index:
         """The index of the file at this path, or of this open file descriptor.
 

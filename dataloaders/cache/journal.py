@@ -27,9 +27,11 @@ class Record:
     Attributes:
         chunk: its number.
         file: its name in the build's folder; "" if no row of it is kept.
+        placed: bytes of it that stand in the file of the whole cache, at their places.
         rows: how many are kept.
         parts: bytes of each `Chunk` in the file, one after the other.
-        digest: crc32 of the file, in hex: it is our own and short-lived, and this is quick.
+        digest: crc32 of the file, and of each column that is placed, in hex: they are our own and
+            short-lived, and this is quick.
         structure: digest of the structure of its samples; "" without rows.
         failed: (sample, why) of those that could not be read and were left out.
     """
@@ -41,6 +43,7 @@ class Record:
     digest: str
     structure: str
     failed: tuple[tuple[int, str], ...] = ()
+    placed: int = 0
 
     @property
     def bytes(self) -> int:
@@ -54,12 +57,12 @@ class Entries:
 
     Attributes:
         records: by chunk; of two lines for one chunk the later one.
-        assembled: whether the whole file was finished, which is then renamed.
+        assembled: the file in the folder that is the whole cache, and is then renamed; "": none.
         good: bytes up to the end of the last line that is whole.
     """
 
     records: dict[int, Record]
-    assembled: bool = False
+    assembled: str = ""
     good: int = 0
 
 
@@ -75,8 +78,8 @@ def read_journal(path: Path) -> Entries:
         if values is None:
             break
         good = entries.good + len(line)
-        if values in ({_ASSEMBLED: True}, {_ASSEMBLED: False}):
-            entries = replace(entries, assembled=values[_ASSEMBLED], good=good)
+        if isinstance(values, dict) and values.keys() == {_ASSEMBLED}:
+            entries = replace(entries, assembled=str(values[_ASSEMBLED]), good=good)
             continue
         record = _record(values)
         if record is None:
@@ -91,7 +94,7 @@ class Journal:
 
     Attributes:
         records: the finished chunks, by number.
-        assembled: whether the whole file was finished.
+        assembled: the file in the folder that is the whole cache; "": none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,11 +111,11 @@ class Journal:
         self._append(asdict(record))
         self.records[record.chunk] = record
 
-    def set_assembled(self, done: bool) -> None:
-        """Write that the whole file is finished, and may be renamed; or that it is made again."""
-        if done != self.assembled:
-            self._append({_ASSEMBLED: done})
-            self.assembled = done
+    def set_assembled(self, name: str) -> None:
+        """Write that this file is the whole cache, and may be renamed; "": it is made again."""
+        if name != self.assembled:
+            self._append({_ASSEMBLED: name})
+            self.assembled = name
 
     def forget(self, chunk: int) -> None:
         """Have ``chunk`` made again; its next line replaces the one that there is."""

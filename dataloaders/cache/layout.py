@@ -85,9 +85,9 @@ class Layouts:
             merged.add(column, self.rows)
         self.rows += chunk.rows
 
-    def done(self) -> list[Layout]:
-        """The columns of all rows."""
-        return [merged.done(self.rows) for merged in self._columns]
+    def done(self, rows: int | None = None) -> list[Layout]:
+        """The columns of all rows; or of so many, if those to come are like those so far."""
+        return [merged.done(self.rows if rows is None else rows) for merged in self._columns]
 
 
 class _Merged:

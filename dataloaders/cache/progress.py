@@ -49,7 +49,7 @@ class BuildProgress:
             samples=samples,
             samples_done=sum(record.rows + len(record.failed) for record in records),
             failed=sum(len(record.failed) for record in records),
-            bytes_done=sum(record.bytes for record in records),
+            bytes_done=sum(record.bytes + record.placed for record in records),
             bytes_expected=0,
             seconds=seconds,
             samples_per_second=None,

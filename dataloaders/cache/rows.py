@@ -21,6 +21,7 @@ from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut
 from dataloaders.cache.disk import writing
 from dataloaders.cache.journal import Record
+from dataloaders.cache.placing import Placement
 from dataloaders.cache.sample import Cell, Structure, split
 from dataloaders.cache.seeds import seed_for
 from dataloaders.errors import CacheError, add_note
@@ -32,6 +33,7 @@ __all__ = [
     "Chunks",
     "Failure",
     "Job",
+    "digest_text",
     "fail",
     "read_row",
 ]
@@ -61,6 +63,7 @@ class Job:
         first: the number in the dataset of the first sample.
         samples: in all, from that one on.
         skip: whether a sample that fails is left out instead of ending the build.
+        placement: where large columns go; None: into the chunks' own files.
     """
 
     cut: Cut
@@ -71,6 +74,7 @@ class Job:
     first: int
     samples: int
     skip: bool
+    placement: Placement | None = None
 
     @property
     def stop(self) -> str:
@@ -162,16 +166,24 @@ class Chunks(Dataset["Record | Failure"]):
         return -(-self._job.samples // self._job.rows)
 
     def __getitem__(self, number: int) -> Record | Failure:
+        try:
+            try:
+                return self._made(number, self._job.placement)
+            except _NotPlaceable:  # and some of it is written already
+                return self._made(number, None)
+        except Exception as error:
+            return fail(error)
+
+    def _made(self, number: int, placement: Placement | None) -> Record:
         job = self._job
         name = f"chunk-{number:06d}.{job.token}"
-        writer = _Writer(Path(job.folder) / f"{name}.{os.getpid()}.tmp")
+        path = Path(job.folder) / f"{name}.{os.getpid()}.tmp"
+        writer = _Writer(path, number * job.rows, placement)
         try:
             with random_states_kept(cuda=False):
                 failed = self._write(number, writer)
             with writing(job.folder):
                 return writer.finished(number, name, failed)
-        except Exception as error:
-            return fail(error)
         finally:
             writer.close()
 
@@ -191,6 +203,7 @@ class Chunks(Dataset["Record | Failure"]):
                 if not job.skip:
                     raise
                 failed.append((index, told(error)))
+                writer.place_nothing()  # the rows behind it move up
                 continue
             rows.append((index, structure, cells))
             room -= sum(cell.values.nbytes + BYTES_PER_CELL for cell in cells)
@@ -203,28 +216,62 @@ class Chunks(Dataset["Record | Failure"]):
         return failed
 
 
-class _Writer:
-    """One chunk's file; opened with the first rows, gone unless `finished` was reached."""
+class _NotPlaceable(Exception):
+    """Rows turned out to be others than was foreseen, when some had been put at their places."""
 
-    def __init__(self, path: Path) -> None:
+
+class _Writer:
+    """One chunk's file; opened with the first rows, gone unless `finished` was reached.
+
+    Args:
+        path: of the file.
+        first: the number of its first row in the file of the whole cache.
+        placement: where the large columns go; None: into this file as well.
+    """
+
+    def __init__(self, path: Path, first: int, placement: Placement | None) -> None:
         self._path = path
+        self._first = first
+        self._placement = placement
+        self._digests = [0] * (0 if placement is None else len(placement.places))
         self._file = -1
         self._crc = 0
         self._parts: list[int] = []
         self._rows = 0
+        self._placed = 0
         self._structure: tuple[int, Structure] | None = None
 
+    def place_nothing(self) -> None:
+        """Have all columns in this file.
+
+        Raises:
+            _NotPlaceable: some rows are placed already.
+        """
+        if self._placed:
+            raise _NotPlaceable
+        self._placement, self._digests = None, []
+
     def write(self, rows: list[Row]) -> None:
-        """Add ``rows``, which the caller forgets."""
+        """Add ``rows``, which the caller forgets.
+
+        Raises:
+            _NotPlaceable: they cannot be placed, and others are.
+        """
         if not rows:
             return
         if self._structure is None:
             self._structure = rows[0][:2]
         elif rows[0][1] != self._structure[1]:
             Chunk.of([(*self._structure, []), rows[0]])  # raises: they are built differently
-        self._rows += len(rows)
-        chunk = Chunk.of(rows)
+        cells = [row[2] for row in rows]
+        if self._placement is not None and not self._placement.takes(cells):
+            self.place_nothing()
+        if self._placement is not None:
+            self._placed += self._placement.write(self._first + self._rows, cells, self._digests)
+        elsewhere = () if self._placement is None else self._placement.columns
+        chunk = Chunk.of(rows, elsewhere)
         assert chunk is not None
+        self._rows += len(rows)
         rows.clear()
         if self._file < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -249,9 +296,10 @@ class _Writer:
             file=name if self._parts else "",
             rows=self._rows,
             parts=tuple(self._parts),
-            digest=f"{self._crc:08x}",
+            digest=digest_text([self._crc, *self._digests]),
             structure=structure,
             failed=tuple(failed),
+            placed=self._placed,
         )
 
     def close(self) -> None:
@@ -260,6 +308,11 @@ class _Writer:
             os.close(self._file)
             self._file = -1
             self._path.unlink(missing_ok=True)
+
+
+def digest_text(digests: Sequence[int]) -> str:
+    """Checksums as a record has them."""
+    return "-".join(f"{digest:08x}" for digest in digests)
 
 
 def digest_of(structure: Structure) -> str:

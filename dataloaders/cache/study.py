@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from dataloaders.batch import leaves
+from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
+from dataloaders.cache.layout import Layouts
 from dataloaders.cache.rows import Failure, fail, read_row
 from dataloaders.cache.sample import (
     Cell,
@@ -60,6 +62,7 @@ class Findings:
             "failed" where there is none.
         bytes: of each row that was read.
         cells: in a row.
+        layouts: what the rows that were read have in common; None if nothing.
         seconds: that reading each row took, but for the first.
         failure: what reading a sample raised, if it was not to be skipped.
     """
@@ -72,6 +75,7 @@ class Findings:
     digests: dict[int, str] = field(default_factory=dict)
     bytes: list[int] = field(default_factory=list)
     cells: int = 0
+    layouts: Layouts | None = field(default_factory=Layouts)
     seconds: list[float] = field(default_factory=list)
     failure: Failure | None = None
 
@@ -178,6 +182,7 @@ class Study:
         paths = leaf_paths(structure)
         found.at_leaves &= all(path in paths for _, path in found.calls or ())
         found.cells = len(cells)
+        self._lay_out(found, index, first)
         found.bytes.append(sum(cell.values.nbytes + 8 * cell.values.ndim + 1 for cell in cells))
         if not must:
             return
@@ -195,6 +200,14 @@ class Study:
                     found.digests[index] = "random"
                 break
             turn += 1
+
+    def _lay_out(self, found: Findings, index: int, row: _Cells) -> None:
+        chunk = Chunk.of([(index, *row)])
+        try:
+            if found.layouts is not None and chunk is not None:
+                found.layouts.add(chunk)
+        except CacheError:
+            found.layouts = None  # what is wrong with them is told where all rows are read
 
     def _seed(self, index: int, turn: int) -> None:
         """The dataset's own generators too begin again, unless another reading is wanted."""

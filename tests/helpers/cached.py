@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import assemble
+from dataloaders.cache.file import About, assemble
 from dataloaders.cache.index import Index
 from dataloaders.cache.sample import DTYPES, split
 
@@ -40,10 +40,11 @@ def chunks_of(samples: Sequence[Any], size: int = 7) -> Callable[[], Iterator[Ch
     return chunks
 
 
-def build(path: Path, samples: Sequence[Any], size: int = 7, **options: Any) -> Index:
-    """A cache of these samples at ``path``."""
-    options.setdefault("samples", len(samples) + len(options.get("failed", ())))
-    return assemble(chunks_of(samples, size), path, **options)
+def build(path: Path, samples: Sequence[Any], size: int = 7, **said: Any) -> Index:
+    """A cache of these samples at ``path``; what it says of itself as `About` has it."""
+    progress = said.pop("progress", None)
+    said.setdefault("samples", len(samples) + len(said.get("failed", ())))
+    return assemble(chunks_of(samples, size), path, About(**said), progress=progress)
 
 
 def mixed(rows: int) -> list[Any]:

@@ -28,17 +28,20 @@ PATH = Path("a.h5")
 
 
 class Slow:
-    """Sixty small samples, a millisecond and a half each."""
+    """Sixty small samples, a millisecond and a half each, of so many shapes."""
+
+    def __init__(self, shapes: int) -> None:
+        self.shapes = shapes
 
     def __len__(self) -> int:
         return 60
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.0015)
-        return {"a": torch.full((index % 4, 300), index), "b": np.arange(5.0) * index}
+        return {"a": torch.full((1 + index % self.shapes, 300), index), "b": np.arange(5.0) * index}
 
 
-def builder() -> int:
+def builder(shapes: int) -> int:
     """A process, first of a group of its own, that builds."""
     pid = os.fork()
     if pid:
@@ -48,7 +51,7 @@ def builder() -> int:
         os.setpgid(0, 0)
         quiet = os.open("errors.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(quiet, 2)
-        precompute(Slow(), PATH, num_workers=2, rows=4)
+        precompute(Slow(shapes), PATH, num_workers=2, rows=4)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -100,7 +103,10 @@ def check_nothing_opens(expected: bytes) -> None:
         return
     assert content == expected
     assert len(CachedDataset(PATH)) == 60
-    for place in building_folder(PATH).glob("assembled"):
+    for place in [
+        *building_folder(PATH).glob("assembled"),
+        *building_folder(PATH).glob("placed.*"),
+    ]:
         try:
             CachedDataset(place)
         except CacheError:
@@ -108,13 +114,13 @@ def check_nothing_opens(expected: bytes) -> None:
         assert place.read_bytes() == expected
 
 
-def main(kills: int, seed: int) -> None:
+def main(kills: int, seed: int, shapes: int) -> None:
     values = random.Random(seed)
-    precompute(Slow(), PATH, num_workers=0)
+    precompute(Slow(shapes), PATH, num_workers=0)
     expected = PATH.read_bytes()
     PATH.unlink()
     begun = time.monotonic()
-    os.waitpid(builder(), 0)
+    os.waitpid(builder(shapes), 0)
     whole = time.monotonic() - begun
     assert PATH.read_bytes() == expected
     hit: Counter[str] = Counter()
@@ -122,7 +128,7 @@ def main(kills: int, seed: int) -> None:
     while sum(hit.values()) < kills:
         PATH.unlink(missing_ok=True)
         for _ in range(values.randint(1, 4)):  # a build that is killed as often, then comes through
-            pid = builder()
+            pid = builder(shapes)
             time.sleep(values.uniform(0, whole * 1.05))
             now = phase()
             victim = kill(pid, values)
@@ -131,11 +137,11 @@ def main(kills: int, seed: int) -> None:
             if victim:
                 hit[victim] += 1
                 phases[now] += 1
-        os.waitpid(builder(), 0)
+        os.waitpid(builder(shapes), 0)
         assert PATH.read_bytes() == expected
         assert not building_folder(PATH).exists()
     print(dict(hit), dict(phases), f"{whole:.2f} s a build")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

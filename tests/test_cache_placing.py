@@ -1,0 +1,230 @@
+"""Columns of one shape are written once, at their places; what was not foreseen is as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from dataloaders.cache import BuildProgress, CachedDataset, estimate, precompute
+from dataloaders.cache.build import building_folder
+from dataloaders.cache.file import About, assemble
+from dataloaders.cache.journal import read_journal
+from dataloaders.cache.verification import verify
+from helpers.cached import bits, chunks_of
+
+SIZE = 60
+
+
+class Images(Dataset[Any]):
+    """One large column and small ones; ``other`` samples are not what the first ones promise."""
+
+    def __init__(
+        self, other: dict[int, Callable[[Any], Any]] | None = None, size: int = SIZE
+    ) -> None:
+        self.other = other or {}
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        values = np.random.default_rng(index)
+        sample = {
+            "image": torch.from_numpy(values.integers(0, 256, (3, 30, 41), dtype=np.uint8)),
+            "label": index,
+            "half": values.random(1500).astype(">f2"),
+        }
+        return self.other.get(index, lambda same: same)(sample)
+
+
+class Stop(Exception):
+    """What interrupts a build."""
+
+
+def stop(sample: Any) -> Any:
+    raise Stop
+
+
+def wider(sample: Any) -> Any:
+    return {**sample, "image": torch.zeros(3, 30, 42, dtype=torch.uint8)}
+
+
+def of_another_kind(sample: Any) -> Any:
+    return {**sample, "image": sample["image"].numpy()}
+
+
+def missing(sample: Any) -> Any:
+    return {**sample, "image": None}
+
+
+def assembled(rows: list[Any], like: CachedDataset, path: Path, **said: Any) -> bytes:
+    """The file of these samples as it is made of chunks."""
+    index = like.index
+    about = About(fingerprint=index.fingerprint, head=index.head, tail=index.tail, **said)
+    assemble(chunks_of(rows), path, about)
+    return path.read_bytes()
+
+
+def placed_in(path: Path) -> list[int]:
+    """Bytes that each finished chunk of an interrupted build has at their places."""
+    records = read_journal(building_folder(path) / "journal").records
+    return [records[number].placed for number in sorted(records)]
+
+
+def interrupted(path: Path, at: int) -> None:
+    with pytest.raises(Stop):
+        precompute(Images({at: stop}), path, num_workers=0, rows=4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("rows", [None, 1, 7])
+def test_the_file_is_the_one_that_chunks_are_put_together_to(
+    rows: int | None, num_workers: int, tmp_path: Path
+) -> None:
+    images = Images()
+    cached = precompute(images, tmp_path / "a.h5", num_workers=num_workers, rows=rows)
+    samples = [images[index] for index in range(SIZE)]
+    assert (tmp_path / "a.h5").read_bytes() == assembled(
+        samples, cached, tmp_path / "b.h5", samples=SIZE
+    )
+    assert verify(tmp_path / "a.h5") == []
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+
+
+def test_large_columns_are_written_once(tmp_path: Path) -> None:
+    interrupted(tmp_path / "a.h5", at=58)
+    assert placed_in(tmp_path / "a.h5") == [4 * (3 * 30 * 41 + 2 * 1500)] * 14
+    folder = building_folder(tmp_path / "a.h5")
+    written = sum(file.stat().st_size for file in folder.glob("chunk-*"))
+    assert written < 14 * 1000
+    told = estimate(Images(), tmp_path / "a.h5", num_workers=0)
+    assert told.disk_needed == told.bytes
+
+
+@pytest.mark.parametrize("at", [0, 33, SIZE - 1])
+@pytest.mark.parametrize("change", [wider, of_another_kind, missing])
+def test_samples_that_were_not_foreseen(
+    change: Callable[[Any], Any], at: int, tmp_path: Path
+) -> None:
+    images = Images({at: change})
+    cached = precompute(images, tmp_path / "a.h5", num_workers=0, rows=4)
+    samples = [images[index] for index in range(SIZE)]
+    assert list(map(bits, cached)) == list(map(bits, samples))
+    assert (tmp_path / "a.h5").read_bytes() == assembled(
+        samples, cached, tmp_path / "b.h5", samples=SIZE
+    )
+    assert not building_folder(tmp_path / "a.h5").exists()
+
+
+def test_samples_that_fail_and_those_behind_them(tmp_path: Path) -> None:
+    images = Images({21: stop, 22: stop})
+    cached = precompute(images, tmp_path / "a.h5", num_workers=2, rows=4, on_error="skip")
+    left = [images[index] for index in range(SIZE) if index not in (21, 22)]
+    failed = cached.failed
+    assert [number for number, _ in failed] == [21, 22]
+    assert (tmp_path / "a.h5").read_bytes() == assembled(
+        left, cached, tmp_path / "b.h5", samples=SIZE, failed=failed
+    )
+
+
+class Sparse(Images):
+    """80 samples of 1 MiB; a short one is where a chunk's first part is written already."""
+
+    def __init__(self) -> None:
+        super().__init__(size=80)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(5 if index == 66 else 1 << 20, index, np.uint8)
+
+
+def test_a_chunk_that_is_partly_placed_is_begun_again(tmp_path: Path) -> None:
+    cached = precompute(Sparse(), tmp_path / "a.h5", num_workers=0, rows=80)
+    assert [len(cached[row]) for row in (0, 65, 66, 79)] == [1 << 20, 1 << 20, 5, 1 << 20]
+    assert all((cached[row] == row).all() for row in (0, 65, 66, 79))
+    assert cached.columns[0].shape is None
+
+
+@pytest.mark.parametrize("chunk", [0, 8], ids=["oldest", "newest"])
+def test_a_flipped_bit_at_its_place_is_found_when_it_goes_on(chunk: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    interrupted(path, at=37)
+    (placed,) = building_folder(path).glob("placed.*")
+    found = json.loads((building_folder(path) / "placing.json").read_bytes())
+    (image,) = (each for each in found["index"]["columns"] if each["name"] == "image")
+    offset = image["values"][0] + chunk * 4 * 3 * 30 * 41 + 100
+    with open(placed, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 16]), offset)
+    precompute(Images(), path, num_workers=0)
+    whole = precompute(Images(), tmp_path / "b.h5", num_workers=0)
+    assert path.read_bytes() == whole.path.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["settings gone", "settings torn", "file gone", "file cut"])
+def test_without_the_file_its_rows_are_read_again(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    interrupted(path, at=37)
+    (placed,) = building_folder(path).glob("placed.*")
+    told = building_folder(path) / "placing.json"
+    if how == "settings gone":
+        told.unlink()
+    elif how == "settings torn":
+        told.write_bytes(told.read_bytes()[:-20])
+    elif how == "file gone":
+        placed.unlink()
+    else:
+        os.truncate(placed, 10_000)
+    seen: list[BuildProgress] = []
+    precompute(Images(), path, num_workers=0, progress=seen.append)
+    assert seen[0].samples_done == 0
+    precompute(Images(), tmp_path / "b.h5", num_workers=0)
+    assert path.read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    interrupted(path, at=37)
+    seen: list[BuildProgress] = []
+    precompute(Images(), path, num_workers=2, progress=seen.append)
+    assert seen[0].samples_done == 36
+    assert seen[0].bytes_done > 36 * (3 * 30 * 41 + 2 * 1500)
+    precompute(Images(), tmp_path / "b.h5", num_workers=0)
+    assert path.read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.integers(1, 9),
+    shape=st.lists(st.integers(1, 60), min_size=1, max_size=3).map(tuple),
+    dtype=st.sampled_from(["|u1", "<f4", ">i8", "|b1", "<c16"]),
+    others=st.sets(st.integers(0, 19), max_size=2),
+)
+def test_any_shapes_and_chunks(
+    tmp_path: Path, rows: int, shape: tuple[int, ...], dtype: str, others: set[int]
+) -> None:
+    class Arrays(Dataset[Any]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> Any:
+            size = (*shape[:-1], shape[-1] + 1) if index in others else shape
+            return np.random.default_rng(index).integers(0, 2, size).astype(dtype), index
+
+    path = tmp_path / "a.h5"
+    cached = precompute(Arrays(), path, num_workers=0, rows=rows, overwrite=True)
+    assert list(map(bits, cached)) == [bits(Arrays()[index]) for index in range(20)]
+    assert path.read_bytes() == assembled(
+        [Arrays()[index] for index in range(20)], cached, tmp_path / "b.h5", samples=20
+    )
