@@ -37,8 +37,9 @@ from torch.utils.data.distributed import DistributedSampler
 from dataloaders.backend import Specification
 from dataloaders.errors import OptionError
 from dataloaders.random_states import random_states_kept
-from dataloaders.randomness import FIRST_RESERVED_DRAW, stable_key, words_of
+from dataloaders.randomness import FIRST_RESERVED_DRAW, stable_key, words, words_of
 from dataloaders.specification import view_of
+from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
 __all__ = ["Seeding", "seed_generators"]
 
@@ -295,9 +296,20 @@ class _SeededMap:
         return _Fetched(samples[0], words, self.in_worker)
 
     def __getitems__(self, keyed: _Keyed) -> _Fetched:
+        if isinstance(self.dataset, RowNumbers):
+            return self._handed_on(keyed)
         # torch's own test for a dataset that fetches many at once.
         bulk = getattr(self.dataset, "__getitems__", None) or None
         return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker)
+
+    def _handed_on(self, keyed: _Keyed) -> _Fetched:
+        """The keys and their seeds, of which a `WholeBatches` makes a batch."""
+        stable = [stable_key(key) for key in keyed.keys]
+        seeds = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)[:, 0].tolist()
+        one_by_one = _SeededMap(self.dataset.dataset)
+        one_by_one.in_worker = self.in_worker
+        rows = SeededRows(keyed.keys, seeds, lambda: one_by_one.__getitems__(keyed).samples)
+        return _Fetched(rows, (0, 0, 0, 0), self.in_worker)
 
     def _fetch(
         self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None
@@ -385,8 +397,9 @@ class _SeededCollate:
         else:
             first = fetched
             samples = fetched.samples
-        if self._collate_fn is default_collate or self._collate_fn is default_convert:
-            return self._collate_fn(samples)  # draws nothing
+        draws_nothing = self._collate_fn is default_collate or self._collate_fn is default_convert
+        if draws_nothing or isinstance(self._collate_fn, WholeBatches):
+            return self._collate_fn(samples)
         return _run_seeded(lambda: self._collate_fn(samples), first.words, first.in_worker)
 
 
@@ -401,7 +414,10 @@ class _WorkerStart:
         if info is not None:
             seeded: Any = info.dataset
             seeded.in_worker = True  # nothing of the consumer's to preserve here
-            object.__setattr__(info, "dataset", seeded.dataset)  # info guards its own
+            shown = seeded.dataset
+            if isinstance(shown, RowNumbers):
+                shown = shown.dataset
+            object.__setattr__(info, "dataset", shown)  # info guards its own
         if self._function is not None:
             self._function(worker_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
 from backends.h5.geometry import Geometry, geometry_of
+from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
@@ -284,12 +286,76 @@ def test_epochs_batches_and_seeds_differ_and_repeat() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_with_a_seed_the_samples_are_those_of_stock(num_workers: int) -> None:
-    dataset = Images(CHAINS["v1 floats"]())
-    stock = DataLoader(dataset, 5, shuffle=True, seed=4, num_workers=num_workers)
-    ours = DataLoader(dataset, 5, shuffle=True, seed=4, num_workers=num_workers, backend=H5())
+@pytest.mark.parametrize("chain", list(CHAINS))
+def test_with_a_seed_the_samples_are_those_of_stock(chain: str, num_workers: int) -> None:
+    dataset = Images(CHAINS[chain]())
+    sampler = [3, 3, 0, 11, 5, 3, 7]  # repeats are drawn anew
+    options: dict[str, Any] = {"sampler": sampler, "seed": 4, "num_workers": num_workers}
+    stock = DataLoader(dataset, 5, **options)
+    ours = DataLoader(dataset, 5, backend=H5(), **options)
+    threaded = DataLoader(dataset, 5, backend=Prefetch(H5()), **options)
     for _ in range(2):
-        assert_same(list(ours), list(stock))
+        wanted = list(stock)
+        assert_same(list(ours), wanted)
+        assert_same(list(threaded), wanted)
+
+
+def test_with_a_seed_what_cannot_be_made_at_once_is_as_stock_has_it() -> None:
+    """A batch with an image that is smaller than its crop, behind one that is not."""
+    chain = CHAINS["v1 bytes"]
+    dataset = Images(chain(), sizes=((20, 24),) * 11 + ((8, 8),))
+    random = Images(v1.Compose([v1.RandomRotation(20), v1.PILToTensor()]))
+    for loader in (DataLoader(random, 5, seed=1, backend=H5()),):
+        assert_same(list(loader), list(DataLoader(random, 5, seed=1)))
+    state = torch.get_rng_state()
+    iterator = iter(DataLoader(dataset, 6, seed=1, backend=H5()))
+    next(iterator)
+    with pytest.raises(ValueError, match="is larger than input image size"):
+        next(iterator)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_workers_a_thread_makes_the_batches_ahead() -> None:
+    dataset = Images(CHAINS["v1 bytes"]())
+    loader = DataLoader(dataset, 2, backend=Prefetch(H5()))
+    assert "a thread takes up to" in str(loader.explain())
+    torch.manual_seed(3)
+    wanted = list(DataLoader(dataset, 2, backend=H5()))
+    torch.manual_seed(3)
+    assert_same(list(loader), wanted)
+    by_sample = Images(v1.Compose([v1.RandomRotation(20), v1.PILToTensor()]))
+    plan = str(DataLoader(by_sample, 2, backend=Prefetch(H5())).explain())
+    assert "the dataset's own code runs on the loop's thread" in plan
+
+
+def test_a_sampler_runs_on_the_loops_thread_only() -> None:
+    threads = set()
+
+    class Sampler(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Any:
+            for index in range(COUNT):
+                threads.add(threading.get_ident())
+                yield index
+
+    dataset = Images(CHAINS["v1 bytes"]())
+    loader = DataLoader(dataset, 2, sampler=Sampler(), backend=Prefetch(H5()))
+    assert len(list(loader)) == COUNT // 2
+    assert threads == {threading.get_ident()}
+
+
+def test_worker_init_fn_sees_the_cache() -> None:
+    dataset = Images(CHAINS["v1 bytes"]())
+    for options in ({}, {"seed": 3}):
+        loader = DataLoader(
+            dataset, 4, num_workers=1, worker_init_fn=wants_a_cache, backend=H5(), **options
+        )
+        assert len(list(loader)) == COUNT // 4
+
+
+def wants_a_cache(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, CachedDataset)
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,17 @@ class TestTakingAhead:
             assert_same(torch.rand(3), expected_draw)
         assert len(threads()) == before + 1
 
+    def test_tensors_in_memory_and_a_sampler_without_a_length(self) -> None:
+        class Endless(torch.utils.data.Sampler[int]):
+            def __iter__(self) -> Iterator[int]:
+                return iter(range(7))
+
+        data = TensorDataset(torch.arange(100))
+        batches = iter(DataLoader(data, 3, sampler=Endless(), backend="prefetch"))
+        with pytest.raises(TypeError):
+            len(batches)  # type: ignore[arg-type]
+        assert [batch[0].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+
     def test_samplers_run_on_the_loops_thread(self) -> None:
         seen = []
 

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,6 +28,7 @@ from dataloaders import registry
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache.cut import cuts_of
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.sample import classes_in
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
@@ -37,8 +38,9 @@ from dataloaders.pool import HostPool
 from dataloaders.random_states import random_states_kept
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
+from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
-from .batches import Batches, batches_of
+from .batches import Batches, batches_of, tail_geometry
 
 __all__ = ["H5"]
 
@@ -51,8 +53,8 @@ class H5(Backend):
     random one comes out of the file; the rest runs live. Crops and flips of a live rest, and its
     ToTensor and Normalize, are done a batch at a time where that is proved, on samples of the very
     cache, to give torchvision's own result; their random numbers then come from a generator of
-    their own, seeded by torch's base seed of the epoch. With ``seed=`` each sample is made by
-    itself, from the random numbers that stock gives it.
+    their own, seeded by torch's base seed of the epoch; with ``seed=`` they are those that stock
+    gives each sample.
 
     Attributes:
         path: of the file; None: in the user's cache folder, named after what is in it.
@@ -85,14 +87,24 @@ class H5(Backend):
                 replace(stage, how=self._told()) if stage.name == "fetch" else stage
                 for stage in plan.stages
             )
-            notes = tuple(note for note in plan.notes if not note.startswith("fetched"))
-            return Plan(self.name, stages, plan.delivers, notes=notes)
+            notes = [note for note in plan.notes if not note.startswith("fetched")]
+            why = self._by_sample(loader)
+            if why is None:
+                notes.append("batches are made at once, where a few rows prove that it is the same")
+            else:
+                notes.append(f"each sample is made by itself: {why}")
+            return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
     def takes_ahead(self, loader: Specification) -> bool:
-        """Whether workers read the cache: then no code of the user's runs in this process."""
-        return loader.num_workers > 0 and _stock().takes_ahead(loader)
+        """Whether no code of the user's makes batches in this process: workers do, or ours."""
+        try:
+            if loader.num_workers > 0:
+                return _stock().takes_ahead(loader)
+            return self._obstacle(loader) is None and self._by_sample(loader) is None
+        except Exception:  # a loader may hold anything
+            return False
 
     def open(self, loader: Specification) -> Session:
         """A session; the file is opened, or built, at its first epoch."""
@@ -145,6 +157,16 @@ class H5(Backend):
             )
         return None
 
+    def _by_sample(self, loader: Specification) -> str | None:
+        """Why batches of ``loader`` are not made at once, if the transforms show it."""
+        if loader.batch_sampler is None:
+            return "batch_size=None: there are no batches"
+        if loader.collate_fn is not default_collate:
+            return "collate_fn is not torch's default_collate"
+        best = next(iter(cuts_of(loader.dataset)[0]), None)
+        tails = () if best is None else best.tails
+        return next((found for found in map(tail_geometry, tails) if isinstance(found, str)), None)
+
     def _path(self, dataset: Any) -> Path:
         if self.path is not None:
             return Path(self.path)
@@ -181,10 +203,13 @@ class _H5Session(Session):
         return batches
 
     def epoch_ahead(self) -> Ahead | None:
-        loader = self._loader()
-        if loader is None or not self._backend.takes_ahead(loader):
+        if self._loader() is None:
             return None
-        return self._opened().epoch_ahead()
+        ahead = self._opened().epoch_ahead()
+        seed = getattr(ahead, "base_seed", None)
+        if seed is not None and self._collated is not None:
+            self._collated.begin(seed)
+        return ahead
 
     def close(self) -> None:
         if self._inner is not None:
@@ -216,8 +241,7 @@ class _H5Session(Session):
 
     def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
         plain = {"dataset": cached}
-        default = loader.collate_fn is default_collate and loader.batch_sampler is not None
-        if not default or getattr(loader, "seed", None) is not None:
+        if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
         view = view_of(loader, **plain)
         tail = device_tail(view)
@@ -229,26 +253,13 @@ class _H5Session(Session):
             return plain
         applied = None if isinstance(tail, NoTail) else tail
         self._collated = _Collated(batches, applied, self._pool)
-        return {"dataset": _Numbers(dataset), "collate_fn": self._collated}
+        changes = {"dataset": RowNumbers(dataset), "collate_fn": self._collated}
+        if loader.worker_init_fn is not None:
+            changes["worker_init_fn"] = _ShowCache(loader.worker_init_fn)
+        return changes
 
 
-class _Numbers:
-    """The cache as torch's fetcher sees it: it is asked for rows, and hands on their numbers."""
-
-    def __init__(self, cached: CachedDataset) -> None:
-        self.cached = cached
-
-    def __len__(self) -> int:
-        return len(self.cached)
-
-    def __getitem__(self, row: Any) -> Any:
-        return self.cached[row]
-
-    def __getitems__(self, rows: Any) -> Any:
-        return rows
-
-
-class _Collated:
+class _Collated(WholeBatches):
     """Numbers of rows to a batch; in the main process or in a worker."""
 
     def __init__(self, batches: Batches, tail: Tail | None, pool: HostPool) -> None:
@@ -263,12 +274,19 @@ class _Collated:
         self._seed, self._count = seed, 0
 
     def __call__(self, rows: Any) -> Batch:
+        """The batch of these rows, as `WholeBatches` has it."""
         worker = get_worker_info()
         pool = self._pool if worker is None else None
-        batch = self._batches.of(rows, self._random(worker), pool)
+        if isinstance(rows, SeededRows):
+            batch = self._batches.of(rows.keys, rows.seeds, pool)
+        else:
+            batch = self._batches.of(rows, self._random(worker), pool)
         if batch is None:
-            cached = self._batches.cached
-            batch = default_collate([cached[row] for row in rows])
+            if isinstance(rows, SeededRows):
+                samples = rows.samples()
+            else:
+                samples = [self._batches.cached[row] for row in rows]
+            batch = default_collate(samples)
         if self._tail is None:
             return batch
         empty_like = torch.empty_like if pool is None else pool.empty_like
@@ -283,6 +301,19 @@ class _Collated:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
+
+
+class _ShowCache:
+    """A worker_init_fn: the user's own, which sees the cache as the worker's dataset."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        info: Any = get_worker_info()
+        if isinstance(info.dataset, RowNumbers):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # info guards its own
+        self._function(worker_id)
 
 
 def _stock() -> Backend:

@@ -33,10 +33,13 @@ from dataloaders.transforms.trailing import CONVERTERS, Deferred
 
 from .geometry import Geometry, Windows, geometry_of
 
-__all__ = ["Batches", "batches_of"]
+__all__ = ["Batches", "batches_of", "tail_geometry"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
+
+Random: TypeAlias = "np.random.Generator | torch.Generator | Sequence[int]"
+"""Where the random numbers of a batch come from; see `Batches.of`."""
 
 _PROVED_ROWS = 4
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
@@ -53,7 +56,7 @@ class Rows:
         self,
         numbers: npt.NDArray[np.int64],
         memory: HostMemory | None,
-        random: np.random.Generator | torch.Generator,
+        random: Random,
     ) -> None:
         self.numbers = numbers
         self.memory = memory
@@ -86,7 +89,7 @@ class Batches:
     def of(
         self,
         rows: Sequence[Any],
-        random: np.random.Generator | torch.Generator,
+        random: Random,
         memory: HostMemory | None = None,
     ) -> Batch | None:
         """The batch of these rows; None if it has to be collated sample by sample.
@@ -94,7 +97,8 @@ class Batches:
         Args:
             rows: whole numbers from 0 on.
             random: NumPy's: windows are drawn for all rows at once. torch's: as torchvision draws
-                them from torch's default generator in this state.
+                them from torch's default generator in this state. Numbers: one a row, that torch's
+                default generator is seeded with before torchvision draws for it.
             memory: where large tensors come from, outside workers.
         """
         if not collates_as_torch():
@@ -215,13 +219,18 @@ class _Images:
         self,
         heights: npt.NDArray[np.int64],
         widths: npt.NDArray[np.int64],
-        random: np.random.Generator | torch.Generator,
+        random: Random,
     ) -> Windows | None:
         if isinstance(random, np.random.Generator):
             return self.geometry.draw(heights, widths, random)
         each = []
-        for height, width in zip(heights.tolist(), widths.tolist(), strict=True):
-            window = self.geometry.replay(height, width, random)
+        seeded = torch.Generator()
+        for row, (height, width) in enumerate(zip(heights.tolist(), widths.tolist(), strict=True)):
+            if isinstance(random, torch.Generator):
+                generator = random
+            else:
+                generator = seeded.manual_seed(random[row])
+            window = self.geometry.replay(height, width, generator)
             if window is None:
                 return None
             each.append(window)
@@ -243,6 +252,12 @@ def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> 
 def _images_of(column: ColumnReader, kind: str, tail: Any) -> Leaf | str:
     if kind not in _MODES:
         return f"its tail works on {kind}"
+    geometry = tail_geometry(tail)
+    return geometry if isinstance(geometry, str) else _Images(column, geometry)
+
+
+def tail_geometry(tail: Any) -> Geometry | str:
+    """What ``tail`` does to an image of bytes, up to its ToTensor; or why that is not known."""
     members = list(read(tail))
     if members and isinstance(members[-1].transform, Deferred):
         members.pop()
@@ -251,8 +266,7 @@ def _images_of(column: ColumnReader, kind: str, tail: Any) -> Leaf | str:
             members.pop()
     else:
         return "its tail does not end in an image of bytes"
-    geometry = geometry_of(members)
-    return geometry if isinstance(geometry, str) else _Images(column, geometry)
+    return geometry_of(members)
 
 
 def _is_proved(batches: Batches) -> bool:

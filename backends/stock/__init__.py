@@ -23,13 +23,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 import dataloaders.loader
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
+from dataloaders.collation import collates_as_torch
 from dataloaders.plan import Plan
 from dataloaders.pool import HostPool
 from dataloaders.seeding import Seeding
 from dataloaders.specification import iterates_itself
+from dataloaders.whole_batches import WholeBatches
 
 from .ahead import AheadWorkers
-from .ahead_gather import GatherEpoch
+from .ahead_gather import gather_epoch
 from .ahead_next import Foresight, epoch_of_dataset, no_foresight
 from .describe import describe
 from .iterators import (
@@ -72,9 +74,11 @@ class Stock(Backend):
             return Plan(self.name, notes=(note,))
 
     def takes_ahead(self, loader: Specification) -> bool:
-        """Whether no code of the user's makes batches in this process: workers do, or a gather."""
+        """Whether no code of the user's makes batches in this process: workers do, or ours."""
         try:
-            return _is_torchs(loader) and (loader.num_workers > 0 or self._obstacle(loader) is None)
+            ours = isinstance(loader.collate_fn, WholeBatches) and collates_as_torch()
+            gathers = self._obstacle(loader) is None
+            return _is_torchs(loader) and (loader.num_workers > 0 or ours or gathers)
         except Exception:  # a loader may hold anything
             return False
 
@@ -129,7 +133,7 @@ class _StockSession(Session):
             return None
         gathers = self._backend._obstacle(loader) is None
         if loader.num_workers == 0:
-            return GatherEpoch(self._iterator(self._view(loader, gathers), gathers))
+            return gather_epoch(self._iterator(self._view(loader, gathers), gathers))
         if not loader.persistent_workers:
             return self._workers(loader, self._view(loader, gathers), gathers).drive()
         if loader._iterator is not None and not isinstance(loader._iterator, AheadWorkers):

@@ -1,6 +1,6 @@
-"""In-memory datasets without workers: the gathers run on a thread of ours, the sampler does not.
+"""Batches made at once, without workers: on a thread of ours, where the sampler does not run.
 
-consumer's thread ──supply(): sampler──> Indices ──> gather on a thread ──> batch
+consumer's thread ──supply(): sampler──> Indices ──> fetch on a thread ──> batch
 """
 
 from __future__ import annotations
@@ -14,27 +14,25 @@ from dataloaders.batch import Batch
 
 from .ahead_indices import Dry, Indices
 
-__all__ = ["GatherEpoch"]
+__all__ = ["GatherEpoch", "gather_epoch"]
 
 _POLL_S = 0.1
 
 
 class GatherEpoch(Ahead):
-    """One epoch of stock's gathering iterator, whose fetch runs no code of the user's."""
+    """One epoch of an iterator without workers, whose fetch runs no code of the user's."""
 
     def __init__(self, iterator: _BaseDataLoaderIter) -> None:
         self._indices = Indices(iterator._sampler_iter)
         self._taken = _Taken(self._indices)
         iterator._sampler_iter = self._taken
         self._iterator = iterator
+        self.base_seed = int(iterator._base_seed)  # as torch drew it at iter()
 
     def __next__(self) -> Batch:
         if self._taken.cancelled:
             raise Cancelled
         return next(self._iterator)
-
-    def __len__(self) -> int:
-        return len(self._iterator)
 
     def supply(self, batches: int) -> None:
         """Draw indices; see `Ahead`."""
@@ -43,6 +41,26 @@ class GatherEpoch(Ahead):
     def cancel(self) -> None:
         """No batch is made any more."""
         self._taken.cancelled = True
+
+
+class SizedGatherEpoch(GatherEpoch):
+    """The same, with torch's ``len()`` of an iterator."""
+
+    def __init__(self, iterator: _BaseDataLoaderIter, length: int) -> None:
+        super().__init__(iterator)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def gather_epoch(iterator: _BaseDataLoaderIter) -> GatherEpoch:
+    """The epoch of ``iterator``, whose fetch runs no code of the user's, for a thread to take."""
+    try:
+        length = len(iterator)
+    except Exception:  # torch's TypeError for most; samplers may raise what they like
+        return GatherEpoch(iterator)
+    return SizedGatherEpoch(iterator, length)
 
 
 class _Taken:

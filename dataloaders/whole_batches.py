@@ -1,0 +1,60 @@
+"""Batches made at once, of indices alone: what a backend puts in place of dataset and collation.
+
+    sampler ──> indices ──RowNumbers──> the same indices ──WholeBatches──> one batch
+
+torch's fetcher, and `seeding` and stock around it, see a dataset and a collate_fn as ever. But no
+code of the user's runs in them, and no process-wide generator is drawn from: so a thread may run
+them, and nothing has to be seeded around them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dataloaders.batch import Batch
+
+__all__ = ["RowNumbers", "SeededRows", "WholeBatches"]
+
+
+class SeededRows(NamedTuple):
+    """The indices of a batch under ``seed=``.
+
+    Attributes:
+        keys: what the sampler gave.
+        seeds: for each, what torch's generator is seeded with around this sample; 32 bits.
+        samples: a function that fetches them one by one, seeded as they are under stock.
+    """
+
+    keys: Sequence[Any]
+    seeds: Sequence[int]
+    samples: Any
+
+
+class RowNumbers:
+    """A dataset that hands on the indices that it is asked for.
+
+    Attributes:
+        dataset: whose samples they are.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, indices: Any) -> Any:
+        return indices
+
+
+class WholeBatches(ABC):
+    """A collate_fn that makes batches of what `RowNumbers` hands on."""
+
+    @abstractmethod
+    def __call__(self, rows: Any) -> Batch:
+        """The batch of these indices, or of these `SeededRows`."""
