@@ -1,0 +1,113 @@
+"""How much of the decoding speed of all cores is left when what they decode is also written?"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from bench.harness import Case, Result, Scale, interleave, on_one_thread
+from dataloaders.cache import precompute
+from dataloaders.cli.photos import make_photos
+from dataloaders.workers import usable_cores
+
+BAR = 0.9
+
+
+class Photos(Dataset[Any]):
+    """JPEG files of a folder, again and again: read, decoded, resized and cropped to a square."""
+
+    def __init__(self, folder: Path, length: int, side: int, *, crop: bool) -> None:
+        from torchvision.transforms import v2
+
+        self.files = sorted(folder.glob("*/*.jpg"))
+        self.length = length
+        self.transform = v2.Compose([v2.Resize(side), *([v2.CenterCrop(side)] if crop else [])])
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        from PIL import Image
+
+        with Image.open(self.files[index % len(self.files)]) as image:
+            return self.transform(image.convert("RGB")), index % 1000
+
+
+def read(dataset: Photos, first: int, step: int) -> None:
+    """Every ``step``-th sample from ``first`` on, and nothing done with it."""
+    for index in range(first, len(dataset), step):
+        dataset[index]
+
+
+def read_by(processes: int, dataset: Photos) -> None:
+    context = multiprocessing.get_context("fork")
+    each = [
+        context.Process(target=read, args=(dataset, number, processes))
+        for number in range(processes)
+    ]
+    for process in each:
+        process.start()
+    for process in each:
+        process.join()
+
+
+def run(scale: Scale) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
+
+
+def measure(scale: Scale, folder: Path) -> Result:
+    length, side = scale.pick(full=1500, tiny=12), scale.pick(full=256, tiny=32)
+    photos = make_photos(folder / "photos", count=scale.pick(full=64, tiny=4))
+    cores, path = usable_cores(), folder / "a.h5"
+    rows, data, met = [], {}, True
+    for shape, crop in (("256 x 256", True), ("shorter side 256", False)):
+        dataset = Photos(photos, length, side, crop=crop)
+        timings = interleave(
+            {
+                "one process decodes": lambda dataset=dataset: read_by(1, dataset),
+                f"{cores} processes decode": lambda dataset=dataset: read_by(cores, dataset),
+                "precompute": lambda dataset=dataset: precompute(dataset, path, overwrite=True),
+            },
+            rounds=scale.pick(full=3, tiny=1),
+            warmups=scale.pick(full=1, tiny=0),
+            children=True,
+        )
+        one = timings["one process decodes"]
+        for name, times in timings.items():
+            ratio = one.ratio(times)
+            share = ratio.median / cores
+            spread = f"{share:.3f} ({ratio.low / cores:.3f} to {ratio.high / cores:.3f})"
+            cpu = times.median("cpu") * 1000 / length
+            rows.append((f"{shape}, {name}", length / times.median(), cpu, spread))
+        written = one.ratio(timings["precompute"]).median / cores
+        met = met and written >= BAR
+        data[shape] = {name: {"wall": t.wall, "cpu": t.cpu} for name, t in timings.items()}
+    return Result(
+        ("way", "samples a second", "CPU s a 1,000", f"share of {cores} x one process (spread)"),
+        tuple(rows),
+        met,
+        (
+            f"{length} samples of {len(list(photos.glob('*/*.jpg')))} JPEG files of 480 x 640 to "
+            "768 x 1024, in the page cache, decoded by Pillow and resized by torchvision; all "
+            "256 x 256 (rows of one shape) or as wide as they come (rows of several). Study, "
+            "workers' start, fsync, checksums and all are counted.",
+            "What that many processes reach by decoding alone is what the machine's cores have to "
+            "share: where it is below 1, no way of writing reaches 1.",
+        ),
+        data,
+    )
+
+
+CASES = [
+    Case(
+        "cache_write",
+        "How much of the decoding speed of all cores is left when a cache is built?",
+        f">= {BAR} x (cores x what one process decodes)",
+        run,
+    ),
+]
