@@ -410,7 +410,7 @@ class _Builder:
             # It may have small columns in it, of a call that was killed here: they are the same.
             if (
                 placed is not None
-                and all(record.placed for record in records)
+                and all(record.placed == record.rows * placed.row_bytes for record in records)
                 and placed.is_as(layouts_of(folder.chunks(records)))
             ):
                 there = placed.placement.columns

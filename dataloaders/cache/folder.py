@@ -205,7 +205,7 @@ class BuildFolder:
             for size in record.parts:
                 chunk = Chunk.from_buffer(data[begin : begin + size])
                 if record.placed and self.placed is not None:
-                    chunk = chunk.completed(self.placed.columns(row, chunk.rows))
+                    chunk = self.placed.completed(chunk, row)
                 yield chunk
                 begin, row = begin + size, row + chunk.rows
 
@@ -242,7 +242,8 @@ class BuildFolder:
             return False
         digests = [zlib.crc32(data)]
         if record.placed and self.placed is not None:
-            digests += self.placed.digests(self._first_row(record), record.rows)
+            rows = record.placed // self.placed.row_bytes
+            digests += self.placed.digests(self._first_row(record), rows)
         return len(data) == record.bytes and digest_text(digests) == record.digest
 
     def _mapped(self, record: Record) -> memoryview:

@@ -1,7 +1,7 @@
 """Values written at once where they stand in the finished file, and not a second time.
 
     study ──> every column of one shape ──> the file laid out, empty: placed.5e1f
-    a chunk's large columns ──> their places in it;   the small ones ──> chunk-000017.5e1f
+    a row's large columns ──> their places in it;   the small ones ──> chunk-000017.5e1f
     all chunks as the study said ──> the small columns, checksums, index: it is the cache
     else ────────────────────────> it is where the chunks' large columns are read from
 
@@ -14,13 +14,13 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dataloaders.cache.chunk import Column
+from dataloaders.cache.chunk import Chunk, Column
 from dataloaders.cache.index import ColumnEntry, Index
 from dataloaders.cache.layout import Layouts
 from dataloaders.cache.sample import Cell
@@ -29,7 +29,7 @@ from dataloaders.errors import CacheError
 __all__ = ["Place", "Placed", "Placement", "placeable"]
 
 _LEAST_BYTES = 2048  # of a row: hdf5.py aligns such columns
-_MOST_BUFFERS = 1024  # in one call, as the system has it (IOV_MAX)
+_ELSEWHERE = Cell("none", np.empty(0, np.uint8))
 
 
 def placeable(layouts: Layouts | None, rows: int) -> bool:
@@ -89,47 +89,54 @@ class Placement:
         """The numbers of these columns."""
         return frozenset(place.column for place in self.places)
 
-    def takes(self, rows: Sequence[Sequence[Cell]]) -> bool:
-        """Whether these rows, each as its cells, are what was foreseen."""
-        return all(
-            place.column < len(cells) and place.takes(cells[place.column])
-            for place in self.places
-            for cells in rows
-        )
 
-    def write(self, first: int, rows: Sequence[Sequence[Cell]], digests: list[int]) -> int:
-        """Write ``rows``, of which the first one has number ``first`` in the file.
+class Placer:
+    """Puts rows at their places, each as soon as it is read: it is still in the cores' caches.
 
-        Args:
-            first: a row's number.
-            rows: each as its cells.
-            digests: the crc32 of each column so far; brought up to date.
+    Attributes:
+        columns: the numbers of the columns that it puts there.
+        digests: the crc32 of each of them so far.
+        placed: bytes so far.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self.columns = placement.columns
+        self.digests = [0] * len(placement.places)
+        self.placed = 0
+        self._places = placement.places
+        self._file = os.open(placement.file, os.O_RDWR | os.O_CLOEXEC)
+
+    def put(self, row: int, cells: list[Cell]) -> bool:
+        """Write the columns of row number ``row``, and have nothing in their places in ``cells``.
 
         Returns:
-            How many bytes that were.
+            Whether they are what was foreseen; else nothing is done.
         """
-        file = os.open(self.file, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            for n, place in enumerate(self.places):
-                arrays = [row[place.column].values.reshape(-1).view("|u1") for row in rows]
-                cells = [array.data for array in arrays]
-                for cell in cells:
-                    digests[n] = zlib.crc32(cell, digests[n])
-                for begin in range(0, len(cells), _MOST_BUFFERS):
-                    _write_all(file, place.at(first + begin), cells[begin : begin + _MOST_BUFFERS])
-        finally:
-            os.close(file)
-        return len(rows) * sum(place.bytes for place in self.places)
+        for place in self._places:
+            if place.column >= len(cells) or not place.takes(cells[place.column]):
+                return False
+        for n, place in enumerate(self._places):
+            data = cells[place.column].values.reshape(-1).view("|u1").data
+            self.digests[n] = zlib.crc32(data, self.digests[n])
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._file, data[written:], place.at(row) + written)
+            self.placed += len(data)
+            cells[place.column] = _ELSEWHERE
+        return True
 
+    def give_back(self, row: int, cells: list[Cell]) -> None:
+        """Have the columns in ``cells`` again that were put at the places of this row."""
+        for place in self._places:
+            data = os.pread(self._file, place.bytes, place.at(row))
+            if len(data) != place.bytes:
+                raise CacheError(f"{place.bytes} bytes that were just written are not there")
+            values = np.frombuffer(data, "|u1").view(place.dtype).reshape(place.shape)
+            cells[place.column] = Cell(place.kind, values)
 
-def _write_all(file: int, offset: int, buffers: list[memoryview]) -> None:
-    while buffers:
-        written = os.pwritev(file, buffers, offset)
-        offset += written
-        while buffers and written >= len(buffers[0]):
-            written -= len(buffers.pop(0))
-        if written:
-            buffers[0] = buffers[0][written:]
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
 
 class Placed:
@@ -179,6 +186,11 @@ class Placed:
                 kind, offset = entry.variants[0][0], entry.values.offset
                 yield Place(number, offset, kind, entry.dtype, entry.shape, size)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the columns that are placed."""
+        return sum(place.bytes for place in self._places())
+
     def is_as(self, layouts: Layouts) -> bool:
         """Whether all rows turned out as they were foreseen."""
         now, then = layouts.done(), self.index.columns
@@ -186,17 +198,19 @@ class Placed:
             (one.dtype, one.variants, one.shape, one.dimensions) for one in now
         ] == [(one.dtype, one.variants, one.shape, one.dimensions) for one in then]
 
-    def columns(self, first: int, rows: int) -> dict[int, Column]:
-        """Each placed column's rows from ``first`` on, as views of the file."""
-        found = {}
+    def completed(self, chunk: Chunk, first: int) -> Chunk:
+        """``chunk`` with the columns that stand here, as views; its first row is row ``first``."""
+        rows, found = chunk.rows, {}
         for place in self._places():
+            if len(chunk.columns[place.column].codes):
+                continue  # this part was not placed
             dimensions = len(place.shape)
             shapes = np.broadcast_to(np.array(place.shape, np.uint64), (rows, dimensions))
             values = np.frombuffer(self.bytes_of(place, first, rows), "|u1").view(place.dtype)
             variants = ((place.kind, dimensions),)
             codes = np.zeros(rows, np.uint8)
             found[place.column] = Column(place.dtype, variants, codes, shapes, values)
-        return found
+        return chunk.completed(found)
 
     def digests(self, first: int, rows: int) -> list[int]:
         """The crc32 of each placed column's rows from ``first`` on."""

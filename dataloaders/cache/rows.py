@@ -21,7 +21,7 @@ from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut
 from dataloaders.cache.disk import writing
 from dataloaders.cache.journal import Record
-from dataloaders.cache.placing import Placement
+from dataloaders.cache.placing import Placement, Placer
 from dataloaders.cache.sample import Cell, Structure, split
 from dataloaders.cache.seeds import seed_for
 from dataloaders.errors import CacheError, add_note
@@ -166,32 +166,23 @@ class Chunks(Dataset["Record | Failure"]):
         return -(-self._job.samples // self._job.rows)
 
     def __getitem__(self, number: int) -> Record | Failure:
-        try:
-            try:
-                return self._made(number, self._job.placement)
-            except _NotPlaceable:  # and some of it is written already
-                return self._made(number, None)
-        except Exception as error:
-            return fail(error)
-
-    def _made(self, number: int, placement: Placement | None) -> Record:
         job = self._job
         name = f"chunk-{number:06d}.{job.token}"
         path = Path(job.folder) / f"{name}.{os.getpid()}.tmp"
-        writer = _Writer(path, number * job.rows, placement)
+        writer = _Writer(path, number * job.rows, job.placement)
         try:
             with random_states_kept(cuda=False):
                 failed = self._write(number, writer)
             with writing(job.folder):
                 return writer.finished(number, name, failed)
+        except Exception as error:
+            return fail(error)
         finally:
             writer.close()
 
     def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
         job = self._job
         failed: list[tuple[int, str]] = []
-        rows: list[Row] = []
-        room = PART_BYTES
         first, end = number * job.rows, min((number + 1) * job.rows, job.samples)
         for index in range(job.first + first, job.first + end):
             if os.path.exists(job.stop):
@@ -203,21 +194,11 @@ class Chunks(Dataset["Record | Failure"]):
                 if not job.skip:
                     raise
                 failed.append((index, told(error)))
-                writer.place_nothing()  # the rows behind it move up
+                writer.place_no_more()  # the rows behind it move up
                 continue
-            rows.append((index, structure, cells))
-            room -= sum(cell.values.nbytes + BYTES_PER_CELL for cell in cells)
-            if room <= 0:
-                with writing(job.folder):
-                    writer.write(rows)
-                room = PART_BYTES
-        with writing(job.folder):
-            writer.write(rows)
+            with writing(job.folder):
+                writer.write((index, structure, cells))
         return failed
-
-
-class _NotPlaceable(Exception):
-    """Rows turned out to be others than was foreseen, when some had been put at their places."""
 
 
 class _Writer:
@@ -231,44 +212,47 @@ class _Writer:
 
     def __init__(self, path: Path, first: int, placement: Placement | None) -> None:
         self._path = path
-        self._first = first
-        self._placement = placement
-        self._digests = [0] * (0 if placement is None else len(placement.places))
+        self._placer = None if placement is None else Placer(placement)
+        self._placing = placement is not None
+        self._next = first
+        self._waiting: list[Row] = []
+        self._room = PART_BYTES
         self._file = -1
         self._crc = 0
         self._parts: list[int] = []
         self._rows = 0
-        self._placed = 0
         self._structure: tuple[int, Structure] | None = None
 
-    def place_nothing(self) -> None:
-        """Have all columns in this file.
+    def write(self, row: Row) -> None:
+        """Add ``row``, whose cells are the writer's from now on."""
+        _, _, cells = row
+        if self._placing and self._placer is not None:
+            if self._placer.put(self._next, cells):
+                self._next += 1
+            else:
+                self.place_no_more()
+        self._waiting.append(row)
+        self._room -= sum(cell.values.nbytes + BYTES_PER_CELL for cell in cells)
+        if self._room <= 0:
+            self._write_part()
 
-        Raises:
-            _NotPlaceable: some rows are placed already.
-        """
-        if self._placed:
-            raise _NotPlaceable
-        self._placement, self._digests = None, []
+    def place_no_more(self) -> None:
+        """Have all columns of the rows to come in this file, and of those that wait."""
+        if not self._placing or self._placer is None:
+            return
+        self._placing = False
+        for back, (_, _, cells) in enumerate(reversed(self._waiting), 1):
+            self._placer.give_back(self._next - back, cells)
 
-    def write(self, rows: list[Row]) -> None:
-        """Add ``rows``, which the caller forgets.
-
-        Raises:
-            _NotPlaceable: they cannot be placed, and others are.
-        """
+    def _write_part(self) -> None:
+        rows, self._waiting, self._room = self._waiting, [], PART_BYTES
         if not rows:
             return
         if self._structure is None:
             self._structure = rows[0][:2]
         elif rows[0][1] != self._structure[1]:
             Chunk.of([(*self._structure, []), rows[0]])  # raises: they are built differently
-        cells = [row[2] for row in rows]
-        if self._placement is not None and not self._placement.takes(cells):
-            self.place_nothing()
-        if self._placement is not None:
-            self._placed += self._placement.write(self._first + self._rows, cells, self._digests)
-        elsewhere = () if self._placement is None else self._placement.columns
+        elsewhere = self._placer.columns if self._placing and self._placer is not None else ()
         chunk = Chunk.of(rows, elsewhere)
         assert chunk is not None
         self._rows += len(rows)
@@ -287,6 +271,7 @@ class _Writer:
 
     def finished(self, number: int, name: str, failed: list[tuple[int, str]]) -> Record:
         """The record, once the file has its ``name``; whoever gets it has it synced."""
+        self._write_part()
         structure = ""
         if self._file >= 0:
             self._path.rename(self._path.with_name(name))
@@ -296,14 +281,17 @@ class _Writer:
             file=name if self._parts else "",
             rows=self._rows,
             parts=tuple(self._parts),
-            digest=digest_text([self._crc, *self._digests]),
+            digest=digest_text([self._crc, *(self._placer.digests if self._placer else ())]),
             structure=structure,
             failed=tuple(failed),
-            placed=self._placed,
+            placed=self._placer.placed if self._placer else 0,
         )
 
     def close(self) -> None:
         """Close the file, and remove it if it was not renamed."""
+        if self._placer is not None:
+            self._placer.close()
+            self._placer = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
