@@ -1,7 +1,8 @@
 """The leaves of a mapped column: one row, or many rows at once.
 
 Offsets, shapes and codes come from the file and are checked each time they are used, so that no
-file leads outside its own column.
+file leads outside its own column. Compressed values come out of `Pieces`, all others out of the
+map.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.index import ColumnEntry, Extent
+from dataloaders.cache.pieces import Pieces
 from dataloaders.cache.sample import leaf_of
 from dataloaders.errors import CacheError
 
@@ -29,22 +31,42 @@ def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArr
 
 
 class ColumnReader:
-    """Gives the leaves of one column."""
+    """Gives the leaves of one column.
+
+    Raises:
+        MissingDependency: it is compressed, and the codec's package is not installed.
+    """
 
     def __init__(self, entry: ColumnEntry, rows: int, data: npt.NDArray[np.uint8]) -> None:
         self.entry = entry
         self._kinds = [kind for kind, _ in entry.variants]
         self._dimensions = [of for _, of in entry.variants]
         self._codes = None if entry.codes is None else mapped(data, "|u1", entry.codes)
-        values = mapped(data, entry.dtype, entry.values)
+        self._pieces = None if entry.packing is None else Pieces(entry, data)
+        if self._pieces is None:
+            values = mapped(data, entry.dtype, entry.values)
+            self._mapped = values if entry.shape is None else values.reshape(rows, *entry.shape)
         if entry.shape is not None:
-            self.values = values.reshape(rows, *entry.shape)
+            self._size = math.prod(entry.shape)  # values of a row
             return
-        self.values = values
         self._offsets = mapped(data, "<u8", entry.offsets or Extent(0, 0))
         self._shapes = None
         if entry.shapes is not None:
             self._shapes = mapped(data, "<u8", entry.shapes).reshape(rows, entry.dimensions)
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """All values as a view of the file: of a fixed column (rows, *shape), else flat.
+
+        Raises:
+            CacheError: they are compressed.
+        """
+        if self.entry.packing is not None:
+            raise CacheError(
+                f"column {self.entry.name!r} is compressed with {self.entry.packing.codec}, so it "
+                "is no array in the file; read rows, or build it without compress="
+            )
+        return self._mapped
 
     def leaf(self, row: int) -> Any:
         """The leaf of this row, in memory of its own.
@@ -77,10 +99,17 @@ class ColumnReader:
         if kind == "none":
             return kind, None
         if self.entry.fixed:
-            return kind, self.values[row, ...]
+            return kind, self._row(row)
         first, last = self._offsets[row : row + 2].tolist()
         shape = None if self._shapes is None else self._shapes[row].tolist()
         return kind, self._values(first, last, shape, self._dimensions[code])
+
+    def _row(self, row: int) -> npt.NDArray[Any]:
+        """The values of a row of a fixed column."""
+        if self._pieces is None:
+            return self._mapped[row, ...]
+        assert self.entry.shape is not None
+        return self._pieces.take(row * self._size, (row + 1) * self._size).reshape(self.entry.shape)
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """The leaves of these rows.
@@ -88,15 +117,21 @@ class ColumnReader:
         Raises:
             CacheError: as `leaf`.
         """
+        if self._pieces is not None:
+            # In the file's order, so that rows that share a piece decode it once.
+            found: list[Any] = [None] * len(rows)
+            for position in sorted(range(len(rows)), key=rows.__getitem__):
+                found[position] = self.leaf(rows[position])
+            return found
         if len(self._kinds) > 1 or not self.entry.fixed:
             return [self.leaf(row) for row in rows]
         kind = self._kinds[0]
         if kind == "none":
             return [None] * len(rows)
         if kind in ("int", "float", "complex"):
-            numbers: list[Any] = self.values[np.asarray(rows, np.int64)].tolist()
+            numbers: list[Any] = self._mapped[np.asarray(rows, np.int64)].tolist()
             return numbers
-        values = self.values
+        values = self._mapped
         try:
             return [leaf_of(kind, values[row, ...]) for row in rows]
         except CacheError as error:
@@ -106,8 +141,8 @@ class ColumnReader:
         self, first: int, last: int, shape: list[int] | None, dimensions: int
     ) -> npt.NDArray[Any]:
         """These values of a variable column, in their shape."""
-        if not first <= last <= len(self.values):
-            raise CacheError(f"it has values {first} to {last}, of {len(self.values)}")
+        if not first <= last <= self.entry.values.size:
+            raise CacheError(f"it has values {first} to {last}, of {self.entry.values.size}")
         if shape is None:
             shape = [last - first] if dimensions else []
         elif any(shape[dimensions:]):
@@ -115,8 +150,11 @@ class ColumnReader:
         shape = shape[:dimensions]
         if math.prod(shape) != last - first or math.prod(filter(None, shape)) > _LARGEST:
             raise CacheError(f"its shape is {shape}, of {last - first} values")
+        values = (
+            self._mapped[first:last] if self._pieces is None else self._pieces.take(first, last)
+        )
         try:
-            return self.values[first:last].reshape(shape)
+            return values.reshape(shape)
         except ValueError as error:  # more dimensions than this NumPy has
             raise CacheError(str(error)) from error
 

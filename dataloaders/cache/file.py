@@ -1,7 +1,8 @@
 """Chunks put together into the one file of a cache.
 
     chunks ──> Layouts ──> skeleton (HDF5: names, types, places)
-    chunks again ────────────> values written at their places ──> checksums ──> index, fsync
+    chunks again ────────────> values written at their places ──┬──> checksums ──> index, fsync
+                 └──Packer──> compressed pieces, behind them  ──┘
 
 The index comes last: a file without it is no cache, so an unfinished one never opens.
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ import numpy.typing as npt
 
 from dataloaders.cache.checksums import checksums
 from dataloaders.cache.chunk import Chunk, Column, sizes
-from dataloaders.cache.hdf5 import skeleton
+from dataloaders.cache.codecs import codec_of
+from dataloaders.cache.compress import Compressed
+from dataloaders.cache.hdf5 import Chunked, add_dataset, skeleton, writing_pieces
 from dataloaders.cache.index import (
     BLOCK,
     DIGEST,
@@ -33,9 +36,12 @@ from dataloaders.cache.index import (
     ColumnEntry,
     Extent,
     Index,
+    Packing,
     block_for,
 )
 from dataloaders.cache.layout import Layout, Layouts, occupied
+from dataloaders.cache.pack import Packed, Packer
+from dataloaders.cache.pieces import chunk_of
 from dataloaders.errors import CacheError
 from dataloaders.workers import usable_cores
 
@@ -60,6 +66,7 @@ class About:
         fingerprint: of the dataset and what it stands on, as JSON has it.
         head: the transforms whose result the rows are.
         tail: those that are still to be applied.
+        compress: how columns are compressed that are worth it; None: not at all.
     """
 
     samples: int
@@ -67,6 +74,7 @@ class About:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     head: Sequence[str] = ()
     tail: Sequence[str] = ()
+    compress: Compressed | None = None
 
 
 def assemble(
@@ -88,7 +96,7 @@ def assemble(
 
     Raises:
         CacheError: the rows do not belong into one file, or it cannot be written.
-        MissingDependency: h5py is not installed.
+        MissingDependency: h5py, or what compressing takes, is not installed.
     """
     index = lay_out(path, layouts_of(chunks()), about)
     return fill(chunks(), path, index, about, progress=progress)
@@ -120,10 +128,10 @@ def lay_out(
 
     Raises:
         CacheError: it cannot be written.
-        MissingDependency: h5py is not installed.
+        MissingDependency: h5py, or what compressing takes, is not installed.
     """
-    name = str(Path(path))
-    columns = layouts.done(rows)
+    name, compress = str(Path(path)), about.compress
+    columns = layouts.done(rows, compress=compress is not None)
     rows = layouts.rows if rows is None else rows
     _check_failed(about.failed, about.samples, rows)
     numbers, messages = _failures(about)
@@ -133,7 +141,7 @@ def lay_out(
         rows=rows,
         samples=about.samples,
         structure=layouts.structure,
-        columns=tuple(_entry(column, rows, {}) for column in columns),
+        columns=tuple(_entry(column, rows, {}, compress) for column in columns),
         checksums=_WIDEST,
         checksums_digest="0" * 2 * DIGEST,
         failed=(_WIDEST, _WIDEST) if about.failed else None,
@@ -147,6 +155,9 @@ def lay_out(
         for column in columns
         for part, found in _named(column, rows).items()
     }
+    packed = [column for column in columns if column.piece]
+    for column in packed:
+        datasets[_table_path(column.name)] = ("<u8", (-(-column.size // column.piece), 2))
     if about.failed:
         datasets["/failed/rows"] = ("<u8", numbers.shape)
         datasets["/failed/messages"] = ("|u1", messages.shape)
@@ -155,13 +166,20 @@ def lay_out(
     }
     for column in columns:
         attributes[_path(column.name)] = {"kinds": " ".join(kind for kind, _ in column.variants)}
-    places = _laid_out(name, datasets, user_block, attributes)
+    if compress is not None and packed:
+        chunked = {
+            _path(column.name) + next(iter(_named(column, rows))): _chunked(column, compress)
+            for column in packed
+        }
+        places = skeleton(name, datasets, user_block, attributes, chunked)
+    else:
+        places = _laid_out(name, datasets, user_block, attributes)
     return replace(
         index,
         user_block=user_block,
         file_bytes=os.path.getsize(name),
-        columns=tuple(_entry(column, rows, places) for column in columns),
-        checksums=places["/checksums"],
+        columns=tuple(_entry(column, rows, places, compress) for column in columns),
+        checksums=places.get("/checksums", _WIDEST),  # they come last, behind compressed pieces
         failed=(places["/failed/rows"], places["/failed/messages"]) if about.failed else None,
     )
 
@@ -195,7 +213,12 @@ def fill(
             with ThreadPoolExecutor(usable_cores(), "dataloaders-write") as threads:
                 whole = index.file_bytes - index.user_block + _bytes(index, there)
                 writer = _Writer(descriptor, threads, progress, whole)
-                _write_rows(chunks, index, there, writer)
+                if about.compress is None or all(one.packing is None for one in index.columns):
+                    _write_rows(chunks, index, there, writer)
+                else:
+                    _write_compressed(name, chunks, index, writer, about.compress)
+                    index = _with_checksums(name, index)
+                    writer.whole = index.file_bytes - index.user_block + _bytes(index, there)
                 if index.failed is not None:
                     for extent, values in zip(index.failed, _failures(about), strict=True):
                         writer.write(extent.offset, values)
@@ -241,7 +264,26 @@ def _path(column: str) -> str:
     return f"/columns/{column}"
 
 
-def _entry(layout: Layout, rows: int, places: Mapping[str, Extent]) -> ColumnEntry:
+def _table_path(column: str) -> str:
+    return f"/pieces/{column}"
+
+
+def _values_path(entry: ColumnEntry) -> str:
+    """Of the dataset of the values: as `_named` has it."""
+    alone = entry.offsets is None and entry.codes is None
+    return _path(entry.name) + ("" if alone else "/values")
+
+
+def _chunked(layout: Layout, compress: Compressed) -> Chunked:
+    width = np.dtype(layout.dtype).itemsize
+    codec = codec_of(compress.codec, width)
+    filters = codec.filters(compress.chosen_level, layout.piece * width)
+    return Chunked(chunk_of(layout.shape, layout.piece), filters)
+
+
+def _entry(
+    layout: Layout, rows: int, places: Mapping[str, Extent], compress: Compressed | None
+) -> ColumnEntry:
     path, named, found = _path(layout.name), _named(layout, rows), layout.datasets(rows)
 
     def place(part: str) -> Extent | None:
@@ -259,6 +301,9 @@ def _entry(layout: Layout, rows: int, places: Mapping[str, Extent]) -> ColumnEnt
         place("offsets"),
         place("shapes"),
         place("codes"),
+        Packing(compress.codec, layout.piece, places.get(_table_path(layout.name), _WIDEST))
+        if compress is not None and layout.piece
+        else None,
     )
 
 
@@ -283,14 +328,29 @@ def _laid_out(
     raise CacheError(f"the cache {name} cannot be laid out: its checksums do not fit its length")
 
 
+def _with_checksums(name: str, index: Index) -> Index:
+    """``index`` with the place of the checksums, made last in a file that has all else."""
+    blocks = 1
+    for _ in range(_TRIES):
+        place = add_dataset(name, "/checksums", "<u4", (blocks,))
+        file_bytes = os.path.getsize(name)
+        needed = -(-(file_bytes - index.user_block) // BLOCK)
+        if needed == blocks:
+            return replace(index, file_bytes=file_bytes, checksums=place)
+        blocks = needed
+    raise CacheError(f"the cache {name} cannot be laid out: its checksums do not fit its length")
+
+
 def _bytes(index: Index, there: Collection[int]) -> int:
-    """Of all columns but these."""
-    return sum(
-        extent.size * np.dtype(dtype).itemsize
-        for number, column in enumerate(index.columns)
-        for _, dtype, extent in column.parts()
-        if number not in there
-    )
+    """Of all columns but these, before any are compressed."""
+    total = 0
+    for number, column in enumerate(index.columns):
+        places = [(dtype, extent) for part, dtype, extent in column.parts() if part != "pieces"]
+        if column.packing is not None:
+            places.append((column.dtype, column.values))
+        if number not in there:
+            total += sum(extent.size * np.dtype(dtype).itemsize for dtype, extent in places)
+    return total
 
 
 class _Writer:
@@ -302,7 +362,7 @@ class _Writer:
         self.descriptor = descriptor
         self._threads = threads
         self._progress = progress
-        self._whole = whole
+        self.whole = whole
         self._done = 0
         self._under_way: deque[Future[None]] = deque()
 
@@ -326,7 +386,7 @@ class _Writer:
         """So many bytes more are done."""
         self._done += count
         if self._progress is not None:
-            self._progress(self._done, self._whole)
+            self._progress(self._done, self.whole)
 
 
 def _write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
@@ -336,11 +396,33 @@ def _write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
         left, offset = left[count:], offset + count
 
 
-def _write_rows(
-    chunks: Iterator[Chunk], index: Index, there: Collection[int], writer: _Writer
+def _write_compressed(
+    name: str, chunks: Iterator[Chunk], index: Index, writer: _Writer, compress: Compressed
 ) -> None:
+    """As `_write_rows`, with the compressed pieces put behind what is in the file."""
+    packed = [
+        Packed(_values_path(entry), entry.packing, np.dtype(entry.dtype).itemsize)
+        for entry in index.columns
+        if entry.packing is not None
+    ]
+    with writing_pieces(name, [column.path for column in packed]) as pieces:
+        with Packer(pieces, packed, compress.chosen_level) as packer:
+            _write_rows(chunks, index, (), writer, packer)
+        tables = [pieces.table(column.path) for column in packed]
+    for column, table in zip(packed, tables, strict=True):
+        writer.write(column.packing.pieces.offset, table)
+
+
+def _write_rows(
+    chunks: Iterator[Chunk],
+    index: Index,
+    there: Collection[int],
+    writer: _Writer,
+    packer: Packer | None = None,
+) -> None:
+    packed = count()
     columns = {
-        number: _ColumnWriter(entry, writer)
+        number: _ColumnWriter(entry, writer, packer, -1 if entry.packing is None else next(packed))
         for number, entry in enumerate(index.columns)
         if number not in there
     }
@@ -351,6 +433,8 @@ def _write_rows(
             break
         for number, column in columns.items():
             column.write(chunk.columns[number])
+        if packer is not None:
+            packer.flush()
         writer.advance(sum(column.taken() for column in columns.values()))
         del chunk
     if rows != index.rows or any(not column.complete(rows) for column in columns.values()):
@@ -358,9 +442,13 @@ def _write_rows(
 
 
 class _ColumnWriter:
-    def __init__(self, entry: ColumnEntry, writer: _Writer) -> None:
+    def __init__(
+        self, entry: ColumnEntry, writer: _Writer, packer: Packer | None, packed: int
+    ) -> None:
         self.entry = entry
         self.writer = writer
+        self.packer = packer
+        self.packed = packed  # its number among the compressed columns, or -1
         self.rows = 0
         self.values = 0
         self.bytes = 0
@@ -373,11 +461,12 @@ class _ColumnWriter:
             numbers = [entry.variants.index(variant) for variant in column.variants]
             self._put(entry.codes, self.rows, np.array(numbers, "|u1")[column.codes])
         if entry.shape is not None:
-            self._put(entry.values, self.values, self._filled(column, math.prod(entry.shape)))
-            self.values += rows * math.prod(entry.shape)
+            size = math.prod(entry.shape)
+            self._put_values(self._filled(column, size), self.values + size * np.arange(rows + 1))
+            self.values += rows * size
         else:
-            self._put(entry.values, self.values, column.values)
             ends = self.values + np.concatenate([[0], np.cumsum(sizes(column))])
+            self._put_values(column.values, ends)
             self.values += len(column.values)
             if entry.offsets is not None:
                 self._put(entry.offsets, self.rows, ends.astype("<u8"))
@@ -397,12 +486,24 @@ class _ColumnWriter:
             filled[there] = column.values.reshape(-1, size)
         return filled
 
+    def _put_values(self, values: npt.NDArray[Any], ends: npt.NDArray[np.int64]) -> None:
+        """Put the values of some rows behind those before; row i's are ``ends[i:i + 2]``."""
+        if self.entry.packing is None or self.packer is None:
+            self._put(self.entry.values, self.values, values)
+            return
+        self._refuse_more(self.entry.values, self.values, values)
+        self.packer.add(self.packed, values, self.rows, ends[1:])
+        self.bytes += values.nbytes
+
     def _put(self, extent: Extent, before: int, values: npt.NDArray[Any]) -> None:
-        if before + values.size > extent.size:
-            raise CacheError("the chunks were others when they were read for the second time")
+        self._refuse_more(extent, before, values)
         if values.size:
             self.writer.write(extent.offset + before * values.itemsize, values)
             self.bytes += values.nbytes
+
+    def _refuse_more(self, extent: Extent, before: int, values: npt.NDArray[Any]) -> None:
+        if before + values.size > extent.size:
+            raise CacheError("the chunks were others when they were read for the second time")
 
     def taken(self) -> int:
         """Bytes written since this was last asked."""

@@ -1,28 +1,47 @@
-"""The HDF5 file around the values: names, types and places, and not one value written.
+"""The HDF5 file around the values: names, types and places.
 
 h5py (and with it libhdf5) makes this skeleton, of datasets that have a place from the beginning
-and are never filled. The values are then written at these places as into any file. Reading a
-cache needs none of this.
+and are never filled. The values are then written at these places as into any file. Compressed
+values are the exception: where a piece of them stands shows only when libhdf5 is handed it, ready
+made. Reading a cache needs none of this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from dataloaders.cache.codecs.codec import Filter
 from dataloaders.cache.index import Extent
 from dataloaders.errors import CacheError, MissingDependency
 
-__all__ = ["skeleton"]
+__all__ = ["Chunked", "Pieces", "add_dataset", "skeleton", "writing_pieces"]
 
 _ALIGNMENT = 4096
+_PIECE_ALIGNMENT = 64
 _UNALIGNED = 2048  # bytes up to which a dataset is not worth a page of its own
 
 Datasets = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """A dataset that is compressed in pieces.
+
+    Attributes:
+        shape: of a piece.
+        filters: HDF5's, in the order in which they encode.
+    """
+
+    shape: tuple[int, ...]
+    filters: tuple[Filter, ...]
 
 
 def skeleton(
@@ -30,6 +49,7 @@ def skeleton(
     datasets: Datasets,
     user_block: int,
     attributes: Mapping[str, Mapping[str, str | int]],
+    chunked: Mapping[str, Chunked] | None = None,
 ) -> dict[str, Extent]:
     """The places of the values of each dataset in the HDF5 file made at ``path``.
 
@@ -38,26 +58,21 @@ def skeleton(
         datasets: path within the file to dtype and shape.
         user_block: bytes left free in front of it.
         attributes: of groups and datasets by their path, "/" included.
+        chunked: those among the datasets that are compressed; they have no place yet.
 
     Raises:
         CacheError: it cannot be written.
-        MissingDependency: h5py is not installed.
+        MissingDependency: h5py, or hdf5plugin for compressed datasets, is not installed.
     """
-    h5py = _h5py()
-    try:
+    h5py, chunked = _h5py(), chunked or {}
+    if chunked:
+        _have_filters()
+    with _hdf5(h5py, path):
         # A file of its own: cutting the old one to nothing would kill whoever has it mapped.
         Path(path).unlink(missing_ok=True)
-        with h5py.File(
-            path,
-            "w",
-            libver=("earliest", "v110"),
-            userblock_size=user_block,
-            alignment_threshold=_UNALIGNED,
-            alignment_interval=_ALIGNMENT,
-            locking=False,  # some network file systems refuse locks
-        ) as file:
+        with _open(h5py, path, "w", _ALIGNMENT, userblock_size=user_block) as file:
             places = {
-                name: _create(h5py, file, name, dtype, shape)
+                name: _create(h5py, file, name, dtype, shape, chunked.get(name))
                 for name, (dtype, shape) in datasets.items()
             }
             for name, pairs in attributes.items():
@@ -65,18 +80,117 @@ def skeleton(
                     file[name].attrs[key] = (
                         np.bytes_(value.encode()) if isinstance(value, str) else np.uint64(value)
                     )
+    return places
+
+
+def add_dataset(path: str, name: str, dtype: str, shape: tuple[int, ...]) -> Extent:
+    """The place of one more dataset in the file, which takes the place of one of its name.
+
+    Raises:
+        CacheError: it cannot be written.
+    """
+    h5py = _h5py()
+    with _hdf5(h5py, path), _open(h5py, path, "r+", _ALIGNMENT) as file:
+        if name in file:
+            del file[name]
+        return _create(h5py, file, name, dtype, shape, None)
+
+
+class Pieces:
+    """Hands pieces to a file that `skeleton` made; see `writing_pieces`."""
+
+    def __init__(self, h5py: ModuleType, path: str, file: Any, names: Sequence[str]) -> None:
+        self._h5py = h5py
+        self._path = path
+        self._datasets = {name: file[name].id for name in names}
+        self._chunks = {name: file[name].chunks for name in names}
+        self._as_it_is = {
+            name: (1 << dataset.get_create_plist().get_nfilters()) - 1
+            for name, dataset in self._datasets.items()
+        }
+
+    def write(self, name: str, number: int, data: bytes, *, encoded: bool) -> None:
+        """Put a piece into the dataset: the one of this number along its first dimension."""
+        chunk = self._chunks[name]
+        place = (number * chunk[0],) + (0,) * (len(chunk) - 1)
+        left_out = 0 if encoded else self._as_it_is[name]  # a bit for each filter
+        with _hdf5(self._h5py, self._path):
+            self._datasets[name].write_direct_chunk(place, data, left_out)
+
+    def table(self, name: str) -> npt.NDArray[np.uint64]:
+        """Each piece's place in the file, and its length."""
+        dataset, step = self._datasets[name], self._chunks[name][0]
+        found = np.zeros((-(-dataset.shape[0] // step), 2), "<u8")
+
+        def note(chunk: Any) -> None:
+            found[chunk.chunk_offset[0] // step] = chunk.byte_offset, chunk.size
+
+        with _hdf5(self._h5py, self._path):
+            dataset.chunk_iter(note)
+        return found
+
+
+@contextmanager
+def writing_pieces(path: str, names: Sequence[str]) -> Iterator[Pieces]:
+    """What writes pieces into these datasets of the file.
+
+    Raises:
+        CacheError: it cannot be written.
+    """
+    h5py = _h5py()
+    with _hdf5(h5py, path):
+        file = _open(h5py, path, "r+", _PIECE_ALIGNMENT)
+        pieces = Pieces(h5py, path, file, names)
+    try:
+        yield pieces
+    except BaseException:
+        with suppress(Exception):  # a full disk is told once
+            file.close()
+        raise
+    with _hdf5(h5py, path):
+        file.close()
+
+
+@contextmanager
+def _hdf5(h5py: ModuleType, path: str) -> Iterator[None]:
+    """Turn errors of HDF5 into ours."""
+    try:
+        yield
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CacheError(
             f"the cache {path} cannot be laid out by HDF5 {h5py.version.hdf5_version}: {reason}"
         ) from error
-    return places
 
 
-def _create(h5py: ModuleType, file: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Extent:
+def _open(h5py: ModuleType, path: str, mode: str, interval: int, **options: Any) -> Any:
+    return h5py.File(
+        path,
+        mode,
+        libver=("earliest", "v110"),
+        alignment_threshold=_UNALIGNED,
+        alignment_interval=interval,
+        locking=False,  # some network file systems refuse locks
+        **options,
+    )
+
+
+def _create(
+    h5py: ModuleType,
+    file: Any,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    chunked: Chunked | None,
+) -> Extent:
     created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    created.set_layout(h5py.h5d.CONTIGUOUS)
-    created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    if chunked is None:
+        created.set_layout(h5py.h5d.CONTIGUOUS)
+        created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    else:
+        created.set_chunk(chunked.shape)
+        for number, values in chunked.filters:
+            created.set_filter(number, h5py.h5z.FLAG_OPTIONAL, values)
     created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     created.set_obj_track_times(False)
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
@@ -91,8 +205,21 @@ def _create(h5py: ModuleType, file: Any, name: str, dtype: str, shape: tuple[int
         links,
     )
     size = int(np.prod(shape, dtype=np.uint64))
+    if chunked is not None:
+        return Extent(0, size)
     offset = dataset.get_offset() if size else 0  # from the file's beginning, user block included
     return Extent(int(offset), size)
+
+
+def _have_filters() -> None:
+    """Have libhdf5 know the filters: it writes their names into the file, if it knows them."""
+    try:
+        import hdf5plugin  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(
+            f"compressing a cache needs hdf5plugin, which cannot be imported ({error}); install it "
+            "with: pip install 'gpu-dataloaders[compressed]'"
+        ) from error
 
 
 def _h5py() -> ModuleType:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dataloaders.cache.chunk import MOST_VARIANTS, Variant
+from dataloaders.cache.codecs import CODECS
 from dataloaders.cache.sample import DTYPES, Structure, column_names, fits
 from dataloaders.errors import CacheError
 
@@ -31,12 +32,15 @@ __all__ = [
     "BLOCK",
     "DIGEST",
     "HEADER",
+    "LARGEST_PIECE",
+    "LARGEST_ROW",
     "MAGIC",
     "MOST_FIXED",
     "VERSION",
     "ColumnEntry",
     "Extent",
     "Index",
+    "Packing",
     "block_for",
     "seal",
 ]
@@ -50,6 +54,10 @@ DIGEST = 16
 """Bytes of a digest: blake2b, unkeyed."""
 MOST_FIXED = 31
 """Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
+LARGEST_ROW = 1 << 30
+"""Bytes of a row of a compressed column: as much as one sample may make a reader allocate."""
+LARGEST_PIECE = 1 << 18
+"""Bytes that are compressed together, unless a single row of a fixed column has more."""
 
 _FORMAT = "dataloaders cache"
 _LONGEST = 8 << 20  # bytes of the text; JSON may take 30 times as much memory
@@ -72,6 +80,22 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How a column's values are compressed.
+
+    Attributes:
+        codec: a name in `CODECS`.
+        piece: values that are compressed together; zeros follow the last ones.
+        pieces: uint64, the place of each piece in the file, and its length in bytes. A piece as
+            long as its values is not compressed.
+    """
+
+    codec: str
+    piece: int
+    pieces: Extent
+
+
+@dataclass(frozen=True)
 class ColumnEntry:
     """One column of a cache: one leaf of all rows.
 
@@ -81,11 +105,13 @@ class ColumnEntry:
         variants: the kinds of cell that occur, each with its number of dimensions.
         shape: that of every row of a fixed column; None where it varies.
         dimensions: the most that a variant has.
-        values: of all rows. In a fixed column a row that is None has zeros.
+        values: of all rows. In a fixed column a row that is None has zeros. Compressed values
+            have no place of their own: it is 0.
         offsets: uint64, of a variable column: value number ``offsets[i]`` is row i's first one,
             ``offsets[i + 1]`` the one behind its last.
         shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
         codes: uint8, each row's number in ``variants``, if there are several.
+        packing: how the values are compressed; None: they are not.
     """
 
     name: str
@@ -97,6 +123,7 @@ class ColumnEntry:
     offsets: Extent | None
     shapes: Extent | None
     codes: Extent | None
+    packing: Packing | None = None
 
     @property
     def fixed(self) -> bool:
@@ -104,8 +131,11 @@ class ColumnEntry:
         return self.shape is not None
 
     def parts(self) -> Iterable[tuple[str, str, Extent]]:
-        """What there is of it in the file: name, dtype and place."""
-        yield "values", self.dtype, self.values
+        """What there is of it in the file: name, dtype and place; compressed values left out."""
+        if self.packing is None:
+            yield "values", self.dtype, self.values
+        else:
+            yield "pieces", "<u8", self.packing.pieces
         if self.offsets is not None:
             yield "offsets", "<u8", self.offsets
         if self.shapes is not None:
@@ -179,6 +209,13 @@ class Index:
                     "offsets": column.offsets,
                     "shapes": column.shapes,
                     "codes": column.codes,
+                    "packing": None
+                    if column.packing is None
+                    else {
+                        "codec": column.packing.codec,
+                        "piece": column.packing.piece,
+                        "pieces": column.packing.pieces,
+                    },
                 }
                 for column in self.columns
             ],
@@ -350,6 +387,7 @@ _FIELDS = (
 )  # fmt: skip
 _COLUMN_FIELDS = (
     "name", "dtype", "variants", "shape", "dimensions", "values", "offsets", "shapes", "codes",
+    "packing",
 )  # fmt: skip
 
 
@@ -429,15 +467,48 @@ def _column(found: Any, name: str, rows: int) -> ColumnEntry:
         # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
         if max(rows, 1) * math.prod(filter(None, shape)) > _LARGEST:
             raise _Malformed(f"{where} has too many values")
-        values = _extent(fields["values"], f"{where}: values", rows * math.prod(shape))
+        count = rows * math.prod(shape)
+        values, packing = _values(fields, where, dtype, count, math.prod(shape))
         _optional(fields["offsets"], f"{where}: offsets", None)
         _optional(fields["shapes"], f"{where}: shapes", None)
-        return ColumnEntry(name, dtype, variants, shape, dimensions, values, None, None, codes)
-    values = _extent(fields["values"], f"{where}: values")
+        return ColumnEntry(
+            name, dtype, variants, shape, dimensions, values, None, None, codes, packing
+        )
+    values, packing = _values(fields, where, dtype, None, None)
     offsets = _extent(fields["offsets"], f"{where}: offsets", rows + 1)
     needed = rows * dimensions if dimensions > 1 else None
     shapes = _optional(fields["shapes"], f"{where}: shapes", needed)
-    return ColumnEntry(name, dtype, variants, None, dimensions, values, offsets, shapes, codes)
+    return ColumnEntry(
+        name, dtype, variants, None, dimensions, values, offsets, shapes, codes, packing
+    )
+
+
+def _values(
+    fields: Mapping[str, Any], where: str, dtype: str, count: int | None, row: int | None
+) -> tuple[Extent, Packing | None]:
+    """The values, so many if that is known, and how they are compressed.
+
+    Args:
+        row: values of a row of a fixed column.
+    """
+    if fields["packing"] is None:
+        return _extent(fields["values"], f"{where}: values", count), None
+    packing = _fields(fields["packing"], f"{where}: packing", ("codec", "piece", "pieces"))
+    offset, size = (
+        _number(each, f"{where}: values") for each in _list(fields["values"], f"{where}: values", 2)
+    )
+    if offset or not size or count not in (None, size):
+        raise _Malformed(f"{where} is compressed, and its values are {_shown([offset, size])}")
+    codec = _text(packing["codec"], f"{where}: packing.codec")
+    if codec not in CODECS:
+        raise _Malformed(f"{where} is compressed with {_shown(codec)}, of {', '.join(CODECS)}")
+    width = np.dtype(dtype).itemsize
+    piece = _number(packing["piece"], f"{where}: packing.piece", least=1, most=size)
+    most = LARGEST_PIECE if row is None else max(LARGEST_PIECE, row * width)
+    if piece * width > min(most, LARGEST_ROW) or (row is not None and piece % row):
+        raise _Malformed(f"{where} cannot be compressed in pieces of {piece} values")
+    pieces = _extent(packing["pieces"], f"{where}: packing.pieces", 2 * -(-size // piece))
+    return Extent(0, size), Packing(codec, piece, pieces)
 
 
 def _variants(

@@ -8,17 +8,21 @@ The result does not depend on how the rows were cut into chunks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.chunk import MOST_VARIANTS, Chunk, Column, Variant
+from dataloaders.cache.chunk import MOST_VARIANTS, Chunk, Column, Variant, sizes
 from dataloaders.cache.index import MOST_FIXED
+from dataloaders.cache.pieces import piece_of
 from dataloaders.cache.sample import Structure, column_names
 from dataloaders.errors import CacheError
 
 __all__ = ["Layout", "Layouts"]
+
+_COMPRESSED = ("encoded", "file")
+"""Families of kinds that are compressed already."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Layout:
         shape: of every row, or None.
         dimensions: the most that a variant has.
         size: how many values there are.
+        piece: how many of them are compressed together; 0: they are not compressed.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Layout:
     shape: tuple[int, ...] | None
     dimensions: int
     size: int
+    piece: int = 0
 
     def datasets(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each HDF5 dataset of it."""
@@ -85,9 +91,15 @@ class Layouts:
             merged.add(column, self.rows)
         self.rows += chunk.rows
 
-    def done(self, rows: int | None = None) -> list[Layout]:
-        """The columns of all rows; or of so many, if those to come are like those so far."""
-        return [merged.done(self.rows if rows is None else rows) for merged in self._columns]
+    def done(self, rows: int | None = None, *, compress: bool = False) -> list[Layout]:
+        """The columns of all rows; or of so many, if those to come are like those so far.
+
+        Args:
+            rows: how many; None: those so far.
+            compress: whether columns that are worth it will be compressed.
+        """
+        rows = self.rows if rows is None else rows
+        return [merged.done(rows, compress=compress) for merged in self._columns]
 
 
 class _Merged:
@@ -98,6 +110,7 @@ class _Merged:
         self.shape: tuple[int, ...] | None = None
         self.fixed = True
         self.size = 0
+        self.largest = 0
 
     def add(self, column: Column, before: int) -> None:
         for variant in column.variants:
@@ -115,6 +128,7 @@ class _Merged:
             )
         self.dtype = column.dtype
         self.size += len(column.values)
+        self.largest = max(self.largest, int(sizes(column).max()))
         if self.fixed:
             self.fixed = self._same(column, there)
 
@@ -132,7 +146,11 @@ class _Merged:
             self.shape = shape
         return self.shape == shape
 
-    def done(self, rows: int) -> Layout:
+    def done(self, rows: int, *, compress: bool) -> Layout:
+        layout = self._layout(rows)
+        return replace(layout, piece=self._piece(layout, rows)) if compress else layout
+
+    def _layout(self, rows: int) -> Layout:
         dimensions = max((of for _, of in self.variants), default=0)
         variants = tuple(self.variants)
         if self.dtype is None:
@@ -142,6 +160,13 @@ class _Merged:
             return Layout(self.name, self.dtype, variants, None, dimensions, self.size)
         size = rows * math.prod(self.shape)
         return Layout(self.name, self.dtype, variants, self.shape, dimensions, size)
+
+    def _piece(self, layout: Layout, rows: int) -> int:
+        """How many values to compress together."""
+        if any(kind.partition(":")[0] in _COMPRESSED for kind, _ in layout.variants):
+            return 0
+        width = np.dtype(layout.dtype).itemsize
+        return piece_of(width, rows, layout.shape, layout.size, self.largest)
 
 
 def occupied(column: Column) -> npt.NDArray[np.bool_]:

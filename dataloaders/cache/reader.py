@@ -200,7 +200,7 @@ class CachedDataset(Dataset[Any]):
         An image's shape is (channels, height, width). A row that is None is zero.
 
         Raises:
-            CacheError: there is no such column, or its rows differ in shape.
+            CacheError: there is no such column, its rows differ in shape, or it is compressed.
         """
         for column in self._columns:
             if column.entry.name == name:

@@ -1,0 +1,131 @@
+"""Compressed columns: how they are cut into pieces, and values read out of them.
+
+    values   0 ........ n │ n ........ 2n │ 2n ..... and zeros      n: `piece_of`, the same in all
+                 │               │               │
+    file     compressed       compressed      as it is, where compressing saves nothing
+             place, length    place, length   place, length         a table, one row a piece
+
+What the table and the pieces say is checked each time it is used: a value comes out, or an error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.cache.codecs import codec_of
+from dataloaders.cache.codecs.codec import Undecodable
+from dataloaders.cache.index import LARGEST_PIECE, LARGEST_ROW, ColumnEntry
+from dataloaders.errors import CacheError
+
+__all__ = ["Pieces", "chunk_of", "piece_of"]
+
+_LEAST = 1 << 16  # bytes of a column that is worth compressing
+_LEAST_ROW = 64  # bytes of its mean row: to read a label, nobody wants to decode thousands
+_PIECE = 1 << 16  # bytes; where all rows have one shape, a larger one is a piece by itself
+
+_KEPT = 4  # pieces that a column remembers
+
+
+def piece_of(
+    width: int, rows: int, shape: tuple[int, ...] | None, size: int, largest_row: int
+) -> int:
+    """How many values of a column to compress together; 0: it is not worth it.
+
+    Args:
+        width: bytes of a value.
+        rows: how many there are.
+        shape: of each of them, in a fixed column.
+        size: values in all of them.
+        largest_row: values in the largest of them.
+    """
+    if size * width < max(_LEAST, rows * _LEAST_ROW) or largest_row * width > LARGEST_ROW:
+        return 0
+    if shape is None:
+        return min(size, _PIECE // width)
+    row = math.prod(shape)
+    return row * min(rows, max(1, _PIECE // (row * width)))
+
+
+def chunk_of(shape: tuple[int, ...] | None, piece: int) -> tuple[int, ...]:
+    """The shape of a piece as a chunk of the HDF5 dataset."""
+    return (piece,) if shape is None else (piece // math.prod(shape), *shape)
+
+
+class Pieces:
+    """The values of a compressed column, from the first to the last of all rows.
+
+    Raises:
+        MissingDependency: the codec's package is not installed.
+    """
+
+    def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
+        assert entry.packing is not None
+        self._size = entry.values.size
+        self._dtype = np.dtype(entry.dtype)
+        self._piece = entry.packing.piece
+        self._bytes = self._piece * self._dtype.itemsize
+        self._codec = codec_of(entry.packing.codec, self._dtype.itemsize)
+        self._data = data
+        offset, count = entry.packing.pieces
+        self._table = data[offset : offset + 8 * count].view("<u8").reshape(-1, 2)
+        # Whole rows are not read twice: only where several share a piece is it worth keeping.
+        shared = entry.shape is None or self._piece > math.prod(entry.shape)
+        self._keeps = shared and self._bytes <= LARGEST_PIECE
+        # Replaced as a whole: threads that do so at once lose a piece, and nothing else.
+        self._kept: tuple[tuple[int, npt.NDArray[Any]], ...] = ()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, first: int, last: int) -> npt.NDArray[Any]:
+        """The values from number ``first`` to the one before ``last``, not to be written to.
+
+        Raises:
+            CacheError: a piece of them is not where and what it should be.
+        """
+        if (last - first) * self._dtype.itemsize > LARGEST_ROW:
+            raise CacheError(f"it has values {first} to {last}, more than a compressed row may")
+        if first == last:
+            return np.empty(0, self._dtype)
+        low, high = first // self._piece, (last - 1) // self._piece
+        if low == high:
+            start = low * self._piece
+            return self._decoded(low)[first - start : last - start]
+        # Decoded before it is allocated, so that only what is there can take memory.
+        head = self._decoded(low)[first - low * self._piece :]
+        values = np.empty(last - first, self._dtype)
+        values[: len(head)] = head
+        done = len(head)
+        for number in range(low + 1, high + 1):
+            part = self._decoded(number)[: len(values) - done]
+            values[done : done + len(part)] = part
+            done += len(part)
+        values.flags.writeable = False
+        return values
+
+    def _decoded(self, number: int) -> npt.NDArray[Any]:
+        for known, values in self._kept:
+            if known == number:
+                return values
+        place, length = self._table[number].tolist()
+        if not 0 < length <= self._bytes or place + length > len(self._data):
+            raise CacheError(
+                f"piece {number} of it is said to be {length} bytes at {place}, of the "
+                f"{self._bytes} that it may have and the file's {len(self._data)}"
+            )
+        data = self._data[place : place + length]
+        if length == self._bytes:
+            return data.view(self._dtype)
+        try:
+            values = self._codec.decode(data, self._bytes).view(self._dtype)
+        except Undecodable as error:
+            raise CacheError(
+                f"piece {number} of it does not decode to {self._bytes} bytes: {error}"
+            ) from error
+        if self._keeps:
+            self._kept = (*self._kept[1 - _KEPT :], (number, values))
+        return values
