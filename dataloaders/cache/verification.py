@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -84,13 +85,20 @@ def _blocks(
     if not whole:
         yield Damage(place, bytes_of_table, "the table of checksums")
     parts = _parts(index)
+    packed: list[_PackedColumn] | None = None
     hole = (place, place + bytes_of_table)
     for number, checksum in enumerate(checksums(descriptor, start, end, hole)):
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
         written = int.from_bytes(table[number * _WIDTH : (number + 1) * _WIDTH], "little")
         if checksum != written:
-            what = ", ".join(_what(descriptor, parts, begin, last))
+            if packed is None:
+                packed = [
+                    _PackedColumn(descriptor, one, index) for one in index.columns if one.packing
+                ]
+            pieces = [part for one in packed if (part := one.part_at(begin, last)) is not None]
+            found = sorted([*parts, *pieces], key=lambda part: part.begin) if pieces else parts
+            what = ", ".join(_what(descriptor, found, begin, last))
             if checksum is None:
                 what += " (it cannot be read)"
             elif not whole:
@@ -124,8 +132,60 @@ class _Part:
             first, last = np.searchsorted(places, np.array(ends, "<u8"), "right") - 1
         else:
             return ""
-        first, last = max(first, 0), min(last, self.rows - 1)  # the last offset is of no row
-        return f" row {first}" if first >= last else f" rows {first} to {last}"
+        return _rows_text(first, last, self.rows)
+
+
+class _PackedColumn:
+    """Where the pieces of a compressed column stand, as far as its table can be believed."""
+
+    def __init__(self, descriptor: int, column: ColumnEntry, index: Index) -> None:
+        assert column.packing is not None
+        offset, count = column.packing.pieces
+        data = os.pread(descriptor, 8 * count, offset)
+        table = np.frombuffer(data[: len(data) // 16 * 16], "<u8").reshape(-1, 2)
+        inside = np.all(table <= index.file_bytes, axis=1)
+        table = table * inside[:, np.newaxis]
+        places, lengths = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
+        self._order = np.argsort(places, kind="stable")
+        self._begins = places[self._order]
+        self._ends = self._begins + lengths[self._order]
+        self._column = column
+        self._rows = index.rows
+        self._offsets = None
+        if column.offsets is not None:
+            data = os.pread(descriptor, 8 * column.offsets.size, column.offsets.offset)
+            self._offsets = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
+
+    def part_at(self, begin: int, end: int) -> _Part | None:
+        """The pieces that have some of these bytes, as one."""
+        last = int(np.searchsorted(self._begins, end, "left"))
+        first = max(int(np.searchsorted(self._begins, begin, "right")) - 1, 0)
+        if first < last and self._ends[first] <= begin:
+            first += 1
+        if first >= last:
+            return None
+        numbers = self._order[first:last]
+        name = f"column {self._column.name!r}{self._rows_of(numbers.min(), numbers.max())}"
+        return _Part(int(self._begins[first]), int(self._ends[first:last].max()), name)
+
+    def _rows_of(self, first: int, last: int) -> str:
+        """The rows of the pieces from number ``first`` to ``last``."""
+        column, offsets = self._column, self._offsets
+        assert column.packing is not None
+        piece = column.packing.piece
+        ends = [int(first) * piece, int(last + 1) * piece - 1]
+        if column.shape is not None:
+            first, last = (end // math.prod(column.shape) for end in ends)
+        elif offsets is None or (offsets[1:] < offsets[:-1]).any():
+            return ""
+        else:
+            first, last = np.searchsorted(offsets, np.array(ends, "<u8"), "right") - 1
+        return _rows_text(first, last, self._rows)
+
+
+def _rows_text(first: int, last: int, rows: int) -> str:
+    first, last = max(first, 0), min(last, rows - 1)  # the last offset is of no row
+    return f" row {first}" if first >= last else f" rows {first} to {last}"
 
 
 def _parts(index: Index) -> list[_Part]:
@@ -145,6 +205,9 @@ def _column_parts(column: ColumnEntry, rows: int) -> Iterator[_Part]:
     for name, dtype, (offset, size) in column.parts():
         length = size * np.dtype(dtype).itemsize
         text = f"column {column.name!r}" + ("" if name == "values" else f" ({name})")
+        if name == "pieces":
+            yield _Part(offset, offset + length, text)
+            continue
         part = _Part(offset, offset + length, text, rows=rows, width=np.dtype(dtype).itemsize)
         if name == "values" and column.offsets is not None:
             yield replace(part, offsets=column.offsets.offset)
@@ -161,7 +224,7 @@ def _what(descriptor: int, parts: list[_Part], begin: int, end: int) -> Iterator
         if low >= high:
             continue
         own = own or low > covered
-        covered = high
+        covered = max(covered, high)
         yield part.name + part.rows_at(descriptor, low, high)
     if own or covered < end:
         yield "HDF5's own records"
