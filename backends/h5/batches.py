@@ -3,6 +3,7 @@
     rows ──> numbers, tensors   one gather a column
              text               a list
              images             a window each, straight from the mapped file into the batch
+             compressed         as these, decoded row by row
 
 The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
 of the very cache, with torchvision's own random numbers, before any batch is made this way.
@@ -161,7 +162,8 @@ def _leaf_of(column: ColumnReader, tail: Any) -> Leaf | str:
         return "its rows differ in shape"
     if column.entry.dtype.startswith(">"):
         return "its bytes are in another order than this machine's"
-    return _Values(column.values, torch.bfloat16 if kind == "tensor:bfloat16" else None)
+    bits = torch.bfloat16 if kind == "tensor:bfloat16" else None
+    return _Values(column.values, bits) if column.entry.packing is None else _Decoded(column, bits)
 
 
 class _Values:
@@ -182,13 +184,32 @@ class _Values:
         return out if self._bits is None else out.view(self._bits)
 
 
+class _Decoded:
+    """A compressed column of one shape: each row decoded into its place."""
+
+    def __init__(self, column: ColumnReader, bits: torch.dtype | None) -> None:
+        self._column = column
+        dtype = np.dtype(column.entry.dtype)
+        self._bool = dtype.kind == "b"
+        self._dtype = _tensor(np.empty(0, np.uint8 if self._bool else dtype)).dtype
+        self._bits = bits
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        out = rows.empty((len(rows.numbers), *(self._column.entry.shape or ())), self._dtype)
+        self._column.fill(rows.numbers, out.numpy())
+        if self._bool:
+            return out != 0
+        return out if self._bits is None else out.view(self._bits)
+
+
 class _Images:
     """Images of one mode, each window straight into its place of a uint8 batch [N, C, H, W]."""
 
     def __init__(self, column: ColumnReader, geometry: Geometry) -> None:
         self._column = column
         self.geometry = geometry
-        self._fixed = _tensor(column.values) if column.entry.fixed else None
+        whole = column.entry.fixed and column.entry.packing is None
+        self._fixed = _tensor(column.values) if whole else None
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         if self._fixed is not None:

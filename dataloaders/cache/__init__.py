@@ -11,6 +11,8 @@
     file.py      chunks -> the file                  hdf5.py       makes it HDF5
     placing.py   values written once, where they stand
     index.py     where values stand, without HDF5    checksums.py  of every block of the file
+    compress.py  what compress= may be               codecs/       zstd and Blosc, piece by piece
+    pack.py      values -> pieces, in threads        pieces.py     pieces -> values
     reader.py    CachedDataset                       columns.py    the leaves of one column
     verification.py  finds any flipped bit           disk.py       room, sync, sizes
     estimation.py  size and time, before it starts   fingerprint.py what it is made of
@@ -26,16 +28,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataloaders.cache.build import estimate, precompute
+    from dataloaders.cache.compress import Compressed
     from dataloaders.cache.estimation import Estimate
     from dataloaders.cache.progress import BuildProgress
     from dataloaders.cache.reader import CachedDataset
     from dataloaders.cache.verification import verify
 
-__all__ = ["BuildProgress", "CachedDataset", "Estimate", "estimate", "precompute", "verify"]
+__all__ = [
+    "BuildProgress",
+    "CachedDataset",
+    "Compressed",
+    "Estimate",
+    "estimate",
+    "precompute",
+    "verify",
+]
 
 _WHERE = {
     "BuildProgress": "progress",
     "CachedDataset": "reader",
+    "Compressed": "compress",
     "Estimate": "estimation",
     "estimate": "build",
     "precompute": "build",

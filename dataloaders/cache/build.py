@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dataloaders.cache.codecs import refuse_missing
+from dataloaders.cache.compress import Compressed, compressed_of
 from dataloaders.cache.crew import Once, results
 from dataloaders.cache.cut import Cut, Finish
 from dataloaders.cache.disk import writing
@@ -62,6 +64,7 @@ def precompute(
     on_error: Literal["raise", "skip"] = "raise",
     resume: bool = True,
     overwrite: bool = False,
+    compress: str | Compressed | None = None,
     progress: Report | None = None,
     announce: Callable[[Estimate], None] | None = None,
     wait: bool = True,
@@ -92,6 +95,9 @@ def precompute(
         resume: go on with an unfinished build; False begins anew.
         overwrite: build though there is a file, or an unfinished build of something else. A file
             stays in place until the new one is finished.
+        compress: "zstd" (small), "blosc" (fast to read) or a `Compressed` with its level: columns
+            are compressed where they are large enough to be worth it, in pieces of 64 KiB or a
+            row. None: a file is built without, and one that is there may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
         announce: called with the `Estimate` before anything is computed, on this thread.
         wait: if another process or thread builds this file, wait for it; False: raise.
@@ -101,6 +107,7 @@ def precompute(
         CacheError: the file, or an unfinished build, is of something else (names what changed);
             samples are random, or cannot be kept; the disk is too small or full.
         OptionError: an option has a value that it cannot take.
+        MissingDependency: h5py, or a package that compressing takes, is not installed.
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
     options = _Options(
@@ -110,6 +117,7 @@ def precompute(
         skip=_is_skip(on_error),
         report=progress or _silent,
         announce=announce or _silent,
+        compress=compressed_of(compress),
         context=multiprocessing_context,
     )
     target = Path(os.path.realpath(path))
@@ -169,6 +177,7 @@ class _Options:
     skip: bool = False
     report: Report = field(default=_silent)
     announce: Callable[[Estimate], None] = field(default=_silent)
+    compress: Compressed | None = None
     context: Any = None
 
     def __post_init__(self) -> None:
@@ -220,6 +229,7 @@ class _Builder:
         if workers == "auto":
             workers = workers_for(found, len(self._part))
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
+        fingerprint["compress"] = None if options.compress is None else str(options.compress)
         return _Studied(found, study.cuts[found.choice], workers, fingerprint)
 
     def _random_text(self, study: Study, found: Findings) -> str:
@@ -252,11 +262,14 @@ class _Builder:
 
         known = self._known
         tails, calls = known.cut.tails, known.found.calls or ()
+        expect = dict(known.fingerprint)
+        if self._options.compress is None:  # then it may be compressed or not
+            del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it
             finish = Finish(tails, calls)
-            return CachedDataset(self._path, transform=finish, expect=known.fingerprint)
+            return CachedDataset(self._path, transform=finish, expect=expect)
         of_leaves = [(keys, tails[number]) for number, keys in calls]
-        return CachedDataset(self._path, tails=of_leaves, expect=known.fingerprint)
+        return CachedDataset(self._path, tails=of_leaves, expect=expect)
 
     # Waiting
 
@@ -289,6 +302,8 @@ class _Builder:
                 "pip install h5py"
             )
         folder, options = self.folder, self._options
+        if options.compress is not None:
+            refuse_missing(options.compress.codec)
         if folder.is_leftover() or not resume:
             folder.wipe()
         rows = folder.settle(
@@ -315,9 +330,11 @@ class _Builder:
     @property
     def _is_placeable(self) -> bool:
         # What is drawn anew each time must not be written by two: a killed builder's workers live
-        # on for a moment.
+        # on for a moment. And where compressed rows will stand is not known before.
         found = self._known.found
-        return not found.random and placeable(found.layouts, len(self._part))
+        if found.random or self._options.compress is not None:
+            return False
+        return placeable(found.layouts, len(self._part))
 
     def _laid_out(self, path: Path) -> Index:
         from dataloaders.cache.file import lay_out
@@ -341,6 +358,7 @@ class _Builder:
             fingerprint=known.fingerprint,
             head=known.cut.head,
             tail=known.cut.tail,
+            compress=self._options.compress,
         )
 
     def _in_order(self) -> list[Record]:

@@ -68,6 +68,10 @@ class ColumnReader:
             )
         return self._mapped
 
+    def packed_bytes(self) -> int | None:
+        """Bytes that the compressed values take in the file; None: they are not compressed."""
+        return None if self._pieces is None else self._pieces.packed_bytes()
+
     def leaf(self, row: int) -> Any:
         """The leaf of this row, in memory of its own.
 
@@ -136,6 +140,23 @@ class ColumnReader:
             return [leaf_of(kind, values[row, ...]) for row in rows]
         except CacheError as error:
             raise self._located(None, error) from error
+
+    def fill(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Put these rows of a fixed column into ``out``, one after the other, as they are.
+
+        Args:
+            rows: their numbers.
+            out: (rows, *shape), of a type as wide as the column's.
+
+        Raises:
+            CacheError: as `leaf`.
+        """
+        for position in np.argsort(rows, kind="stable").tolist():  # as in `leaves`
+            row = int(rows[position])
+            try:
+                out[position, ...] = self._row(row).view(out.dtype)
+            except CacheError as error:
+                raise self._located(row, error) from error
 
     def _values(
         self, first: int, last: int, shape: list[int] | None, dimensions: int

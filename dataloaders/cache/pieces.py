@@ -81,6 +81,11 @@ class Pieces:
     def __len__(self) -> int:
         return self._size
 
+    def packed_bytes(self) -> int:
+        """Bytes of all pieces in the file."""
+        lengths = np.minimum(self._table[:, 1], self._bytes)  # what the table says may be anything
+        return int(lengths.sum(dtype=np.float64))
+
     def take(self, first: int, last: int) -> npt.NDArray[Any]:
         """The values from number ``first`` to the one before ``last``, not to be written to.
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dataloaders.errors import OptionError
+
 if TYPE_CHECKING:
     from dataloaders.cache.progress import BuildProgress
 
@@ -25,6 +27,7 @@ examples:
       transforms do before the first random one is computed and kept, the rest stays live
   dataloaders cache build photos/train train.h5 --resize 256 --crop 256
       a folder with one folder of images for each class
+  dataloaders cache build mypackage.data:training_set small.h5 --compress zstd --level 9
   dataloaders cache info train.h5 --sheet train.png
   dataloaders cache verify train.h5
 
@@ -74,6 +77,14 @@ def add_parsers(commands: Subparsers) -> None:
     build.add_argument(
         "--overwrite", action="store_true", help="begin anew, whatever there is at the path"
     )
+    build.add_argument(
+        "--compress",
+        metavar="CODEC",
+        help="zstd (small) or blosc (fast to read); takes the extra gpu-dataloaders[compressed]",
+    )
+    build.add_argument(
+        "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), blosc 1 to 9 (9)"
+    )
     build.add_argument("--quiet", action="store_true", help="no progress")
 
     info = _add(actions, "info", "what is in a cache", "Columns, sizes, transforms, failures.")
@@ -113,10 +124,15 @@ def carry_out(parsed: argparse.Namespace) -> int:
 
 
 def _build(parsed: argparse.Namespace) -> int:
-    from dataloaders.cache import precompute
+    from dataloaders.cache import Compressed, precompute
     from dataloaders.cache.disk import size_of
     from dataloaders.cli.cache_source import dataset_of
 
+    if parsed.level is not None and parsed.compress is None:
+        raise OptionError(
+            f"--level {parsed.level}: it is the level of --compress, which is missing"
+        )
+    compress = None if parsed.compress is None else Compressed(parsed.compress, parsed.level)
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     with _Bar(quiet=parsed.quiet) as bar:
         cached = precompute(
@@ -126,6 +142,7 @@ def _build(parsed: argparse.Namespace) -> int:
             allow_random=parsed.allow_random,
             on_error="skip" if parsed.skip else "raise",
             overwrite=parsed.overwrite,
+            compress=compress,
             progress=bar,
         )
     size = Path(parsed.path).stat().st_size

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dataloaders.cache.disk import size_of
-from dataloaders.cache.index import ColumnEntry, Index
+from dataloaders.cache.index import ColumnEntry
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError, OptionError
 
@@ -36,7 +36,7 @@ def info(path: str, *, sheet: str | None = None) -> int:
 
     index = cached.index
     print_(f"{path}: {index.rows:,} samples, {size_of(os.stat(path).st_size)}")
-    console.print(_columns_table(index))
+    console.print(_columns_table(cached))
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
     for key, value in index.fingerprint.items():
@@ -68,16 +68,25 @@ def extract(path: str, folder: str, *, rows: str) -> int:
     return 0
 
 
-def _columns_table(index: Index) -> Table:
+def _columns_table(cached: CachedDataset) -> Table:
+    columns = cached.index.columns
+    headings = ["column", "kind", "values", "shape of a row", "in the file"]
+    if any(column.packing is not None for column in columns):
+        headings.append("compressed")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("column", "kind", "values", "shape of a row", "in the file"):
+    for heading in headings:
         table.add_column(heading, justify="right" if heading == "in the file" else "left")
-    for column in index.columns:
+    for reader in cached.readers:
+        column = reader.entry
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
         shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
-        table.add_row(
-            Text(column.name), kinds, np.dtype(column.dtype).name, shape, size_of(_bytes(column))
-        )
+        cells = [Text(column.name), kinds, np.dtype(column.dtype).name, shape]
+        packed = reader.packed_bytes()
+        cells.append(size_of(_bytes(column) + (packed or 0)))
+        if packed is not None and column.packing is not None:
+            values = column.values.size * np.dtype(column.dtype).itemsize
+            cells.append(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}")
+        table.add_row(*cells)
     return table
 
 
