@@ -8,6 +8,8 @@ made. Reading a cache needs none of this.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -158,6 +160,8 @@ def _hdf5(h5py: ModuleType, path: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            reason = f"{os.strerror(error.errno)}; make room, or give a path elsewhere"  # type: ignore[union-attr,arg-type]
         raise CacheError(
             f"the cache {path} cannot be laid out by HDF5 {h5py.version.hdf5_version}: {reason}"
         ) from error

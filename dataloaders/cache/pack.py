@@ -157,6 +157,6 @@ class _Cutter:
 
 
 def _encoded(codec: Codec, piece: Bytes, level: int) -> bytes | None:
-    """The bytes to keep of ``piece``; None: its own."""
+    """The bytes to keep of ``piece``, fewer than it has; None: its own."""
     encoded = codec.encode(piece, level)
-    return encoded if len(encoded) <= piece.size - piece.size // _WORTH else None
+    return encoded if len(encoded) < piece.size - piece.size // _WORTH else None

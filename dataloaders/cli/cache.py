@@ -129,9 +129,7 @@ def _build(parsed: argparse.Namespace) -> int:
     from dataloaders.cli.cache_source import dataset_of
 
     if parsed.level is not None and parsed.compress is None:
-        raise OptionError(
-            f"--level {parsed.level}: it is the level of --compress, which is missing"
-        )
+        raise OptionError(f"--level {parsed.level}: give --compress too, whose level it is")
     compress = None if parsed.compress is None else Compressed(parsed.compress, parsed.level)
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     with _Bar(quiet=parsed.quiet) as bar:

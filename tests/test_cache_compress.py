@@ -1,0 +1,815 @@
+"""Compressed columns: the same samples, the same bits however built, and nothing believed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import lz4.block
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from backends.h5.batches import Batches, batches_of
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, Compressed, pack, pieces, precompute, verify
+from dataloaders.cache.codecs import CODECS, codec_of
+from dataloaders.cache.codecs.codec import Undecodable
+from dataloaders.cache.codecs.zstd import Zstd
+from dataloaders.cache.index import LARGEST_ROW, Index, seal
+from dataloaders.cache.pieces import piece_of
+from dataloaders.cli import main
+from dataloaders.errors import CacheError, OptionError
+from helpers.cached import bits, build, datasets
+from helpers.compare import assert_same
+from helpers.compressible import Pictures, rows_of
+from helpers.processes import run_script
+
+BOTH = pytest.mark.parametrize("codec", CODECS)
+FILTERS = {"zstd": 32015, "blosc": 32001}
+relaxed = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of any size are compressed, in pieces of a few values."""
+    monkeypatch.setattr(pieces, "_LEAST", 1)
+    monkeypatch.setattr(pieces, "_LEAST_ROW", 0)
+    monkeypatch.setattr(pieces, "_PIECE", 48)
+    monkeypatch.setattr(pack, "_WORTH", 1 << 20)
+
+
+# The same samples, the same bits
+
+
+@BOTH
+@relaxed
+@given(data=st.data())
+def test_samples_come_back_to_the_bit(
+    tmp_path: Path, small: None, codec: str, data: st.DataObject
+) -> None:
+    samples = data.draw(datasets())
+    samples = [samples[number % len(samples)] for number in range(3 * len(samples))]
+    path, found = tmp_path / "a.h5", set()
+    for size in (1, 2, len(samples)):
+        index = build(path, samples, size, compress=Compressed(codec))
+        found.add(digest(path))
+    assert len(found) == 1
+    for column in index.columns:
+        assert (column.packing is None) == (column.values.size == 0)
+    cached = CachedDataset(path)
+    wanted = [bits(sample) for sample in samples]
+    assert [bits(sample) for sample in cached] == wanted
+    assert [bits(sample) for sample in cached.__getitems__(range(len(samples))[::-1])] == wanted[
+        ::-1
+    ]
+    assert verify(path) == []
+
+
+@BOTH
+def test_all_sorts_of_columns(tmp_path: Path, codec: str) -> None:
+    samples, found = rows_of(700), set()
+    plain = build(tmp_path / "plain.h5", samples)
+    for size in (3, 64, 700):
+        index = build(tmp_path / "a.h5", samples, size, compress=Compressed(codec))
+        found.add(digest(tmp_path / "a.h5"))
+    assert len(found) == 1
+    assert index.file_bytes < plain.file_bytes / 2
+    packed = {column.name for column in index.columns if column.packing is not None}
+    assert packed == {column.name for column in index.columns} - {"label"}
+    cached = CachedDataset(tmp_path / "a.h5")
+    wanted = [bits(sample) for sample in samples]
+    assert [bits(sample) for sample in cached] == wanted
+    order = np.random.default_rng(0).permutation(700).tolist()
+    assert [bits(each) for each in cached.__getitems__(order)] == [wanted[row] for row in order]
+    assert verify(tmp_path / "a.h5") == []
+
+
+def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path: Path) -> None:
+    samples = [np.random.default_rng(row).integers(0, 256, 70_000, np.uint8) for row in range(30)]
+    plain = build(tmp_path / "plain.h5", samples)
+    index = build(tmp_path / "a.h5", samples, compress=Compressed("zstd"))
+    assert index.columns[0].packing is not None
+    assert abs(index.file_bytes - plain.file_bytes) < 20_000
+    cached = CachedDataset(tmp_path / "a.h5")
+    assert all((cached[row] == samples[row]).all() for row in range(30))
+    cached[3][:] = 0  # a copy all the same
+    assert (cached[3] == samples[3]).all()
+
+
+def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
+    build(tmp_path / "here.h5", rows_of(300), compress=Compressed("blosc", 5))
+    source = f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        from pathlib import Path
+        from dataloaders.cache import Compressed
+        from helpers.cached import build
+        from helpers.compressible import rows_of
+        build(Path("there.h5"), rows_of(300), 41, compress=Compressed("blosc", 5))
+        """
+    done = run_script(tmp_path, source, env={"PYTHONHASHSEED": "7"})
+    assert done.returncode == 0, done.stderr
+    assert digest(tmp_path / "here.h5") == digest(tmp_path / "there.h5")
+
+
+@BOTH
+def test_small_columns_and_no_rows(tmp_path: Path, codec: str) -> None:
+    index = build(tmp_path / "a.h5", rows_of(20), compress=Compressed(codec))
+    packed = [column.name for column in index.columns if column.packing is not None]
+    assert packed == []
+    build(tmp_path / "plain.h5", rows_of(20))
+    assert digest(tmp_path / "a.h5") == digest(tmp_path / "plain.h5")
+    assert build(tmp_path / "a.h5", [], compress=Compressed(codec)).columns == ()
+    build(tmp_path / "a.h5", [None] * 100_000, 50_000, compress=Compressed(codec))
+    assert CachedDataset(tmp_path / "a.h5")[99_999] is None
+
+
+def test_what_is_worth_it() -> None:
+    assert piece_of(1, 100, (3, 8, 8), 19200, 192) == 0  # all of it is little
+    assert piece_of(8, 10**7, (), 10**7, 1) == 0  # a label is little
+    assert piece_of(1, 1000, (3, 64, 64), 12288 * 1000, 12288) == 5 * 12288
+    assert piece_of(4, 1000, (3, 640, 640), 10**9, 3 * 640 * 640) == 3 * 640 * 640
+    assert piece_of(4, 1000, None, 10**7, 10**5) == 1 << 14
+    assert piece_of(1, 2, (LARGEST_ROW,), 2 * LARGEST_ROW, LARGEST_ROW) == LARGEST_ROW
+    assert piece_of(2, 2, (LARGEST_ROW,), 2 * LARGEST_ROW, LARGEST_ROW) == 0
+    assert piece_of(1, 2, None, 2 * LARGEST_ROW + 1, LARGEST_ROW + 1) == 0
+
+
+# HDF5's own library
+
+
+@BOTH
+def test_h5py_reads_the_same_values(tmp_path: Path, codec: str) -> None:
+    samples = rows_of(700)
+    build(tmp_path / "plain.h5", samples)
+    build(tmp_path / "a.h5", samples, compress=Compressed(codec))
+    assert hdf5plugin.get_filters()
+    seen = 0
+    with h5py.File(tmp_path / "plain.h5") as plain, h5py.File(tmp_path / "a.h5") as file:
+
+        def compare(name: str, found: Any) -> None:
+            nonlocal seen
+            if isinstance(found, h5py.Dataset):
+                other = file[f"columns/{name}"]
+                assert (other.dtype, other.shape) == (found.dtype, found.shape)
+                assert other[()].tobytes() == found[()].tobytes(), name
+                seen += str(FILTERS[codec]) in other._filters
+
+        plain["columns"].visititems(compare)
+        assert sorted(file["pieces"]) == sorted(set(file["columns"]) - {"label"})
+        for name in ("image", "features"):
+            table, dataset = file[f"pieces/{name}"][:], file[f"columns/{name}"]
+            for row, (place, length) in enumerate(table.tolist()):
+                chunk = dataset.id.get_chunk_info_by_coord(
+                    (row * dataset.chunks[0],) + (0,) * (dataset.ndim - 1)
+                )
+                assert (chunk.byte_offset, chunk.size) == (place, length)
+    assert seen == 10
+
+
+@pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump (hdf5-tools) is not installed")
+@BOTH
+def test_h5dump_reads_the_same_values(tmp_path: Path, codec: str) -> None:
+    build(tmp_path / "a.h5", rows_of(300), compress=Compressed(codec))
+    # h5dump counts the user block from the file's beginning only through a name of its own.
+    command = ["h5dump", "-y", "-w", "0", "-d", "/columns/features", "-p", str(tmp_path / "a.h5")]
+    folder = str(Path(hdf5plugin.__file__).parent / "plugins")
+    done = subprocess.run(
+        command,
+        env={**os.environ, "HDF5_PLUGIN_PATH": folder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "undefined symbol" in done.stderr:
+        pytest.skip("hdf5plugin's libraries do not load into this h5dump")
+    assert done.returncode == 0, done.stderr
+    assert f"FILTER_ID {FILTERS[codec]}" in done.stdout
+    text = max(re.findall(r"DATA \{(.*?)\}", done.stdout, re.DOTALL), key=len)
+    numbers = [float(number) for number in re.findall(r"(?<=[ ,])\d[\d.]*(?=,|\s)", text)]
+    assert numbers == [float(value + row) for row in range(300) for value in range(100)]
+
+
+# Reading
+
+
+@BOTH
+def test_threads_and_forks_and_spawned_workers_read_at_once(tmp_path: Path, codec: str) -> None:
+    samples = rows_of(400)
+    build(tmp_path / "a.h5", samples, compress=Compressed(codec))
+    cached = CachedDataset(tmp_path / "a.h5")
+    wanted = [bits(sample) for sample in samples]
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        for row in np.random.default_rng(seed).integers(0, 400, 80).tolist():
+            if bits(cached[row]) != wanted[row]:
+                wrong.append(row)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    for context in ("fork", "spawn") if codec == "zstd" else ("fork",):
+        loader: Any = torch.utils.data.DataLoader(
+            cached,
+            batch_size=None,
+            num_workers=1,
+            multiprocessing_context=context,
+            collate_fn=bits,
+        )
+        assert list(loader) == wanted
+
+
+def test_neighbours_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [(torch.arange(100.0) + row, f"row {row} " * 9) for row in range(1000)]
+    index = build(tmp_path / "a.h5", samples, compress=Compressed("zstd"))
+    decoded = 0
+    decode = Zstd.decode
+
+    def counted(self: Zstd, data: Any, size: int) -> Any:
+        nonlocal decoded
+        decoded += 1
+        return decode(self, data, size)
+
+    monkeypatch.setattr(Zstd, "decode", counted)
+    whole = sum(entry.packing.pieces.size // 2 for entry in index.columns if entry.packing)
+    cached = CachedDataset(tmp_path / "a.h5")
+    for row in range(1000):
+        cached[row]
+    assert decoded == whole >= 8
+    CachedDataset(tmp_path / "a.h5").__getitems__(np.random.default_rng(0).permutation(1000))
+    assert decoded == 2 * whole
+
+
+def test_a_compressed_column_is_no_array(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", rows_of(300), compress=Compressed("zstd"))
+    cached = CachedDataset(tmp_path / "a.h5")
+    with pytest.raises(CacheError, match=r"'image' is compressed with zstd, so it .*rows"):
+        cached.column("image")
+    assert cached.column("label").tolist() == list(range(300))
+
+
+# Building
+
+
+@BOTH
+def test_precompute(tmp_path: Path, codec: str) -> None:
+    one = precompute(Pictures(), tmp_path / "a.h5", compress=codec, num_workers=0)
+    two = precompute(
+        Pictures(), tmp_path / "b.h5", compress=Compressed(codec), num_workers=2, rows=7
+    )
+    assert digest(tmp_path / "a.h5") == digest(tmp_path / "b.h5")
+    assert [column.packing is not None for column in one.columns] == [True, True, False]
+    assert [bits(sample) for sample in two] == [bits(Pictures()[row]) for row in range(60)]
+    again = precompute(Pictures(), tmp_path / "a.h5")  # as it is
+    assert again.identity == one.identity
+    assert precompute(Pictures(), tmp_path / "a.h5", compress=codec).identity == one.identity
+    plain = precompute(Pictures(), tmp_path / "c.h5")
+    assert plain.index.file_bytes > 2 * one.index.file_bytes
+
+
+def test_a_file_that_is_compressed_otherwise_is_an_error(tmp_path: Path) -> None:
+    precompute(Pictures(), tmp_path / "a.h5", compress="zstd", num_workers=0)
+    with pytest.raises(
+        CacheError, match="compress: zstd, level 3 when it was built, blosc, level 9"
+    ):
+        precompute(Pictures(), tmp_path / "a.h5", compress="blosc", num_workers=0)
+    with pytest.raises(
+        CacheError, match="compress: zstd, level 3 when it was built, zstd, level 9"
+    ):
+        precompute(Pictures(), tmp_path / "a.h5", compress=Compressed("zstd", 9), num_workers=0)
+    precompute(Pictures(), tmp_path / "b.h5", num_workers=0)
+    with pytest.raises(CacheError, match="compress: null when it was built, zstd, level 3 now"):
+        precompute(Pictures(), tmp_path / "b.h5", compress="zstd", num_workers=0)
+    done = precompute(Pictures(), tmp_path / "b.h5", compress="zstd", num_workers=0, overwrite=True)
+    assert done.columns[0].packing is not None
+
+
+@pytest.mark.parametrize(
+    ("compress", "message"),
+    [
+        ("gzip", "compress='gzip': it must be None, 'zstd' or 'blosc'"),
+        (9, r"compress=9: it must be None, a codec's name, or Compressed\(codec, level\)"),
+        (lambda: Compressed("zstd", 23), r"level=23\): the level must be an int from 1 to 22"),
+        (lambda: Compressed("blosc", 0), r"level=0\): .* from 1 to 9, or None for 9"),
+        (lambda: Compressed("zstd", True), "level=True"),
+    ],
+)
+def test_options(tmp_path: Path, compress: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        precompute(
+            Pictures(), tmp_path / "a.h5", compress=compress() if callable(compress) else compress
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_and_resumed_it_is_the_same_file(tmp_path: Path) -> None:
+    source = """
+        import os, signal, sys
+        sys.path.insert(0, {tests!r})
+        from helpers.compressible import Pictures
+        from dataloaders.cache import precompute
+
+        class Deadly(Pictures):
+            def __getitem__(self, index):
+                if index == 45 and len(sys.argv) > 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().__getitem__(index)
+
+        precompute(Deadly(), "a.h5", compress="zstd", num_workers=0, rows=10)
+        """
+    text = source.format(tests=str(Path(__file__).parent))
+    killed = run_script(tmp_path, text.replace("len(sys.argv) > 1", "True"))
+    assert killed.returncode == -9
+    assert len(list((tmp_path / "a.h5.building").glob("chunk-*"))) >= 3
+    assert run_script(tmp_path, text).returncode == 0
+    first = digest(tmp_path / "a.h5")
+    (tmp_path / "a.h5").unlink()
+    assert run_script(tmp_path, text).returncode == 0
+    assert digest(tmp_path / "a.h5") == first
+
+
+def test_an_unfinished_build_is_of_its_codec(tmp_path: Path) -> None:
+    class Broken(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            if index == 45:
+                raise ValueError("broken")
+            return super().__getitem__(index)
+
+    options: Any = {"num_workers": 0, "rows": 10}
+    with pytest.raises(ValueError, match="broken"):
+        precompute(Broken(), tmp_path / "a.h5", compress="zstd", **options)
+    with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, blosc"):
+        precompute(Broken(), tmp_path / "a.h5", compress="blosc", **options)
+    with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, None now"):
+        precompute(Broken(), tmp_path / "a.h5", **options)
+
+
+def test_missing_packages(tmp_path: Path) -> None:
+    for codec in CODECS:
+        build(tmp_path / f"{codec}.h5", rows_of(300), compress=Compressed(codec))
+    source = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from dataloaders.cache import CachedDataset, precompute
+        from dataloaders.errors import MissingDependency
+
+        class Numbers:
+            read = 0
+
+            def __len__(self):
+                return 10
+
+            def __getitem__(self, index):
+                Numbers.read += 1
+                return index
+
+        for package, codec in (
+            ("hdf5plugin", "zstd"), ("zstandard", "zstd"), ("hdf5plugin", "blosc"), ("lz4", "blosc")
+        ):
+            sys.modules[package] = None
+            for what in (lambda: precompute(Numbers(), "b.h5", compress=codec, num_workers=0),
+                         lambda: CachedDataset(codec + ".h5")[0]["label"]):
+                before = Numbers.read
+                try:
+                    print(what())
+                except MissingDependency as error:
+                    print(error)
+                assert Numbers.read == before
+            for name in [name for name in sys.modules if name.startswith("dataloaders.cache.co")]:
+                if name.endswith(codec):
+                    del sys.modules[name]
+            del sys.modules[package]
+        """
+    done = run_script(tmp_path, source)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    extra = "install it with: pip install 'gpu-dataloaders[compressed]'"
+    packages = [("hdf5plugin", "zstd"), ("zstandard", "zstd"), ("hdf5plugin", "blosc")]
+    for (package, codec), built in zip([*packages, ("lz4", "blosc")], told[::2], strict=True):
+        first = f"building a cache with compress='{codec}' needs {package}, which is not installed"
+        assert built == f"{first}; {extra}"
+    assert told[1] == told[5] == "0"  # hdf5plugin is not needed to read
+    for opened, codec, package in ((told[3], "zstd", "zstandard"), (told[7], "blosc", "lz4")):
+        assert opened.startswith(f"columns compressed with {codec} need {package}, which cannot be")
+        assert opened.endswith(extra)
+
+
+def test_a_full_disk_or_a_limit_is_told(tmp_path: Path) -> None:
+    source = f"""
+        import os, resource, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import numpy as np
+        import h5py, hdf5plugin
+        from pathlib import Path
+        from dataloaders.cache import Compressed
+        from dataloaders.errors import CacheError
+        from helpers.cached import build
+        samples = [np.random.default_rng(row).bytes(100_000) for row in range(100)]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
+        try:
+            build(Path("a.h5"), samples, compress=Compressed("zstd"))
+        except CacheError as error:
+            print(error)
+        """
+    done = run_script(tmp_path, source)
+    assert done.returncode == 0, done.stderr
+    assert re.search("the cache a.h5 cannot be .*(?i:file too large)", done.stdout), done.stdout
+
+
+# backend="h5"
+
+
+def loaders(dataset: Any, path: Path, **options: Any) -> Iterator[DataLoader[Any]]:
+    for compress in (None, "zstd", "blosc"):
+        file = path / f"{compress}.h5"
+        precompute(dataset, file, compress=compress, num_workers=0)
+        yield DataLoader(dataset, backend=H5(file), **options)
+
+
+@pytest.mark.parametrize(
+    "sizes", [((40, 48),), ((40, 48), (52, 44), (64, 64))], ids=["one", "many"]
+)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"seed": 3}], ids=str)
+def test_the_backend_gives_what_it_gives_without(tmp_path: Path, sizes: Any, options: Any) -> None:
+    chain = v2.Compose([v2.RandomCrop(32), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    found = []
+    for loader in loaders(
+        Pictures(chain, sizes=sizes), tmp_path, batch_size=8, shuffle=True, **options
+    ):
+        torch.manual_seed(5)
+        found.append([batch for _ in range(2) for batch in loader])
+    assert len(found[0]) == 16
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert_same(one, other)
+
+
+@BOTH
+def test_whole_batches_of_compressed_columns(tmp_path: Path, codec: str) -> None:
+    samples = [
+        {
+            "image": Image.new("RGB", (30, 30), (row, 2, 3)),
+            "floats": torch.arange(40.0) + row,
+            "flags": torch.arange(200) % (row + 2) == 0,
+            "half": torch.full((150,), row / 3, dtype=torch.bfloat16),
+            "words": f"row {row} " * 20,
+            "label": row,
+        }
+        for row in range(700)
+    ]
+    build(tmp_path / "a.h5", samples, compress=Compressed(codec))
+    cached = CachedDataset(tmp_path / "a.h5", tails=[(("image",), v2.PILToTensor())])
+    assert [column.packing is None for column in cached.columns] == [False] * 5 + [True]
+    made = batches_of(cached)
+    assert isinstance(made, Batches), made
+    rows = [5, 699, 5, 0, 333]
+    batch = made.of(rows, np.random.default_rng(0))
+    assert_same(torch.utils.data.default_collate([cached[row] for row in rows]), batch)
+
+
+# The command line
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = f"{Path(__file__).parent / 'helpers' / 'compressible.py'}:pictures"
+    path = str(tmp_path / "a.h5")
+    command = ["cache", "build", source, path, "--compress", "zstd", "--level", "9", "--quiet"]
+    assert main([*command, "--workers", "0"]) == 0
+    assert Index.parse(path).fingerprint["compress"] == "zstd, level 9"
+    capsys.readouterr()
+    assert main(["cache", "info", path]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"image +image:RGB +uint8 +3 x 40 x 48 +\S+ KiB +zstd, to 1/\d+\.\d", told)
+    assert "built from compress: zstd, level 9" in told
+    assert main(["cache", "verify", path, "--quiet"]) == 0
+    assert main(["cache", "build", source, path, "--level", "9"]) != 0
+    assert "--level 9: give --compress too" in capsys.readouterr().err
+
+
+# Damage
+
+
+def spoilt(path: Path, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@BOTH
+def test_verify_names_the_rows_of_a_damaged_piece(tmp_path: Path, codec: str) -> None:
+    path = tmp_path / "a.h5"
+    index = build(path, rows_of(300), compress=Compressed(codec))
+    whole = path.read_bytes()
+    for column in index.columns:
+        if column.name not in ("image", "photo", "features"):
+            continue
+        assert column.packing is not None
+        table = np.frombuffer(
+            whole, "<u8", column.packing.pieces.size, column.packing.pieces.offset
+        )
+        place, length = table.reshape(-1, 2)[1].tolist()
+        spoilt(path, place + length // 2, bytes([whole[place + length // 2] ^ 1]))
+        (damage,) = verify(path)
+        assert damage.offset <= place + length // 2 < damage.offset + damage.bytes
+        (rows,) = re.findall(f"column '{column.name}' rows? (\\d+)(?: to (\\d+))?", damage.what)
+        if column.shape is not None:
+            first = column.packing.piece // max(1, int(np.prod(column.shape)))
+            assert int(rows[0]) <= first <= int(rows[1] or rows[0])
+        spoilt(path, 0, whole)
+    offset = next(c.packing.pieces.offset for c in index.columns if c.packing is not None)
+    spoilt(path, offset, b"\xff" * 16)
+    assert "(pieces)" in verify(path)[0].what
+
+
+def test_a_damaged_piece_is_an_error_that_names_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    index = build(path, rows_of(700), compress=Compressed("zstd"))
+    packing = index.columns[0].packing
+    assert packing is not None
+    whole = path.read_bytes()
+    place, length = struct.unpack_from("<QQ", whole, packing.pieces.offset)
+    spoilt(path, place, bytes(length))
+    cached = CachedDataset(path)
+    pattern = "column 'image', row 3: piece 0 of it does not decode to 64800 bytes: .*verify"
+    for read in (lambda: cached[3], lambda: cached.__getitems__([3]), lambda: cached[3:4]):
+        with pytest.raises(CacheError, match=pattern):
+            read()
+    assert cached[100]["label"] == 100
+
+
+# Files that somebody made to do harm
+
+
+class Hostile:
+    """A sound file, and ways to spoil it that keep the index's digest right."""
+
+    def __init__(self, path: Path, codec: str) -> None:
+        samples = [
+            {"image": np.full(3000, row % 250, np.uint8), "text": "ab" * 100} for row in range(400)
+        ]
+        self.index = build(path, samples, compress=Compressed(codec))
+        self.data = bytearray(path.read_bytes())
+        self.fields: dict[str, Any] = json.loads(self.index.text())
+
+    def tables(self) -> list[tuple[int, int]]:
+        return [tuple(each["packing"]["pieces"]) for each in self.fields["columns"]]
+
+    def with_fields(self, fields: Any) -> bytes:
+        block = self.index.user_block
+        text = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+        return seal(text, block) + bytes(self.data[block:])
+
+
+@pytest.fixture(scope="module", params=list(CODECS))
+def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    return Hostile(tmp_path_factory.mktemp("hostile") / "a.h5", request.param)
+
+
+def read_all(path: Path, data: bytes, most: int = 8 << 20) -> set[str]:
+    """What the errors said while all was read, of which no more memory was taken."""
+    path.write_bytes(data)
+    said = set()
+    tracemalloc.start()
+    try:
+        try:
+            cached = CachedDataset(path)
+        except CacheError as error:
+            return {str(error)}
+        for row in range(0, len(cached), 7):
+            try:
+                cached[row]
+            except CacheError as error:
+                said.add(str(error))
+        try:
+            cached.__getitems__([0, 399])
+        except CacheError as error:
+            said.add(str(error))
+        for damage in verify(path):
+            assert len(damage.what) < 1000
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    return said
+
+
+def test_the_file_that_nobody_spoilt(tmp_path: Path, hostile: Hostile) -> None:
+    assert read_all(tmp_path / "a.h5", bytes(hostile.data)) == set()
+    assert read_all(tmp_path / "a.h5", hostile.with_fields(hostile.fields)) == set()
+
+
+@relaxed
+@given(data=st.data())
+def test_spoilt_tables_and_pieces(tmp_path: Path, hostile: Hostile, data: st.DataObject) -> None:
+    spoilt = bytearray(hostile.data)
+    places = [
+        (offset + 8 * number, 8) for offset, size in hostile.tables() for number in range(size)
+    ]
+    for offset, size in hostile.tables():
+        for place, length in struct.iter_unpack("<QQ", hostile.data[offset : offset + 8 * size]):
+            places += [(place, min(length, 40)), (place, length)]
+    numbers = [
+        0,
+        1,
+        2**16,
+        2**63,
+        2**64 - 1,
+        len(spoilt),
+        len(spoilt) - 1,
+        hostile.index.user_block,
+    ]
+    for _ in range(data.draw(st.integers(1, 4))):
+        place, length = data.draw(st.sampled_from(places))
+        if length == 8:
+            spoilt[place : place + 8] = data.draw(st.sampled_from(numbers)).to_bytes(8, "little")
+        else:
+            at = place + data.draw(st.integers(0, length - 1))
+            some = data.draw(st.binary(min_size=1, max_size=8))[: place + length - at]
+            spoilt[at : at + len(some)] = some
+    for said in read_all(tmp_path / "a.h5", bytes(spoilt)):
+        assert re.match("column '(image|text)', row \\d+: ", said), said
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("codec", "gzip", "is compressed with 'gzip', of zstd, blosc"),
+        ("codec", None, "packing.codec is None"),
+        ("piece", 0, "packing.piece is 0"),
+        ("piece", 3001, "cannot be compressed in pieces of 3001 values"),
+        ("piece", 300_000, "cannot be compressed in pieces of 300000 values"),
+        ("piece", 2**47, "packing.piece is 140737488355328"),
+        ("piece", 3000, "packing.pieces has 40 values, and should have 800"),
+        ("pieces", [0, 0], "packing.pieces has 0 values"),
+        ("pieces", [0, 40], "outside"),
+        ("pieces", [2**47, 40], "outside"),
+        ("pieces", 5, "is no list of 2"),
+        ("more", 5, "lacks, or should not have, 'more'"),
+    ],
+)
+def test_spoilt_packings(
+    tmp_path: Path, hostile: Hostile, field: str, value: Any, message: str
+) -> None:
+    fields = copy.deepcopy(hostile.fields)
+    fields["columns"][0]["packing"][field] = value
+    (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
+    assert message in said
+
+
+@pytest.mark.parametrize("values", [[4096, 1_200_000], [0, 1_199_999], [0, 0], [0, -1], 7])
+def test_spoilt_places_of_compressed_values(tmp_path: Path, hostile: Hostile, values: Any) -> None:
+    fields = copy.deepcopy(hostile.fields)
+    fields["columns"][0]["values"] = values
+    (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
+    assert "the index of the cache" in said
+    assert "values" in said
+
+
+def test_values_without_a_place_and_without_a_codec(tmp_path: Path, hostile: Hostile) -> None:
+    fields = copy.deepcopy(hostile.fields)
+    fields["columns"][0]["packing"] = None
+    (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
+    assert "values is said to stand at bytes 0 to 1200000, outside" in said
+
+
+def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(
+    tmp_path: Path, hostile: Hostile
+) -> None:
+    """All pieces of the texts are the first one, and row 0 has all of them: it is too long."""
+    fields, data = copy.deepcopy(hostile.fields), bytearray(hostile.data)
+    column = fields["columns"][1]
+    table, _ = fields["columns"][0]["packing"]["pieces"]
+    column["shape"] = None
+    size = LARGEST_ROW + 1
+    column["values"], column["packing"]["piece"] = [0, size], 1 << 18
+    count = -(-size // (1 << 18))
+    end = len(data)
+    data += bytes(-len(data) % 8)
+    column["packing"]["pieces"] = [len(data), 2 * count]
+    data += data[table : table + 16] * count
+    column["offsets"] = [len(data), 401]
+    data += struct.pack("<401Q", 0, *[size] * 400)
+    column["variants"], column["dimensions"] = [["bytes", 1]], 1
+    blocks = -(-(len(data) - hostile.index.user_block) // (1 << 16))
+    fields["checksums"]["values"] = [len(data), blocks]
+    data += bytes(4 * blocks)
+    fields["file_bytes"] = len(data)
+    assert -(-(len(data) - hostile.index.user_block) // (1 << 16)) == blocks, end
+    spoilt = Hostile.__new__(Hostile)
+    spoilt.index, spoilt.data = hostile.index, data
+    said = read_all(tmp_path / "a.h5", spoilt.with_fields(fields))
+    assert any("more than a compressed row may" in each for each in said), said
+
+
+# The codecs by themselves
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+@BOTH
+@relaxed
+@given(data=st.data())
+def test_a_codec_there_and_back(codec: str, width: int, data: st.DataObject) -> None:
+    found = codec_of(codec, width)
+    unit = data.draw(st.binary(min_size=width, max_size=4 * width))
+    raw = (unit * 50)[: data.draw(st.integers(1, 40)) * width]
+    piece = np.frombuffer(raw, np.uint8)
+    level = data.draw(st.sampled_from([1, 5, 9]))
+    encoded = np.frombuffer(found.encode(piece, level), np.uint8)
+    assert found.decode(encoded, len(raw)).tobytes() == raw
+    for size in (len(raw) - width, len(raw) + width, 1 << 29):
+        if size > 0:
+            with pytest.raises(Undecodable):
+                found.decode(encoded, size)
+    with pytest.raises(Undecodable):
+        found.decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))], len(raw))
+    with pytest.raises(Undecodable):
+        found.decode(np.append(encoded, np.uint8(0)), len(raw))
+
+
+@BOTH
+@relaxed
+@given(raw=st.binary(max_size=80), size=st.integers(1, 300))
+def test_any_bytes_decode_or_do_not(codec: str, raw: bytes, size: int) -> None:
+    found = codec_of(codec, 1)
+    start = found.encode(np.zeros(size, np.uint8), 1)
+    for data in (raw, start + raw, start[: len(raw)] + raw, raw + start[len(raw) :]):
+        try:
+            assert found.decode(np.frombuffer(data, np.uint8), size).size == size
+        except Undecodable:
+            pass
+
+
+def test_bombs_take_no_memory() -> None:
+    size = 1 << 16
+    zeros = bytes(1 << 28)
+    bomb = zstandard.ZstdCompressor().compress(zeros)
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(zeros)
+    lying = bytearray(zstandard.ZstdCompressor().compress(bytes(size)))
+    lying[6:] = bomb[8:]  # the length of a piece, and the blocks of the bomb
+    block = lz4.block.compress(zeros, store_size=False)
+    head = struct.Struct("<4B3I2I")
+    honest = head.pack(2, 1, 0x30, 1, size, size, 24 + len(block), 20, len(block)) + block
+    large = head.pack(2, 1, 0x30, 1, 1 << 28, 1 << 28, 24 + len(block), 20, len(block)) + block
+    del zeros
+    tracemalloc.start()
+    try:
+        for codec, data in itertools.chain(
+            zip(itertools.repeat("zstd"), (bomb, unsized, bytes(lying))),
+            zip(itertools.repeat("blosc"), (honest, large)),
+        ):
+            with pytest.raises(Undecodable):
+                codec_of(codec, 1).decode(np.frombuffer(data, np.uint8), size)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_window_larger_than_the_piece_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=27)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = compressor.compress(b"abc") + compressor.flush()
+    with pytest.raises(Undecodable):
+        codec_of("zstd", 1).decode(np.frombuffer(frame, np.uint8), 3)
+
+
+def test_opening_without_compressed_columns_loads_no_codec(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [1, 2, 3])
+    source = (
+        "import sys; from dataloaders.cache import CachedDataset; CachedDataset('a.h5')[0]\n"
+        "print([n for n in ('zstandard', 'lz4', 'hdf5plugin', 'h5py') if n in sys.modules])"
+    )
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    assert sys.modules.get("hdf5plugin") is hdf5plugin
