@@ -141,6 +141,17 @@ def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
 
 
 @BOTH
+def test_progress_ends_at_its_end(tmp_path: Path, codec: str) -> None:
+    told: list[tuple[int, int]] = []
+    options: Any = {"progress": lambda done, whole: told.append((done, whole))}
+    index = build(tmp_path / "a.h5", rows_of(300), 40, compress=Compressed(codec), **options)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    done, whole = told[-1]
+    assert whole > index.file_bytes - index.user_block
+    assert abs(done - whole) < 1000  # the ends of chunks are counted twice
+
+
+@BOTH
 def test_small_columns_and_no_rows(tmp_path: Path, codec: str) -> None:
     index = build(tmp_path / "a.h5", rows_of(20), compress=Compressed(codec))
     packed = [column.name for column in index.columns if column.packing is not None]

@@ -15,7 +15,7 @@ class Compressed:
     """Columns are compressed with ``codec``, where they are large enough to be worth it.
 
     Attributes:
-        codec: "zstd": small files; "blosc" (LZ4): larger ones, read several times as fast.
+        codec: "zstd": small files; "blosc" (LZ4): larger ones that are faster to read.
         level: 1 to 22 for zstd, 1 to 9 for blosc: higher is smaller and slower to build, and no
             slower to read. None: 3 and 9.
 

@@ -24,7 +24,7 @@ from dataloaders.cache.codecs.codec import Filter
 from dataloaders.cache.index import Extent
 from dataloaders.errors import CacheError, MissingDependency
 
-__all__ = ["Chunked", "Pieces", "add_dataset", "skeleton", "writing_pieces"]
+__all__ = ["Chunked", "PieceWriter", "add_dataset", "skeleton", "writing_pieces"]
 
 _ALIGNMENT = 4096
 _PIECE_ALIGNMENT = 64
@@ -98,7 +98,7 @@ def add_dataset(path: str, name: str, dtype: str, shape: tuple[int, ...]) -> Ext
         return _create(h5py, file, name, dtype, shape, None)
 
 
-class Pieces:
+class PieceWriter:
     """Hands pieces to a file that `skeleton` made; see `writing_pieces`."""
 
     def __init__(self, h5py: ModuleType, path: str, file: Any, names: Sequence[str]) -> None:
@@ -133,7 +133,7 @@ class Pieces:
 
 
 @contextmanager
-def writing_pieces(path: str, names: Sequence[str]) -> Iterator[Pieces]:
+def writing_pieces(path: str, names: Sequence[str]) -> Iterator[PieceWriter]:
     """What writes pieces into these datasets of the file.
 
     Raises:
@@ -142,7 +142,7 @@ def writing_pieces(path: str, names: Sequence[str]) -> Iterator[Pieces]:
     h5py = _h5py()
     with _hdf5(h5py, path):
         file = _open(h5py, path, "r+", _PIECE_ALIGNMENT)
-        pieces = Pieces(h5py, path, file, names)
+        pieces = PieceWriter(h5py, path, file, names)
     try:
         yield pieces
     except BaseException:
@@ -160,8 +160,9 @@ def _hdf5(h5py: ModuleType, path: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            reason = f"{os.strerror(error.errno)}; make room, or give a path elsewhere"  # type: ignore[union-attr,arg-type]
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            reason = f"{os.strerror(number)}; make room, or give a path elsewhere"
         raise CacheError(
             f"the cache {path} cannot be laid out by HDF5 {h5py.version.hdf5_version}: {reason}"
         ) from error

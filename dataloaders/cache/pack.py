@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.codecs.codec import Bytes, Codec
-from dataloaders.cache.hdf5 import Pieces
+from dataloaders.cache.hdf5 import PieceWriter
 from dataloaders.cache.index import Packing
 from dataloaders.workers import usable_cores
 
@@ -55,7 +55,7 @@ class Packer:
         level: of their codecs.
     """
 
-    def __init__(self, pieces: Pieces, columns: Sequence[Packed], level: int) -> None:
+    def __init__(self, pieces: PieceWriter, columns: Sequence[Packed], level: int) -> None:
         self._pieces = pieces
         self._level = level
         self._cutters = [_Cutter(column) for column in columns]

@@ -1,4 +1,4 @@
-"""Blosc: LZ4 behind a shuffle, which decodes several times as fast as Zstandard.
+"""Blosc: LZ4 behind a shuffle, which decodes faster than Zstandard.
 
     version 2, LZ4 1, flags, width (a byte each), piece, block, all bytes (uint32 each),
     place of the block: 20, its length (uint32 each), LZ4
@@ -53,7 +53,7 @@ class Blosc(Codec):
             raise Undecodable("it does not begin as a Blosc buffer of one LZ4 block of its length")
         try:
             found = lz4.block.decompress(data[_HEAD.size :].data, uncompressed_size=size)
-        except (lz4.block.LZ4BlockError, MemoryError) as error:
+        except lz4.block.LZ4BlockError as error:
             raise Undecodable(str(error)) from error
         if len(found) != size:
             raise Undecodable(f"its block has {len(found)} bytes")

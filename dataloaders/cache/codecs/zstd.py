@@ -19,7 +19,7 @@ _SMALLEST_WINDOW = 1 << 10
 
 
 class Zstd(Codec):
-    """Zstandard, of any version that reads frames."""
+    """Zstandard, with an object a thread."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -52,7 +52,7 @@ class Zstd(Codec):
             if frame.window_size > max(size, _SMALLEST_WINDOW):
                 raise Undecodable(f"its frame needs a window of {frame.window_size} bytes")
             found = decompressor.decompress(data.data, allow_extra_data=False)
-        except (zstandard.ZstdError, MemoryError) as error:
+        except zstandard.ZstdError as error:
             raise Undecodable(str(error)) from error
         if len(found) != size:
             raise Undecodable(f"its frame has {len(found)} bytes")
