@@ -16,6 +16,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,8 +30,11 @@ from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.cut import cuts_of
+from dataloaders.cache.images import Choice, Images
+from dataloaders.cache.index import Index
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.sample import classes_in
+from dataloaders.encoded import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.learned import cache_folder
 from dataloaders.plan import Plan
@@ -59,6 +63,9 @@ class H5(Backend):
     Attributes:
         path: of the file; None: in the user's cache folder, named after what is in it.
         build: "if_missing", or "never" for programs that must not spend the time and the disk.
+        images: how PIL images are kept, as `precompute` takes it: "raw", "jpeg", "png", "webp", an
+            `Encoded`, or "packed" for the dataset's own files. None: raw in a cache that is built,
+            and in one that is there as they are.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -66,6 +73,7 @@ class H5(Backend):
 
     path: str | os.PathLike[str] | None = None
     build: Literal["if_missing", "never"] = "if_missing"
+    images: Choice = None
 
     name: ClassVar[str] = "h5"
 
@@ -74,6 +82,7 @@ class H5(Backend):
             raise OptionError(f"H5(build={self.build!r}): must be 'if_missing' or 'never'")
         if self.build == "never" and self.path is None:
             raise OptionError("H5(build='never') needs a path: path='train.h5'")
+        Images.of(self.images)
 
     def explain(self, loader: Specification) -> Plan:
         """Whether there is a file, and what is done with its rows. Builds nothing."""
@@ -126,8 +135,8 @@ class H5(Backend):
                 f"H5(build='never'): there is no cache at {path}; build it with: "
                 "dataloaders cache build"
             )
-        if path.exists():
-            return precompute(dataset, path, on_error="skip")  # it is only opened
+        if path.exists():  # it is only opened
+            return precompute(dataset, path, images=self.images, on_error="skip")
         path.parent.mkdir(parents=True, exist_ok=True)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.cli.progress import ProgressLine
@@ -139,7 +148,7 @@ class H5(Backend):
             line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
 
         try:
-            return precompute(dataset, path, progress=told)
+            return precompute(dataset, path, images=self.images, progress=told)
         finally:
             line.close()
 
@@ -155,6 +164,10 @@ class H5(Backend):
                 f"there is no cache at {os.fspath(self.path)!r} and build='never'; build it with: "
                 "dataloaders cache build"
             )
+        if Images.of(self.images).packed:
+            source = source_of(loader.dataset)
+            if isinstance(source, str):
+                return f"images='packed' keeps the encoded files of a dataset, and {source}"
         return None
 
     def _by_sample(self, loader: Specification) -> str | None:
@@ -163,6 +176,9 @@ class H5(Backend):
             return "batch_size=None: there are no batches"
         if loader.collate_fn is not default_collate:
             return "collate_fn is not torch's default_collate"
+        kept = self._kept_images()
+        if kept != str(Images()):
+            return f"its images are kept as {kept}, and decoded one by one"
         best = next(iter(cuts_of(loader.dataset)[0]), None)
         tails = () if best is None else best.tails
         return next((found for found in map(tail_geometry, tails) if isinstance(found, str)), None)
@@ -172,16 +188,31 @@ class H5(Backend):
             return Path(self.path)
         from dataloaders.cache.fingerprint import fingerprint
 
-        text = json.dumps(fingerprint(dataset), sort_keys=True)
+        text = json.dumps(fingerprint(dataset, self.images), sort_keys=True)
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
     def _told(self) -> str:
         if self.path is None:
             return (
-                f"rows of a cache in {cache_folder() / 'h5'}, built at the first iter() if missing"
+                f"rows of a cache in {cache_folder() / 'h5'}{self._told_images()}, built at the "
+                "first iter() if missing"
             )
         there = Path(self.path).exists()
-        return f"rows of {os.fspath(self.path)}" + ("" if there else ", built at the first iter()")
+        return f"rows of {os.fspath(self.path)}{self._told_images()}" + (
+            "" if there else ", built at the first iter()"
+        )
+
+    def _told_images(self) -> str:
+        kept = self._kept_images()
+        return "" if kept == str(Images()) else f" with images as {kept}"
+
+    def _kept_images(self) -> str:
+        """How images are kept, or will be, as `Images` tells it."""
+        kept: Any = str(Images.of(self.images))
+        if self.images is None and self.path is not None:
+            with suppress(CacheError):  # there may be none yet
+                kept = Index.parse(self.path).fingerprint.get("images")
+        return kept[:100] if type(kept) is str else str(Images())
 
 
 class _H5Session(Session):

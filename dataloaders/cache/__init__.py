@@ -8,6 +8,8 @@
     journal.py   which chunks are finished           lock.py       one builder at a time
     sample.py    a sample: structure and cells       cell.py       one leaf, and its bytes
     chunk.py     some rows as columns                layout.py     the columns of the whole file
+    images.py    raw, encoded or packed          encoding.py    images -> encoded cells
+    packed.py    a dataset's own files           decode.py      encoded cells -> images
     file.py      chunks -> the file                  hdf5.py       makes it HDF5
     placing.py   values written once, where they stand
     index.py     where values stand, without HDF5    checksums.py  of every block of the file
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dataloaders.cache.build import estimate, precompute
     from dataloaders.cache.compress import Compressed
     from dataloaders.cache.estimation import Estimate
+    from dataloaders.cache.images import Encoded
     from dataloaders.cache.progress import BuildProgress
     from dataloaders.cache.reader import CachedDataset
     from dataloaders.cache.verification import verify
@@ -38,6 +41,7 @@ __all__ = [
     "BuildProgress",
     "CachedDataset",
     "Compressed",
+    "Encoded",
     "Estimate",
     "estimate",
     "precompute",
@@ -48,6 +52,7 @@ _WHERE = {
     "BuildProgress": "progress",
     "CachedDataset": "reader",
     "Compressed": "compress",
+    "Encoded": "images",
     "Estimate": "estimation",
     "estimate": "build",
     "precompute": "build",

@@ -33,6 +33,7 @@ from dataloaders.cache.estimation import (
 )
 from dataloaders.cache.fingerprint import fingerprint_of, length_of
 from dataloaders.cache.folder import BuildFolder, building_folder
+from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.journal import Record
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.placing import placeable
@@ -58,6 +59,7 @@ def precompute(
     dataset: Any,
     path: str | os.PathLike[str],
     *,
+    images: Choice = None,
     num_workers: int | Literal["auto"] = "auto",
     rows: int | None = None,
     allow_random: bool = False,
@@ -86,6 +88,11 @@ def precompute(
         dataset: map-style, with samples made of tensors, arrays, numbers, bool, str, bytes, PIL
             images and None, in dicts, lists and tuples.
         path: of the file.
+        images: how PIL images are kept. "raw"; "jpeg" (lossy), "png", "webp" (both give the very
+            pixels back) or an `Encoded` with a quality and a bounded size; a dict of these by
+            column; or "packed": the files that an ImageFolder, a Subset or ConcatDataset of some,
+            or a dataset with ``encoded`` and ``target`` methods decodes, byte for byte, with all of
+            its transforms live. None: raw in a new file, and in one that is there as they are.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
         rows: samples in a chunk, the part that is lost when a build is interrupted; None: by their
             size and cost. The file does not depend on it.
@@ -111,6 +118,7 @@ def precompute(
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
     options = _Options(
+        images=images,
         num_workers=num_workers,
         rows=rows,
         allow_random=allow_random,
@@ -149,12 +157,17 @@ def estimate(
     dataset: Any,
     path: str | os.PathLike[str],
     *,
+    images: Choice = None,
     num_workers: int | Literal["auto"] = "auto",
     multiprocessing_context: Any = None,
 ) -> Estimate:
     """What `precompute` with these arguments will take; reads a few samples and writes nothing."""
     options = _Options(
-        num_workers=num_workers, allow_random=True, skip=True, context=multiprocessing_context
+        images=images,
+        num_workers=num_workers,
+        allow_random=True,
+        skip=True,
+        context=multiprocessing_context,
     )
     return _Builder(dataset, Path(os.path.realpath(path)), options).estimate()
 
@@ -172,6 +185,7 @@ class _Options:
     """
 
     num_workers: int | Literal["auto"]
+    images: Choice = None
     rows: int | None = None
     allow_random: bool = False
     skip: bool = False
@@ -200,6 +214,8 @@ class _Builder:
         self._options = options
         self._length = length_of(dataset)
         self._part = range(self._length)
+        self._images = Images.of(options.images)
+        self._encode = True
         self._studied: _Studied | None = None
 
     # What the dataset is
@@ -213,7 +229,13 @@ class _Builder:
 
     def _study(self) -> _Studied:
         options = self._options
-        study = Study(self._dataset, self._length, skip=options.skip)
+        study = Study(
+            self._dataset,
+            self._length,
+            skip=options.skip,
+            images=self._images,
+            encode=self._encode,
+        )
         if options.num_workers == 0 or not self._length:
             found = study()
         else:
@@ -260,16 +282,32 @@ class _Builder:
         """The finished file, compared with what the dataset is now."""
         from dataloaders.cache.reader import CachedDataset
 
+        self._read_as_file()
         known = self._known
         tails, calls = known.cut.tails, known.found.calls or ()
         expect = dict(known.fingerprint)
+        del expect["images"]  # compared already
         if self._options.compress is None:  # then it may be compressed or not
             del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it
-            finish = Finish(tails, calls)
-            return CachedDataset(self._path, transform=finish, expect=expect)
+            return CachedDataset(self._path, transform=Finish(tails, calls), expect=expect)
         of_leaves = [(keys, tails[number]) for number, keys in calls]
         return CachedDataset(self._path, tails=of_leaves, expect=expect)
+
+    def _read_as_file(self) -> None:
+        """Have the dataset studied as the file's images are: its files, PIL images or any rows.
+
+        Raises:
+            CacheError: they are kept in another way than was asked for.
+        """
+        from dataloaders.cache.reader import CachedDataset
+
+        asked = None if self._options.images is None else {"images": str(self._images)}
+        kept = CachedDataset(self._path, expect=asked).index.fingerprint.get("images")
+        like = Images.like(kept)
+        if self._studied is None or like.rows != self._images.rows:
+            # Nothing is encoded where a file is only opened.
+            self._images, self._encode, self._studied = like, False, None
 
     # Waiting
 
@@ -375,6 +413,7 @@ class _Builder:
             first=self._part.start,
             samples=len(self._part),
             skip=options.skip,
+            images=self._images,
             placement=None if folder.placed is None else folder.placed.placement,
         )
         chunks = Chunks(job)

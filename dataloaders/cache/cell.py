@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dataloaders.cache.decode import decoded, decoded_file, is_encoded
+from dataloaders.encoded import EncodedFile
 from dataloaders.errors import CacheError, MissingDependency
 
 __all__ = [
@@ -133,8 +135,10 @@ class Cell:
     Attributes:
         kind: ``int``, ``float``, ``complex``, ``bool``, ``str``, ``bytes``, ``bytearray``,
             ``none``, ``json`` (a list of what JSON keeps), ``array``, ``scalar`` (NumPy's),
-            ``tensor:<dtype>``, ``tv_tensor:<class>:<dtype>`` or ``image:<mode>``.
-        values: in C order; an image's planes one after the other, (channels, height, width).
+            ``tensor:<dtype>``, ``tv_tensor:<class>:<dtype>``, ``image:<mode>``,
+            ``encoded:<format>:<mode>`` or ``file:<mode>``.
+        values: in C order; an image's planes one after the other, (channels, height, width); of an
+            encoded image the bytes of its file.
     """
 
     kind: str
@@ -171,6 +175,8 @@ def cell_of(value: Any, where: str) -> Cell:
         return _tensor_cell(value, where)
     if isinstance(value, (np.ndarray, np.generic)) and kind is not np.matrix:
         return _array_cell(value, where)
+    if kind is EncodedFile:
+        return _bytes_cell("file:RGB", value.data)
     image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(value, image.Image):
         return _image_cell(value, where)
@@ -333,6 +339,8 @@ _LEAVES: dict[str, Any] = {
     "tensor": _tensor,
     "tv_tensor": _tv_tensor,
     "image": _image,
+    "encoded": decoded,
+    "file": decoded_file,
 }
 
 
@@ -375,6 +383,8 @@ def fits(kind: str, dtype: str, dimensions: int, shape: tuple[int, ...] | None) 
             return False
         stored, channels = _MODES[detail]
         return dtype == stored and (shape is None or shape[:1] == (channels,))
+    if is_encoded(kind):
+        return (dtype, dimensions) == ("|u1", 1)
     return kind == "array" or (kind in ("scalar", "none") and dimensions == 0)
 
 

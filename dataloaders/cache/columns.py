@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataloaders.cache.decode import is_encoded
 from dataloaders.cache.index import ColumnEntry, Extent
 from dataloaders.cache.pieces import Pieces
 from dataloaders.cache.sample import leaf_of
@@ -84,6 +85,18 @@ class ColumnReader:
         except CacheError as error:
             raise self._located(row, error) from error
 
+    def file(self, row: int) -> bytes | None:
+        """The encoded image of this row as the bytes of a file; None: it is kept otherwise.
+
+        Raises:
+            CacheError: as `leaf`.
+        """
+        try:
+            kind, values = self._cell(row)
+        except CacheError as error:
+            raise self._located(row, error) from error
+        return values.tobytes() if values is not None and is_encoded(kind) else None
+
     def view(self, row: int) -> npt.NDArray[Any] | None:
         """The values of this row, in their shape, as a view of the file; None: it has none.
 
@@ -135,11 +148,13 @@ class ColumnReader:
         if kind in ("int", "float", "complex"):
             numbers: list[Any] = self._mapped[np.asarray(rows, np.int64)].tolist()
             return numbers
-        values = self._mapped
-        try:
-            return [leaf_of(kind, values[row, ...]) for row in rows]
-        except CacheError as error:
-            raise self._located(None, error) from error
+        values, leaves = self._mapped, []
+        for row in rows:
+            try:
+                leaves.append(leaf_of(kind, values[row, ...]))
+            except CacheError as error:
+                raise self._located(row, error) from error
+        return leaves
 
     def fill(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Put these rows of a fixed column into ``out``, one after the other, as they are.
@@ -179,9 +194,8 @@ class ColumnReader:
         except ValueError as error:  # more dimensions than this NumPy has
             raise CacheError(str(error)) from error
 
-    def _located(self, row: int | None, error: CacheError) -> CacheError:
-        where = "" if row is None else f", row {row}"
+    def _located(self, row: int, error: CacheError) -> CacheError:
         return CacheError(
-            f"column {self.entry.name!r}{where}: {error}; the file is damaged: find where with "
+            f"column {self.entry.name!r}, row {row}: {error}; the file is damaged: find where with "
             "verify(), and build it again"
         )

@@ -22,7 +22,20 @@ from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
 from dataloaders.transforms.read import Kind, Member, Run
 from dataloaders.transforms.trailing import CONVERTERS, trailing
 
-__all__ = ["Call", "Cut", "Finish", "Head", "Path", "Run", "cuts_of", "put", "sample_of", "whole"]
+__all__ = [
+    "Call",
+    "Cut",
+    "Finish",
+    "Head",
+    "Path",
+    "Run",
+    "cuts_of",
+    "equal_state",
+    "put",
+    "sample_of",
+    "told",
+    "whole",
+]
 
 Path: TypeAlias = tuple[Any, ...]
 """The keys to a part of a sample: of a dict its key, a position, the name of a field."""
@@ -161,21 +174,23 @@ class Finish:
 def whole(dataset: Any) -> Cut:
     """``dataset`` itself: whole samples, and no tail."""
     chains = find_chains(dataset)
-    return Cut(dataset, (), [], _told([(found, found.members) for found in chains]), ())
+    return Cut(dataset, (), [], told([(found, found.members) for found in chains]), ())
 
 
-def cuts_of(dataset: Any) -> tuple[list[Cut], str]:
+def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
     """The ways to cut ``dataset``, the best one first, without `whole`; and why there is no other.
 
-    Nothing is read: whether a cut dataset gives what it should is for `study` to find out.
+    With ``images`` a cut before PILToTensor and ToImage is the best one, since PIL images are to be
+    kept. Nothing is read: whether a cut dataset gives what it should is for `study` to find out.
     """
     chains = find_chains(dataset)
     if not chains:
         return [], "it holds no torchvision transform that could be cut"
     cuts: list[Cut] = []
     seen: list[list[int]] = []
-    for bytes_only in (True, False):
-        ends = [_end_of_head(found.members, bytes_only=bytes_only) for found in chains]
+    ways = (_before_random, _before_floats, *((_before_tensors,) if images else ()))
+    for end_of_head in reversed(ways):
+        ends = [end_of_head(found.members) for found in chains]
         if ends in seen or all(
             end == len(found.members) for found, end in zip(chains, ends, strict=True)
         ):
@@ -204,19 +219,30 @@ def put(sample: Any, path: Path, change: Any) -> Any:
     return members if isinstance(sample, list) else tuple(members)
 
 
-def _end_of_head(members: Sequence[Member], *, bytes_only: bool) -> int:
-    """How many members are before the cut."""
-    end = next(
+def _before_random(members: Sequence[Member]) -> int:
+    """How many members are before the first one that is random or somebody's own."""
+    return next(
         (n for n, member in enumerate(members) if member.kind is not Kind.DETERMINISTIC),
         len(members),
     )
-    if not bytes_only:
-        return end
+
+
+def _before_floats(members: Sequence[Member]) -> int:
+    """The same, and before a run in front of it that makes floats."""
+    end = _before_random(members)
     run = trailing(members[:end])
     if isinstance(run, str):
         return end
     converters = next(n for n, member in enumerate(run) if member.torchvision not in CONVERTERS)
     return end - len(run) + converters
+
+
+def _before_tensors(members: Sequence[Member]) -> int:
+    """The same, and before what makes tensors of PIL images in front of that."""
+    end = _before_floats(members)
+    while end and members[end - 1].torchvision in CONVERTERS:
+        end -= 1
+    return end
 
 
 def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
@@ -232,7 +258,7 @@ def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
             continue
         first, rest = found.members[:end], found.members[end:]
         # Two datasets with equal transforms, each an object of its own, are one chain.
-        state = _state([member.transform for member in found.members])
+        state = equal_state([member.transform for member in found.members])
         number = states.index(state) if state is not None and state in states else len(tails)
         if number == len(tails):
             states.append(state)
@@ -241,10 +267,10 @@ def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
         looks = next((str(member) for member in rest if member.kind is Kind.OPAQUE), None)
         heads[id(found.chain)] = Head([member.transform for member in first], number, made, looks)
     copy = Copies(dataset, lambda chain: heads.get(id(chain), chain)).dataset
-    return Cut(copy, tuple(tails), made, _told(before), _told(after))
+    return Cut(copy, tuple(tails), made, told(before), told(after))
 
 
-def _state(transforms: list[Any]) -> bytes | None:
+def equal_state(transforms: Any) -> bytes | None:
     """Equal for equal transforms; None where that cannot be told."""
     try:
         return pickle.dumps(transforms)
@@ -252,7 +278,8 @@ def _state(transforms: list[Any]) -> bytes | None:
         return None
 
 
-def _told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
+def told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
+    """These members as text, without addresses; of several chains with the place of each."""
     parts = [(found, members) for found, members in parts if members]
     lines = []
     for found, members in parts:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
+from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.study import Findings, Study
 from dataloaders.errors import OptionError
 
@@ -15,16 +16,17 @@ __all__ = ["changes", "fingerprint", "fingerprint_of", "length_of"]
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 
 
-def fingerprint(dataset: Any) -> dict[str, Any]:
+def fingerprint(dataset: Any, images: Choice = None) -> dict[str, Any]:
     """What a cache of ``dataset`` depends on, by name; all of it JSON.
 
-    ``dataset`` (its class), ``length``, ``head`` (the transforms whose output is kept), the
-    versions of torch, torchvision, PIL and numpy (None: not installed) and ``sample 17``, a
-    digest of what this sample gives, for a few of them. The live tail is not in it: the same
-    rows serve another augmentation. Reads these samples in this process.
+    ``dataset`` (its class), ``length``, ``head`` (the transforms whose output is kept), ``images``
+    (how they are kept, given as `precompute` takes it), the versions of torch, torchvision, PIL and
+    numpy (None: not installed) and ``sample 17``, a digest of what this sample gives, before it is
+    encoded, for a few of them. The live tail is not in it: the same rows serve another
+    augmentation. Reads these samples in this process.
     """
     samples = length_of(dataset)
-    study = Study(dataset, samples, skip=True)
+    study = Study(dataset, samples, skip=True, images=Images.of(images), encode=False)
     return fingerprint_of(study, study(), dataset, samples)
 
 
@@ -34,6 +36,7 @@ def fingerprint_of(study: Study, found: Findings, dataset: Any, samples: int) ->
         "dataset": _class_of(dataset),
         "length": samples,
         "head": list(study.cuts[found.choice].head),
+        "images": str(study.images),
         **{name: _version(package) for name, package in _PACKAGES.items()},
         **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
     }

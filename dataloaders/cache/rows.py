@@ -1,6 +1,7 @@
 """Chunks of rows, made in workers: read, split into columns, written, and told about.
 
-chunk number ──> samples first .. last ──> cells ──64 MiB──> Chunk ──> chunk-000017.5e1f ──> Record
+chunk number ──> samples first .. last ──> cells, images encoded
+             ──64 MiB──> Chunk ──> chunk-000017.5e1f ──> Record
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch.utils.data import Dataset, get_worker_info
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut
 from dataloaders.cache.disk import writing
+from dataloaders.cache.encoding import Encoder
+from dataloaders.cache.images import Images
 from dataloaders.cache.journal import Record
 from dataloaders.cache.placing import Placement, Placer
 from dataloaders.cache.sample import Cell, Structure, split
@@ -63,6 +66,7 @@ class Job:
         first: the number in the dataset of the first sample.
         samples: in all, from that one on.
         skip: whether a sample that fails is left out instead of ending the build.
+        images: how images are kept.
         placement: where large columns go; None: into the chunks' own files.
     """
 
@@ -74,6 +78,7 @@ class Job:
     first: int
     samples: int
     skip: bool
+    images: Images
     placement: Placement | None = None
 
     @property
@@ -161,6 +166,7 @@ class Chunks(Dataset["Record | Failure"]):
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._encoder = Encoder(job.images)
 
     def __len__(self) -> int:
         return -(-self._job.samples // self._job.rows)
@@ -190,6 +196,7 @@ class Chunks(Dataset["Record | Failure"]):
             seed_for(index)
             try:
                 structure, cells = read_row(job.cut, index, job.calls)
+                cells = self._encoder.cells(index, structure, cells)
             except Exception as error:
                 if not job.skip:
                     raise

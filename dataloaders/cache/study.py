@@ -19,7 +19,10 @@ import torch
 from dataloaders.batch import leaves
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
+from dataloaders.cache.encoding import Encoder
+from dataloaders.cache.images import Images
 from dataloaders.cache.layout import Layouts
+from dataloaders.cache.packed import packed
 from dataloaders.cache.rows import Failure, fail, read_row
 from dataloaders.cache.sample import (
     Cell,
@@ -45,6 +48,8 @@ _TURNS_WHERE_DRAWN = 12
 _SECONDS = 1.0
 """After this long no more samples are read than must be."""
 
+_UNREAD = "no sample could be read"
+
 _Cells = tuple[Structure, list[Cell]]
 
 
@@ -60,10 +65,11 @@ class Findings:
         random: what differs between two readings of one row; "" if nothing does.
         digests: of the rows that were read, by sample; "random" where a digest means nothing, and
             "failed" where there is none.
-        bytes: of each row that was read.
+        bytes: of each row that was read, its images encoded.
         cells: in a row.
-        layouts: what the rows that were read have in common; None if nothing.
-        seconds: that reading each row took, but for the first.
+        layouts: what the rows that were read have in common, encoded; None if nothing.
+        columns: the names of all columns, and whether a PIL image was in it.
+        seconds: that reading and encoding each row took.
         failure: what reading a sample raised, if it was not to be skipped.
     """
 
@@ -76,6 +82,7 @@ class Findings:
     bytes: list[int] = field(default_factory=list)
     cells: int = 0
     layouts: Layouts | None = field(default_factory=Layouts)
+    columns: dict[str, bool] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     failure: Failure | None = None
 
@@ -83,13 +90,35 @@ class Findings:
 class Study:
     """Callable that reads the samples and gives the `Findings`; to be run in a worker.
 
+    Args:
+        dataset: what is read.
+        samples: how many it has.
+        skip: whether samples that fail are left out.
+        images: how images are kept.
+        encode: whether to encode images of the samples that are read, as is done where a cache is
+            built: what it costs, and whether there are any.
+
     Attributes:
-        cuts: the ways to cut the dataset, best first; the last one is the dataset itself.
+        images: how images are kept.
+        cuts: the ways to cut the dataset, best first; the last one is the dataset itself. One that
+            gives its files, if they are to be packed.
+
+    Raises:
+        CacheError: the files are to be packed, and it is not known where they are.
     """
 
-    def __init__(self, dataset: Any, samples: int, *, skip: bool) -> None:
-        found, self._reason = cuts_of(dataset)
-        self.cuts: list[Cut] = [*found, whole(dataset)]
+    def __init__(
+        self, dataset: Any, samples: int, *, skip: bool, images: Images, encode: bool = True
+    ) -> None:
+        self.images = images
+        self.cuts: list[Cut]
+        if images.packed:
+            self.cuts, self._reason = [packed(dataset)], ""
+        else:
+            found, self._reason = cuts_of(dataset, images=images.rows == "images")
+            self.cuts = [*found, whole(dataset)]
+        self._encoder = Encoder(images if encode else Images())
+        self._encode = encode
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
@@ -109,6 +138,10 @@ class Study:
 
     def _findings(self) -> Findings:
         found = Findings(reason=self._reason)
+        if self.images.packed:
+            self._prove_packed(found)
+            self._measure(found)
+            return found
         reasons = []
         for choice, cut in enumerate(self.cuts):
             calls = None if choice == len(self.cuts) - 1 else self._calls(cut)
@@ -120,7 +153,46 @@ class Study:
         if reasons:
             found.reason = reasons[-1]
         self._measure(found)
+        self._refuse_no_images(found)
         return found
+
+    def _prove_packed(self, found: Findings) -> None:
+        """There is no other cut to fall back to: whoever asks for files must get files."""
+        found.choice = 0
+        calls = self._calls(self.cuts[0]) if self._samples else ()
+        if calls == _UNREAD:
+            self._measure(found)  # which raises what reading raises, if it is not to be skipped
+        if isinstance(calls, str):
+            raise _Failed(
+                CacheError(
+                    f'images="packed": {type(self._dataset).__name__} does more than decode its '
+                    f"files to RGB and apply its transform: {calls}. Keep what it gives instead: "
+                    'images="jpeg", "png" or "webp"'
+                )
+            )
+        found.calls = calls
+
+    def _refuse_no_images(self, found: Findings) -> None:
+        """Nothing to encode is not what was asked for."""
+        if self.images.rows != "images" or not self._encode or not found.bytes:
+            return
+        names = ", ".join(map(repr, found.columns)) or "none"
+        missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
+        if missing:
+            what = "there is no PIL image in it" if missing[0] in found.columns else "unknown"
+            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are {names}"
+        elif not any(found.columns.values()):
+            text = f"images={str(self.images)!r}: there is no PIL image in the columns {names}"
+        else:
+            return
+        why = f" ({found.reason})" if found.reason else ""
+        raise _Failed(
+            CacheError(
+                f"{text} of {type(self._dataset).__name__}{why}. Tensors are kept raw: have the "
+                "dataset give PIL images, with ToTensor or ToImage behind what is computed, or "
+                "leave images out"
+            )
+        )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
         """How rows go through ``cut``, if its rows and tails give the dataset's samples."""
@@ -148,7 +220,7 @@ class Study:
             # A tail with generators of its own gives other values each time: nothing to compare.
             if not _same(ours, theirs) and _same(self._theirs(index), theirs):
                 return "what its transforms give is changed or seeded elsewhere in the dataset"
-        return calls if calls else "no sample could be read"
+        return calls if calls else _UNREAD
 
     def _theirs(self, index: int) -> Any:
         self._seed(index, 0)
@@ -176,13 +248,22 @@ class Study:
         before = states()
         begun = time.perf_counter()
         first = read_row(cut, index, found.calls)
-        found.seconds.append(time.perf_counter() - begun)
         drawn = draws_since(before)
         structure, cells = first
+        for name, cell in zip(column_names(structure), cells, strict=True):
+            is_image = cell.kind.startswith("image:")
+            found.columns[name] = found.columns.get(name, False) or is_image
+        try:
+            cells = self._encoder.cells(index, structure, cells)
+        except CacheError:
+            if not self._skip:
+                raise
+            found.layouts = None  # it is left out; its digest stays that of what was read
+        found.seconds.append(time.perf_counter() - begun)
         paths = leaf_paths(structure)
         found.at_leaves &= all(path in paths for _, path in found.calls or ())
         found.cells = len(cells)
-        self._lay_out(found, index, first)
+        self._lay_out(found, index, (structure, cells))
         found.bytes.append(sum(cell.values.nbytes + 8 * cell.values.ndim + 1 for cell in cells))
         if not must:
             return

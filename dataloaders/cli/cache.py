@@ -27,6 +27,10 @@ examples:
       transforms do before the first random one is computed and kept, the rest stays live
   dataloaders cache build photos/train train.h5 --resize 256 --crop 256
       a folder with one folder of images for each class
+  dataloaders cache build photos/train train.h5 --images jpeg --quality 90 --max-side 512
+      a tenth of the room or less; reading then decodes
+  dataloaders cache build photos/train train.h5 --images packed
+      the files themselves, all transforms live
   dataloaders cache build mypackage.data:training_set small.h5 --compress zstd --level 9
   dataloaders cache info train.h5 --sheet train.png
   dataloaders cache verify train.h5
@@ -45,6 +49,10 @@ waits for the first.
 _VERIFY = """\
 Reads the whole file and compares every block with its checksum: any flipped bit is found, and what
 it hit is named. Exit status 0: whole; 1: damaged, with a line for each damaged part.
+"""
+
+_EXTRACT = """\
+Images as PNG, encoded and packed ones as the files that they are, the rest as JSON lines.
 """
 
 _PRUNE = """\
@@ -68,6 +76,16 @@ def add_parsers(commands: Subparsers) -> None:
     build.add_argument("--workers", type=int, metavar="N", help="processes (as many as cores)")
     build.add_argument("--resize", type=int, metavar="N", help="of a folder: the shorter side")
     build.add_argument("--crop", type=int, metavar="N", help="of a folder: the middle N x N")
+    build.add_argument(
+        "--images",
+        metavar="HOW",
+        help="raw, jpeg, png, webp, packed (the dataset's own files), or some of the first four by "
+        "column, as in image=jpeg,mask=png (raw)",
+    )
+    build.add_argument("--quality", type=int, metavar="N", help="of jpeg, 1 to 100 (90)")
+    build.add_argument(
+        "--max-side", type=int, metavar="N", help="of encoded images: larger ones are made smaller"
+    )
     build.add_argument(
         "--skip", action="store_true", help="leave out samples that fail; info lists them"
     )
@@ -95,9 +113,7 @@ def add_parsers(commands: Subparsers) -> None:
     verify.add_argument("path")
     verify.add_argument("--quiet", action="store_true", help="no progress")
 
-    extract = _add(
-        actions, "extract", "samples as plain files", "Images as PNG, the rest as JSON lines."
-    )
+    extract = _add(actions, "extract", "samples as plain files", _EXTRACT)
     extract.add_argument("path")
     extract.add_argument("folder", help="made if it does not exist")
     extract.add_argument("--rows", default="0:16", metavar="A:B", help="which rows (0:16)")
@@ -126,7 +142,7 @@ def carry_out(parsed: argparse.Namespace) -> int:
 def _build(parsed: argparse.Namespace) -> int:
     from dataloaders.cache import Compressed, precompute
     from dataloaders.cache.disk import size_of
-    from dataloaders.cli.cache_source import dataset_of
+    from dataloaders.cli.cache_source import dataset_of, images_of
 
     if parsed.level is not None and parsed.compress is None:
         raise OptionError(f"--level {parsed.level}: give --compress too, whose level it is")
@@ -136,6 +152,7 @@ def _build(parsed: argparse.Namespace) -> int:
         cached = precompute(
             dataset,
             parsed.path,
+            images=images_of(parsed.images, quality=parsed.quality, max_side=parsed.max_side),
             num_workers="auto" if parsed.workers is None else parsed.workers,
             allow_random=parsed.allow_random,
             on_error="skip" if parsed.skip else "raise",

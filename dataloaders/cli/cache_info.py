@@ -17,6 +17,7 @@ from rich.text import Text
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import ColumnEntry
 from dataloaders.cache.reader import CachedDataset
+from dataloaders.encoded import SUFFIXES, EncodedFile
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["extract", "info"]
@@ -52,7 +53,10 @@ def info(path: str, *, sheet: str | None = None) -> int:
 
 
 def extract(path: str, folder: str, *, rows: str) -> int:
-    """Write samples as files into ``folder``: images as PNG, the rest as one line of JSON each."""
+    """Write samples as files into ``folder``.
+
+    Encoded images as the files that they are, others as PNG, the rest as one line of JSON each.
+    """
     cached = CachedDataset(path)
     wanted = range(len(cached))[_slice(rows)]
     target = Path(folder)
@@ -61,8 +65,14 @@ def extract(path: str, folder: str, *, rows: str) -> int:
     with open(target / "samples.jsonl", "w", encoding="utf-8") as lines:
         for row in wanted:
             told: dict[str, Any] = {"row": row}
-            for name, leaf in zip(names, cached.leaves(row), strict=True):
-                told[name] = _written(leaf, target, f"{row:08d}-{name.replace('/', '-')}")
+            for name, reader in zip(names, cached.readers, strict=True):
+                stem = f"{row:08d}-{name.replace('/', '-')}"
+                file = reader.file(row)
+                if file is None:
+                    told[name] = _written(reader.leaf(row), target, stem)
+                else:
+                    told[name] = f"{stem}.{_suffix(file)}"
+                    (target / told[name]).write_bytes(file)
             lines.write(json.dumps(told) + "\n")
     print(f"{folder}: {len(wanted)} samples")
     return 0
@@ -108,6 +118,13 @@ def _slice(text: str) -> slice:
         return slice(int(first) if first else None, int(last) if last else None)
     except ValueError:
         raise OptionError(f"--rows {text}: give A:B, such as 0:16, or one number") from None
+
+
+def _suffix(file: bytes) -> str:
+    try:
+        return SUFFIXES[EncodedFile(file).format]
+    except (ValueError, KeyError):  # damaged: its bytes may still be of use
+        return "bin"
 
 
 def _written(leaf: Any, folder: Path, name: str) -> Any:
@@ -159,7 +176,7 @@ def _draw(cached: CachedDataset, path: Path) -> None:
 
 
 def _is_image(kind: str, dimensions: int) -> bool:
-    return kind.startswith(("image:", "tv_tensor:Image")) or (
+    return kind.startswith(("image:", "encoded:", "file:", "tv_tensor:Image")) or (
         kind in ("tensor:uint8", "tensor:float32") and dimensions == 3
     )
 

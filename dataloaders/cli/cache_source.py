@@ -1,4 +1,4 @@
-"""The dataset that a command line names: an object of the user's, or a folder of images."""
+"""The dataset that a command line names, and how its images are to be kept."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dataloaders.cache.images import Choice, Encoded
 from dataloaders.errors import MissingDependency, OptionError
 
-__all__ = ["dataset_of"]
+__all__ = ["dataset_of", "images_of"]
 
 
 def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None) -> Any:
@@ -46,6 +47,43 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
             "and __len__, or of a function without arguments that returns one"
         )
     return found
+
+
+def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
+    """What ``--images text`` says, as `precompute` takes it.
+
+    Args:
+        text: a way to keep images, or ``column=way`` with commas between.
+        quality, max_side: of the columns that are encoded; the quality of those that are JPEG.
+
+    Raises:
+        OptionError: this says nothing that is known.
+    """
+    if quality is None and max_side is None and (text is None or "=" not in text):
+        return text  # type: ignore[return-value]  # any text: `precompute` says what it may be
+    if text is None or text in ("raw", "packed"):
+        raise OptionError(
+            f"--quality and --max-side are for images that are encoded, and --images is "
+            f"{text or 'not given'}; give --images jpeg, png or webp"
+        )
+    if "=" not in text:
+        return _way(text, quality, max_side)
+    ways = {}
+    for part in text.split(","):
+        name, _, way = part.partition("=")
+        if not name or not way or name in ways:
+            raise OptionError(f"--images {text}: give column=jpeg,other=png, each column once")
+        ways[name] = way
+    if quality is not None and "jpeg" not in ways.values():
+        raise OptionError(f"--quality is for jpeg, and --images {text} has none; leave it out")
+    return {
+        name: way if way == "raw" else _way(way, quality if way == "jpeg" else None, max_side)
+        for name, way in ways.items()
+    }
+
+
+def _way(format: str, quality: int | None, max_side: int | None) -> Encoded:
+    return Encoded(format, quality=quality, max_side=max_side)  # type: ignore[arg-type]
 
 
 def _found(source: str, name: str) -> Any:

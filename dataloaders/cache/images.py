@@ -1,0 +1,158 @@
+"""How the images of a cache are kept: raw, encoded anew, or packed as the dataset's own files.
+
+images="jpeg"                        every column of PIL images
+images=Encoded("jpeg", max_side=512) the same, at a bounded size
+images={"image": "jpeg"}             this column; the others raw
+images="packed"                      the dataset's files, byte for byte
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from dataloaders.errors import OptionError
+
+__all__ = ["Choice", "Encoded", "Images"]
+
+_FORMATS = ("jpeg", "png", "webp")
+_QUALITY = 90
+_LARGEST_SIDE = 65535
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """PIL images as files of this format, encoded when a cache is built.
+
+    "jpeg" is lossy: what a sample gives is near what the dataset gives, and not equal to it. "png"
+    and "webp" give the very pixels back; so does none of them where ``max_side`` makes an image
+    smaller.
+
+    Attributes:
+        format: "jpeg", "png" or "webp" (lossless).
+        quality: of JPEG, 1 to 100; None: 90.
+        max_side: pixels. An image whose longer side has more is made that large (Lanczos, its
+            proportions kept) before it is encoded. None: images stay as large as they are. Boxes
+            and masks beside them are not changed.
+
+    Raises:
+        OptionError: an option has a value that it cannot take.
+    """
+
+    format: Literal["jpeg", "png", "webp"]
+    quality: int | None = None
+    max_side: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in _FORMATS:
+            raise OptionError(f'Encoded({self.format!r}): it must be "jpeg", "png" or "webp"')
+        if self.format == "jpeg":
+            quality = _QUALITY if self.quality is None else self.quality
+            object.__setattr__(self, "quality", quality)
+            if type(quality) is not int or not 1 <= quality <= 100:
+                raise OptionError(
+                    f"Encoded(quality={quality!r}): it must be a whole number from 1 to 100"
+                )
+        elif self.quality is not None:
+            raise OptionError(
+                f"Encoded({self.format!r}, quality={self.quality!r}): {self.format} is kept "
+                'without loss here and has no quality; leave it out, or take "jpeg"'
+            )
+        if self.max_side is not None and (
+            type(self.max_side) is not int or not 1 <= self.max_side <= _LARGEST_SIDE
+        ):
+            raise OptionError(
+                f"Encoded(max_side={self.max_side!r}): it must be None or a whole number of pixels "
+                f"from 1 to {_LARGEST_SIDE}"
+            )
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.format]
+        if self.quality is not None:
+            parts.append(f"quality {self.quality}")
+        if self.max_side is not None:
+            parts.append(f"max_side {self.max_side}")
+        return ", ".join(parts)
+
+
+Choice: TypeAlias = (
+    "Literal['raw', 'jpeg', 'png', 'webp', 'packed'] | Encoded | Mapping[str, str | Encoded] | None"
+)
+"""What a user gives as ``images=``."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """What ``images=`` comes to.
+
+    Attributes:
+        packed: whether the dataset's own files are kept.
+        every: how every column of PIL images is encoded; None: raw, but for ``columns``.
+        columns: how single columns are, by name.
+    """
+
+    packed: bool = False
+    every: Encoded | None = None
+    columns: tuple[tuple[str, Encoded], ...] = ()
+
+    @classmethod
+    def of(cls, choice: Choice) -> Images:
+        """The same as ``choice`` says; None is raw.
+
+        Raises:
+            OptionError: it says nothing that is known.
+        """
+        if choice is None:
+            return cls()
+        if isinstance(choice, Mapping):
+            columns = []
+            for name, how in choice.items():
+                one = cls._one(how, f"images={{{name!r}: {how!r}}}")
+                if type(name) is not str:
+                    raise OptionError(f"images={{{name!r}: ...}}: give the name of a column")
+                if one is not None:
+                    columns.append((name, one))
+            return cls(columns=tuple(sorted(columns, key=lambda pair: pair[0])))
+        if choice == "packed":
+            return cls(packed=True)
+        return cls(every=cls._one(choice, f"images={choice!r}"))
+
+    @staticmethod
+    def _one(choice: Any, told: str) -> Encoded | None:
+        if choice == "raw":
+            return None
+        if isinstance(choice, str) and choice in _FORMATS:
+            return Encoded(choice)  # type: ignore[arg-type]
+        if not isinstance(choice, Encoded):
+            raise OptionError(
+                f'{told}: it must be "raw", "jpeg", "png", "webp", Encoded(...), a dict of these '
+                'by column, or "packed"'
+            )
+        return choice
+
+    @classmethod
+    def like(cls, told: object) -> Images:
+        """What has the same ``rows`` as the images of a file that says this of itself."""
+        if told == str(cls(packed=True)):
+            return cls(packed=True)
+        raw = told == str(cls()) or type(told) is not str
+        return cls() if raw else cls(every=Encoded("png"))
+
+    @property
+    def rows(self) -> Literal["any", "images", "files"]:
+        """Of what a dataset's rows are to consist: PIL images where there are any; its files."""
+        if self.packed:
+            return "files"
+        return "images" if self.every or self.columns else "any"
+
+    def of_column(self, name: str) -> Encoded | None:
+        """How the images of this column are encoded; None: raw."""
+        return self.every or dict(self.columns).get(name)
+
+    def __str__(self) -> str:
+        if self.packed:
+            return "packed"
+        if self.columns:
+            return "; ".join(f"{name}: {how}" for name, how in self.columns)
+        return str(self.every or "raw")
