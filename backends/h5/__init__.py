@@ -64,8 +64,8 @@ class H5(Backend):
         path: of the file; None: in the user's cache folder, named after what is in it.
         build: "if_missing", or "never" for programs that must not spend the time and the disk.
         images: how PIL images are kept, as `precompute` takes it: "raw", "jpeg", "png", "webp", an
-            `Encoded`, or "packed" for the dataset's own files. None: raw in a cache that is built,
-            and in one that is there as they are.
+            `Encoded`, or "packed" for the dataset's own files. None: raw; a cache that is there is
+            taken as it is.
 
     Raises:
         OptionError: an option has a value that it cannot take.

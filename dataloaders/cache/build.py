@@ -92,7 +92,7 @@ def precompute(
             pixels back) or an `Encoded` with a quality and a bounded size; a dict of these by
             column; or "packed": the files that an ImageFolder, a Subset or ConcatDataset of some,
             or a dataset with ``encoded`` and ``target`` methods decodes, byte for byte, with all of
-            its transforms live. None: raw in a new file, and in one that is there as they are.
+            its transforms live. None: raw; a file that is there is taken as it is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
         rows: samples in a chunk, the part that is lost when a build is interrupted; None: by their
             size and cost. The file does not depend on it.
