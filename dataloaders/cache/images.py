@@ -25,9 +25,9 @@ _LARGEST_SIDE = 65535
 class Encoded:
     """PIL images as files of this format, encoded when a cache is built.
 
-    "jpeg" is lossy: what a sample gives is near what the dataset gives, and not equal to it. "png"
-    and "webp" give the very pixels back; so does none of them where ``max_side`` makes an image
-    smaller.
+    "jpeg" is lossy: what a sample gives is near what the dataset gives, and not equal to it; its
+    colours have half the resolution of its brightness, as in photos. "png" and "webp" give the very
+    pixels back. Where ``max_side`` makes an image smaller, none of them does.
 
     Attributes:
         format: "jpeg", "png" or "webp" (lossless).
