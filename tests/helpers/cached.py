@@ -72,7 +72,8 @@ def bits(value: Any) -> Any:
     kind = type(value).__name__
     if isinstance(value, torch.Tensor):
         plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        flat = plain.contiguous().reshape(-1)
+        # Not contiguous(): that leaves one value as it is, whatever its stride.
+        flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
         raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         return kind, str(value.dtype), tuple(value.shape), raw
     if isinstance(value, (np.ndarray, np.generic)):
