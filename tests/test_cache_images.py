@@ -331,6 +331,17 @@ def test_files_that_are_of_one_length_only_where_one_looked(path: Path) -> None:
     assert_all_equal(cached, dataset)
 
 
+def test_files_are_not_compressed_again(path: Path) -> None:
+    class Large(Photos):
+        def __getitem__(self, index: int) -> Any:
+            return smooth(index, 120, 160), torch.zeros(9000)
+
+    cached = make(Large(), path, "png", compress="zstd")
+    assert [column.packing is None for column in cached.columns] == [True, False]
+    assert_all_equal(cached, Large())
+    assert make(Large(), path).identity == cached.identity
+
+
 def test_it_takes_less_room_and_says_so_before(tmp_path: Path) -> None:
     class Large(Photos):
         def __getitem__(self, index: int) -> Any:
