@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,35 @@ _TORCHS: dict[Any, Any] = {
     str: torch_collate.collate_str_fn,
     bytes: torch_collate.collate_str_fn,
 }
+_COLLATED = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, Mapping, Sequence)
 
 
 def collates_as_torch() -> bool:
-    """Whether ``default_collate`` does what torch made it do (its table can be changed)."""
-    return torch_collate.default_collate_fn_map == _TORCHS
+    """Whether ``default_collate`` still does what torch made it do, with all that torch collates.
+
+    Its table can be changed. What is added for quite another kind of class changes nothing: DALI's
+    plugin for torch adds one of its own when it is imported.
+    """
+    table = torch_collate.default_collate_fn_map
+    if table == _TORCHS:
+        return True
+    if any(table.get(kind) is not call for kind, call in _TORCHS.items()):
+        return False
+    return all(_is_another_kind(kind) for kind in table if kind not in _TORCHS)
+
+
+def _is_another_kind(kind: Any) -> bool:
+    """Whether nothing that torch collates is an instance of this key of the table."""
+    if isinstance(kind, tuple):
+        return all(_is_another_kind(each) for each in kind)
+    if not isinstance(kind, type) or isinstance(kind, ABCMeta):  # an ABC says itself what it is
+        return False
+    if any(issubclass(known, kind) for known in _COLLATED):
+        return False
+    kinds = [kind]
+    while kinds:
+        kind = kinds.pop()
+        if issubclass(kind, _COLLATED):
+            return False
+        kinds.extend(type.__subclasses__(kind))
+    return True

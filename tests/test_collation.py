@@ -1,0 +1,71 @@
+"""A changed table of default_collate is noticed; one that only grew is still torch's."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from dataloaders.collation import collates_as_torch
+
+
+class Own:
+    pass
+
+
+class Marker:
+    pass
+
+
+class MarkedList(Marker, list[int]):
+    pass
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class Anything(metaclass=ABCMeta):
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return True
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    def into_the_table(kind: Any) -> None:
+        monkeypatch.setitem(torch_collate.default_collate_fn_map, kind, lambda *_, **__: None)
+
+    return into_the_table
+
+
+def test_torchs_own_table() -> None:
+    assert collates_as_torch()
+
+
+@pytest.mark.parametrize("kind", [Own, (Own, torch.Generator), type])
+def test_what_is_added_for_another_kind_changes_nothing(
+    add: Callable[[Any], None], kind: Any
+) -> None:
+    add(kind)
+    assert collates_as_torch()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [torch.Tensor, float, torch.nn.Parameter, bool, dict, Pair, object, Marker, Anything,
+     (Own, tuple)],
+)  # fmt: skip
+def test_what_concerns_samples_is_noticed(add: Callable[[Any], None], kind: Any) -> None:
+    add(kind)
+    assert not collates_as_torch()
+
+
+def test_what_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(torch_collate.default_collate_fn_map, float)
+    assert not collates_as_torch()
