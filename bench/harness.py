@@ -59,6 +59,7 @@ __all__ = [
     "on_one_thread",
     "save",
     "show",
+    "version_of",
 ]
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -227,7 +228,7 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
     }
     for name in ("torch", "numpy", "torchvision", "lightning"):
-        version = _version(name)
+        version = version_of(name)
         if version is not None:
             facts[name] = version
     import torch
@@ -339,12 +340,13 @@ def _cpu_model() -> str:
     return name
 
 
-def _version(distribution: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
+def version_of(distribution: str) -> str | None:
+    """Of what is installed; None if it is not."""
+    from importlib import metadata
 
     try:
-        return version(distribution)
-    except PackageNotFoundError:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
         return None
 
 
