@@ -101,6 +101,14 @@ def test_a_dataset_of_a_file_or_module_is_built_up_to_its_first_random_transform
     assert label == 3
 
 
+def test_a_cache_that_is_there_is_said_to_be(command: Callable[..., Done]) -> None:
+    built = ("build", "squares_data:squares", "squares.h5", "--workers", 0)
+    for words, before in ((built, False), (built, True), ((*built, "--overwrite"), False)):
+        done = command(*words)
+        assert done.status == 0
+        assert (", built before" in done.out) is before
+
+
 def test_workers_build_the_same_file_and_progress_is_told(command: Callable[..., Done]) -> None:
     assert build(command, "squares_data.py:squares", "one.h5").status == 0
     done = command("build", "squares_data.py:squares", "two.h5", "--workers", 2)

@@ -523,6 +523,23 @@ def test_the_plan(tmp_path: Path) -> None:
     assert "an iterable dataset has no samples by index" in str(stream.explain())
 
 
+@pytest.mark.parametrize(
+    ("chain", "told"),
+    [
+        ([v1.Resize(20), v1.CenterCrop(18), v1.RandomCrop(16), v1.ToTensor()],
+         "RandomCrop, ToTensor; of the cache: Resize, CenterCrop"),
+        ([v1.RandomCrop(16), v1.ToTensor()], "RandomCrop, ToTensor"),
+        ([v1.Resize(20), v1.PILToTensor()], "none; of the cache: Resize, PILToTensor"),
+    ],
+)  # fmt: skip
+def test_the_plan_says_which_transforms_run(chain: list[Any], told: str, tmp_path: Path) -> None:
+    dataset: Any = Images(v1.Compose(chain))
+    dataset.loader = Image.open  # as an ImageFolder has one: stock tells that it decodes
+    stages = DataLoader(dataset, 4, backend=H5(tmp_path / "a.h5")).explain().stages
+    assert [stage.how for stage in stages if stage.name == "augment"] == [told]
+    assert "decode" not in [stage.name for stage in stages]
+
+
 def iter_dataset() -> Any:
     class Stream(torch.utils.data.IterableDataset[int]):
         def __iter__(self) -> Any:

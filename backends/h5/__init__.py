@@ -29,7 +29,7 @@ from dataloaders import registry
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.cut import cuts_of
+from dataloaders.cache.cut import cuts_of, whole
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.index import Index
 from dataloaders.cache.progress import BuildProgress
@@ -92,9 +92,14 @@ class H5(Backend):
                 return Plan(self.name, obstacle=obstacle)
             # As stock iterates the cache, which is no dataset in memory whatever the loader's is.
             plan = registry.load("stock")(gather=False).explain(loader)  # type: ignore[call-arg]
+            kept = self._kept_images()
+            told = {"fetch": self._told()}
+            if kept != "packed":  # then all transforms run each time
+                told["augment"] = _told_live(loader.dataset)
             stages = tuple(
-                replace(stage, how=self._told()) if stage.name == "fetch" else stage
+                replace(stage, how=told.get(stage.name, stage.how))
                 for stage in plan.stages
+                if stage.name != "decode" or kept != str(Images())
             )
             notes = [note for note in plan.notes if not note.startswith("fetched")]
             why = self._by_sample(loader)
@@ -213,6 +218,16 @@ class H5(Backend):
             with suppress(CacheError):  # there may be none yet
                 kept = Index.parse(self.path).fingerprint.get("images")
         return kept[:100] if type(kept) is str else str(Images())
+
+
+def _told_live(dataset: Any) -> str:
+    """Which transforms run each time, and which the cache spares; as a build would have it."""
+    cuts, _ = cuts_of(dataset)
+    cut = cuts[0] if cuts else whole(dataset)
+    live, kept = (
+        ", ".join(text.partition("(")[0] for text in texts) for texts in (cut.tail, cut.head)
+    )
+    return (live or "none") + (f"; of the cache: {kept}" if kept else "")
 
 
 class _H5Session(Session):

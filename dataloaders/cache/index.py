@@ -323,8 +323,8 @@ def _parse(descriptor: int, name: str) -> Index:
                 "it, or build it again with precompute()"
             )
         raise CacheError(
-            f"{name} is no cache: it does not begin with {MAGIC!r}; give the path of a file that "
-            "precompute() built"
+            f"{name} is no cache: it does not begin with the bytes of one; give the path of a "
+            "file that precompute() built"
         )
     _, version, length, user_block, digest, rest = _HEAD.unpack(head)
     if version != VERSION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,15 +107,15 @@ def add_parsers(commands: Subparsers) -> None:
     build.add_argument("--quiet", action="store_true", help="no progress")
 
     info = _add(actions, "info", "what is in a cache", "Columns, sizes, transforms, failures.")
-    info.add_argument("path")
+    info.add_argument("path", help="of the cache")
     info.add_argument("--sheet", metavar="F", help="draw the first images into this PNG file")
 
     verify = _add(actions, "verify", "find any flipped bit", _VERIFY)
-    verify.add_argument("path")
+    verify.add_argument("path", help="of the cache")
     verify.add_argument("--quiet", action="store_true", help="no progress")
 
     extract = _add(actions, "extract", "samples as plain files", _EXTRACT)
-    extract.add_argument("path")
+    extract.add_argument("path", help="of the cache")
     extract.add_argument("folder", help="made if it does not exist")
     extract.add_argument("--rows", default="0:16", metavar="A:B", help="which rows (0:16)")
 
@@ -148,6 +149,7 @@ def _build(parsed: argparse.Namespace) -> int:
         raise OptionError(f"--level {parsed.level}: give --compress too, whose level it is")
     compress = None if parsed.compress is None else Compressed(parsed.compress, parsed.level)
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
+    before = None if parsed.overwrite else _stamp(parsed.path)
     with _Bar(quiet=parsed.quiet) as bar:
         cached = precompute(
             dataset,
@@ -161,10 +163,19 @@ def _build(parsed: argparse.Namespace) -> int:
             progress=bar,
         )
     size = Path(parsed.path).stat().st_size
-    print(f"{parsed.path}: {len(cached):,} samples, {size_of(size)}")
+    same = ", built before" if before is not None and before == _stamp(parsed.path) else ""
+    print(f"{parsed.path}: {len(cached):,} samples, {size_of(size)}{same}")
     if cached.failed:
         print(f"{len(cached.failed)} samples were left out; dataloaders cache info lists them")
     return 0
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _info(parsed: argparse.Namespace) -> int:

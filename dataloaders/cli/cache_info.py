@@ -41,7 +41,8 @@ def info(path: str, *, sheet: str | None = None) -> int:
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
     for key, value in index.fingerprint.items():
-        print_(f"built from {key}: {_short(value)}")
+        if key != "head" and not key.startswith("sample "):  # told above; digests
+            print_(f"built from {key}: {_short(value)}")
     if cached.failed:
         print_(f"left out, since reading them failed: {len(cached.failed):,} samples")
         for number, message in cached.failed[:_SHOWN_FAILURES]:
