@@ -187,8 +187,8 @@ def test_changes() -> None:
     assert changes({"torchvision": "0.26.0"}, {"torchvision": "0.27.0"}) == [
         "torchvision: 0.26.0 when it was built, 0.27.0 now"
     ]
-    assert changes({"sample 0": "12", "sample 7": "34"}, {"sample 0": "56", "sample 7": "78"}) == [
-        "the contents of sample 0, 7"
+    assert changes({"sample 0": "12", "sample 7": "34"}, {"sample 0": "56", "sample 8": "78"}) == [
+        "the contents of sample 0, 8"
     ]
     assert changes({"a": "x" * 500}, {"a": "y" * 500})[0].count("...") == 2
     assert changes({"a": [1, None]}, {"a": [1, None]}) == []
