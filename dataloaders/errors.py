@@ -16,6 +16,7 @@ __all__ = [
     "BackendUnavailable",
     "BackendWarning",
     "CacheError",
+    "CacheWarning",
     "CapacityWarning",
     "CheckError",
     "DataLoadersError",
@@ -67,6 +68,10 @@ def add_note(error: BaseException, note: str) -> None:
 
 class BackendWarning(UserWarning):
     """A backend named by the environment cannot serve one loader, which stays stock."""
+
+
+class CacheWarning(UserWarning):
+    """A build waits for other ranks, and none of them seems to go on."""
 
 
 class CapacityWarning(UserWarning):

@@ -24,6 +24,7 @@ from torch.utils.data import default_collate, get_worker_info
 from dataloaders.batch import Batch
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.columns import ColumnReader
+from dataloaders.cache.joined import JoinedColumn, groups
 from dataloaders.cache.sample import Classes, Structure, join
 from dataloaders.collation import collates_as_torch
 from dataloaders.pool import HostMemory
@@ -43,6 +44,8 @@ Random: TypeAlias = "np.random.Generator | torch.Generator | Sequence[int]"
 """Where the random numbers of a batch come from; see `Batches.of`."""
 
 _PROVED_ROWS = 4
+Column: TypeAlias = "ColumnReader | JoinedColumn"
+
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
 
 
@@ -62,6 +65,7 @@ class Rows:
         self.numbers = numbers
         self.memory = memory
         self.random = random
+        self.located: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a part of the batch: in a worker shared, else of the pool if it is large."""
@@ -121,12 +125,30 @@ class Batches:
         assert structure is not None
         return _joined(structure, parts, self.cached.classes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spawned worker maps the file itself: what is mapped would be sent as a copy.
+        return _again, (self.cached,)
+
+
+def _again(cached: CachedDataset) -> Batches:
+    """The batches of a cache for which they were proved in another process."""
+    made = _made(cached)
+    assert isinstance(made, Batches), made
+    return made
+
 
 def batches_of(cached: CachedDataset) -> Batches | str:
     """How batches of ``cached`` are made at once; or why they cannot be, in a few words.
 
     Reads a few rows both ways. All random states are then what they were.
     """
+    batches = _made(cached)
+    if isinstance(batches, str):
+        return batches
+    return batches if _is_proved(batches) else "its batches differ from those of default_collate"
+
+
+def _made(cached: CachedDataset) -> Batches | str:
     if cached.transform is not None:
         return "the cache is given a transform of whole samples"
     if not len(cached) or cached.index.structure is None:
@@ -142,11 +164,10 @@ def batches_of(cached: CachedDataset) -> Batches | str:
             return f"column {column.entry.name!r}: {made}"
         leaves.append(made)
         random = random or (isinstance(made, _Images) and made.geometry.random)
-    batches = Batches(cached, leaves, random)
-    return batches if _is_proved(batches) else "its batches differ from those of default_collate"
+    return Batches(cached, leaves, random)
 
 
-def _leaf_of(column: ColumnReader, tail: Any) -> Leaf | str:
+def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     kinds = {kind for kind, _ in column.entry.variants}
     if len(kinds) != 1:
         return "its rows are of several kinds"
@@ -163,25 +184,82 @@ def _leaf_of(column: ColumnReader, tail: Any) -> Leaf | str:
     if column.entry.dtype.startswith(">"):
         return "its bytes are in another order than this machine's"
     bits = torch.bfloat16 if kind == "tensor:bfloat16" else None
-    return _Values(column.values, bits) if column.entry.packing is None else _Decoded(column, bits)
+    if isinstance(column, ColumnReader) and column.entry.packing is not None:
+        return _Decoded(column, bits)
+    return _Values(column, bits)
+
+
+class _Files:
+    """A fixed column as one tensor; of a joined cache, one a shard, made when it is needed."""
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+        self._known: dict[int, torch.Tensor | None] = {}
+        self.whole = self._tensor(column) if isinstance(column, ColumnReader) else None
+
+    def of(self, shard: int) -> torch.Tensor | None:
+        """The rows of this shard; None if they are compressed."""
+        if shard not in self._known:
+            column = self.reader(shard)
+            packed = column.entry.packing is not None
+            self._known[shard] = None if packed else self._tensor(column)
+        return self._known[shard]
+
+    def reader(self, shard: int) -> ColumnReader:
+        """The column in this shard."""
+        assert isinstance(self._column, JoinedColumn)
+        return self._column.of(shard)
+
+    def locate(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The shard of each row, and its number there; looked up once for all columns."""
+        if rows.located is None:
+            assert isinstance(self._column, JoinedColumn)
+            rows.located = self._column.shards.locate(rows.numbers)
+        return rows.located
+
+    @staticmethod
+    def _tensor(column: ColumnReader) -> torch.Tensor:
+        values = column.values
+        # Bytes of a file that are neither 0 nor 1 would be a bool that is both.
+        return _tensor(values.view(np.uint8) if values.dtype.kind == "b" else values)
 
 
 class _Values:
     """A column of one shape, gathered."""
 
-    def __init__(self, values: npt.NDArray[Any], bits: torch.dtype | None) -> None:
-        self._bool = values.dtype.kind == "b"
-        # Bytes of a file that are neither 0 nor 1 would be a bool that is both.
-        self._values = _tensor(values.view(np.uint8) if self._bool else values)
+    def __init__(self, column: Column, bits: torch.dtype | None) -> None:
+        self._files = _Files(column)
+        self._entry = column.entry
+        self._bool = np.dtype(column.entry.dtype).kind == "b"
         self._bits = bits
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        shape = (len(rows.numbers), *self._values.shape[1:])
-        out = rows.empty(shape, self._values.dtype)
-        torch.index_select(self._values, 0, torch.from_numpy(rows.numbers), out=out)
+        whole = self._files.whole
+        if whole is not None:
+            out = rows.empty((len(rows.numbers), *whole.shape[1:]), whole.dtype)
+            torch.index_select(whole, 0, torch.from_numpy(rows.numbers), out=out)
+        else:
+            out = self._gathered(rows)
         if self._bool:
             return out != 0
         return out if self._bits is None else out.view(self._bits)
+
+    def _gathered(self, rows: Rows) -> torch.Tensor:
+        shards, numbers = self._files.locate(rows)
+        dtype = np.dtype(np.uint8 if self._bool else self._entry.dtype)
+        shape = self._entry.shape or ()
+        out = rows.empty((len(numbers), *shape), _tensor(np.empty(0, dtype)).dtype)
+        # NumPy's: torch's take longer for a few rows of each shard, and scatter not all types.
+        values = out.numpy()
+        for shard, places in groups(shards):
+            there, own = self._files.of(shard), numbers[places]
+            if there is not None:
+                values[places] = there.numpy()[own]
+            else:
+                decoded = np.empty((len(own), *shape), dtype)
+                self._files.reader(shard).fill(own, decoded)
+                values[places] = decoded
+        return out
 
 
 class _Decoded:
@@ -205,18 +283,14 @@ class _Decoded:
 class _Images:
     """Images of one mode, each window straight into its place of a uint8 batch [N, C, H, W]."""
 
-    def __init__(self, column: ColumnReader, geometry: Geometry) -> None:
+    def __init__(self, column: Column, geometry: Geometry) -> None:
         self._column = column
         self.geometry = geometry
         whole = column.entry.fixed and column.entry.packing is None
-        self._fixed = _tensor(column.values) if whole else None
+        self._files = _Files(column) if whole else None
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        if self._fixed is not None:
-            numbers = rows.numbers.tolist()
-            images = [self._fixed[number] for number in numbers]
-        else:
-            images = [_tensor(self._view(row)) for row in rows.numbers.tolist()]
+        images = self._images(rows)
         heights = np.array([image.shape[1] for image in images])
         widths = np.array([image.shape[2] for image in images])
         windows = self._windows(heights, widths, rows.random)
@@ -229,6 +303,22 @@ class _Images:
         batch = rows.empty((len(images), channels, height, width), torch.uint8)
         _fill(batch, images, windows)
         return batch
+
+    def _images(self, rows: Rows) -> list[torch.Tensor]:
+        files = self._files
+        if files is None:
+            return [_tensor(self._view(row)) for row in rows.numbers.tolist()]
+        if files.whole is not None:
+            whole = files.whole
+            return [whole[number] for number in rows.numbers.tolist()]
+        shards, numbers = files.locate(rows)
+        images = []
+        for row, shard, number in zip(
+            rows.numbers.tolist(), shards.tolist(), numbers.tolist(), strict=True
+        ):
+            there = files.of(shard)
+            images.append(_tensor(self._view(row)) if there is None else there[number])
+        return images
 
     def _view(self, row: int) -> npt.NDArray[Any]:
         values = self._column.view(row)
@@ -270,7 +360,7 @@ def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> 
         place.copy_(part)
 
 
-def _images_of(column: ColumnReader, kind: str, tail: Any) -> Leaf | str:
+def _images_of(column: Column, kind: str, tail: Any) -> Leaf | str:
     if kind not in _MODES:
         return f"its tail works on {kind}"
     geometry = tail_geometry(tail)

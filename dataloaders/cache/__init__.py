@@ -19,6 +19,9 @@
     verification.py  finds any flipped bit           disk.py       room, sync, sizes
     estimation.py  size and time, before it starts   fingerprint.py what it is made of
     progress.py  how far a build is                  seeds.py      of samples that are random
+    shards.py    the files of a joined cache         joined.py     the columns of one
+    ranks.py     those who build shards meet         joining.py    shards -> one cache
+    merge.py     the columns of shards as one's
 
 Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
 """
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from dataloaders.cache.compress import Compressed
     from dataloaders.cache.estimation import Estimate
     from dataloaders.cache.images import Encoded
+    from dataloaders.cache.joining import join
     from dataloaders.cache.progress import BuildProgress
     from dataloaders.cache.reader import CachedDataset
     from dataloaders.cache.verification import verify
@@ -44,6 +48,7 @@ __all__ = [
     "Encoded",
     "Estimate",
     "estimate",
+    "join",
     "precompute",
     "verify",
 ]
@@ -55,6 +60,7 @@ _WHERE = {
     "Encoded": "images",
     "Estimate": "estimation",
     "estimate": "build",
+    "join": "joining",
     "precompute": "build",
     "verify": "verification",
 }

@@ -39,6 +39,7 @@ from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Chunks, Failure, Job
+from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Findings, Study
 from dataloaders.errors import CacheError, MissingDependency, OptionError, add_note
 
@@ -71,6 +72,7 @@ def precompute(
     announce: Callable[[Estimate], None] | None = None,
     wait: bool = True,
     multiprocessing_context: Any = None,
+    shard: tuple[int, int] | None = None,
 ) -> CachedDataset:
     """The samples of ``dataset`` from a file at ``path``, which is built if it is not there.
 
@@ -109,6 +111,11 @@ def precompute(
         announce: called with the `Estimate` before anything is computed, on this thread.
         wait: if another process or thread builds this file, wait for it; False: raise.
         multiprocessing_context: how workers start, as a DataLoader takes it.
+        shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
+            dataset and path: each builds its part of the samples beside ``path`` (the fourth of
+            eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
+            file at ``path``, which each returns. With ``wait=False`` a rank returns its own shard
+            as soon as it is built, and nothing is joined: see `join`.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
@@ -129,12 +136,37 @@ def precompute(
         context=multiprocessing_context,
     )
     target = Path(os.path.realpath(path))
-    builder = _Builder(dataset, target, options)
-    if target.exists() and not overwrite:
-        builder.remove_leftover()
-        return builder.open()
     if not target.parent.is_dir():
         raise CacheError(f"{target.parent} is no folder, so no cache can be built in it; make it")
+    if shard is None:
+        builder = _Builder(dataset, target, options)
+        _have_built(builder, resume=resume, overwrite=overwrite, wait=wait)
+        return builder.open(target)
+    from dataloaders.cache.ranks import Ranks
+
+    check_shard(shard)
+    ranks = Ranks(target, shard)
+    builder = _Builder(dataset, ranks.own, options, shard)
+    if not overwrite and ranks.have_built():
+        for each in (builder, _Builder(dataset, target, options)):
+            each.remove_leftover()
+        return builder.open(target)
+    if overwrite:
+        ranks.begin_anew()
+    _have_built(builder, resume=resume, overwrite=overwrite, wait=wait)
+    cached = builder.open(ranks.own)
+    if not wait:
+        return cached
+    ranks.join(builder.of_dataset, options.report, anew=overwrite)
+    return builder.open(target)
+
+
+def _have_built(builder: _Builder, *, resume: bool, overwrite: bool, wait: bool) -> None:
+    """Have the builder's file in place."""
+    target = builder.path
+    if target.exists() and not overwrite:
+        builder.remove_leftover()
+        return
     before = _identity(target)
     lock = BuildLock(builder.folder.path)
     builder.await_lock(lock, wait=wait)
@@ -150,7 +182,6 @@ def precompute(
         raise
     finally:
         lock.release(remove=empty)
-    return builder.open()
 
 
 def estimate(
@@ -207,13 +238,20 @@ class _Options:
 class _Builder:
     """One call of `precompute`."""
 
-    def __init__(self, dataset: Any, path: Path, options: _Options) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        path: Path,
+        options: _Options,
+        shard: tuple[int, int] | None = None,
+    ) -> None:
         self.folder = BuildFolder(path)
+        self.path = path
         self._dataset = dataset
-        self._path = path
         self._options = options
+        self._shard = shard
         self._length = length_of(dataset)
-        self._part = range(self._length)
+        self._part = range(self._length) if shard is None else range_of(*shard, self._length)
         self._images = Images.of(options.images)
         self._encode = True
         self._studied: _Studied | None = None
@@ -249,7 +287,8 @@ class _Builder:
             raise CacheError(self._random_text(study, found))
         workers = options.num_workers
         if workers == "auto":
-            workers = workers_for(found, len(self._part))
+            builders = 1 if self._shard is None else _ranks_here()
+            workers = workers_for(found, len(self._part), builders=builders)
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
         return _Studied(found, study.cuts[found.choice], workers, fingerprint)
@@ -278,23 +317,35 @@ class _Builder:
     def _rows_by_size(self) -> int:
         return rows_of_chunk(self._known.found, len(self._part), self._known.workers)
 
-    def open(self) -> CachedDataset:
-        """The finished file, compared with what the dataset is now."""
+    @property
+    def of_dataset(self) -> dict[str, Any]:
+        """The fingerprint of the whole dataset."""
+        return self._known.fingerprint
+
+    @property
+    def _of_file(self) -> dict[str, Any]:
+        """The fingerprint of the file."""
+        part = {} if self._shard is None else {"shard": shard_text(*self._shard)}
+        return {**self.of_dataset, **part}
+
+    def open(self, path: Path) -> CachedDataset:
+        """The finished file, or the one that it is joined into, compared with the dataset now."""
         from dataloaders.cache.reader import CachedDataset
 
-        self._read_as_file()
+        self._read_as_file(path)
         known = self._known
         tails, calls = known.cut.tails, known.found.calls or ()
-        expect = dict(known.fingerprint)
+        expect = dict(self._of_file if path == self.path else self.of_dataset)
         del expect["images"]  # compared already
         if self._options.compress is None:  # then it may be compressed or not
             del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it
-            return CachedDataset(self._path, transform=Finish(tails, calls), expect=expect)
+            finish = Finish(tails, calls)
+            return CachedDataset(path, transform=finish, expect=expect)
         of_leaves = [(keys, tails[number]) for number, keys in calls]
-        return CachedDataset(self._path, tails=of_leaves, expect=expect)
+        return CachedDataset(path, tails=of_leaves, expect=expect)
 
-    def _read_as_file(self) -> None:
+    def _read_as_file(self, path: Path) -> None:
         """Have the dataset studied as the file's images are: its files, PIL images or any rows.
 
         Raises:
@@ -303,7 +354,7 @@ class _Builder:
         from dataloaders.cache.reader import CachedDataset
 
         asked = None if self._options.images is None else {"images": str(self._images)}
-        kept = CachedDataset(self._path, expect=asked).index.fingerprint.get("images")
+        kept = CachedDataset(path, expect=asked).index.fingerprint.get("images")
         like = Images.like(kept)
         if self._studied is None or like.rows != self._images.rows:
             # Nothing is encoded where a file is only opened.
@@ -321,7 +372,7 @@ class _Builder:
         while not lock.try_acquire():
             if not wait:
                 raise CacheError(
-                    f"{self._path} is being built by {builder_of(self.folder.path)} (wait=False); "
+                    f"{self.path} is being built by {builder_of(self.folder.path)} (wait=False); "
                     "wait for it, or give another path"
                 )
             now = time.monotonic()
@@ -345,7 +396,7 @@ class _Builder:
         if folder.is_leftover() or not resume:
             folder.wipe()
         rows = folder.settle(
-            self._known.fingerprint,
+            self._of_file,
             options.rows,
             overwrite=overwrite,
             default_rows=self._rows_by_size,
@@ -393,7 +444,7 @@ class _Builder:
         return About(
             samples=len(self._part),
             failed=failed,
-            fingerprint=known.fingerprint,
+            fingerprint=self._of_file,
             head=known.cut.head,
             tail=known.cut.tail,
             compress=self._options.compress,
@@ -445,6 +496,8 @@ class _Builder:
             )
 
     def _refuse_nothing_left(self) -> None:
+        if self._shard is not None:  # the others may have some: it is seen when they are joined
+            return
         failed = [one for record in self.folder.records for one in record.failed]
         if failed and not any(record.rows for record in self.folder.records):
             index, why = min(failed)
@@ -523,6 +576,12 @@ class _Studied:
     cut: Cut
     workers: int
     fingerprint: dict[str, Any]
+
+
+def _ranks_here() -> int:
+    """How many ranks torchrun has started on this machine."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _is_skip(on_error: object) -> bool:

@@ -48,12 +48,18 @@ class Estimate:
     rows: int
 
 
-def workers_for(found: Findings, samples: int) -> int:
-    """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory."""
-    cores = usable_cores()
+def workers_for(found: Findings, samples: int, *, builders: int = 1) -> int:
+    """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory.
+
+    Args:
+        found: what the dataset is.
+        samples: to be read.
+        builders: processes on this machine that build at the same time, this one included.
+    """
+    cores = usable_cores() // builders
     if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
         return 0
-    return max(1, min(cores, available_memory() // _BYTES_PER_WORKER, samples))
+    return max(1, min(cores, available_memory() // builders // _BYTES_PER_WORKER, samples))
 
 
 def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:

@@ -28,7 +28,7 @@ from dataloaders.cache.checksums import checksums
 from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.compress import Compressed
-from dataloaders.cache.hdf5 import Chunked, add_dataset, skeleton, writing_pieces
+from dataloaders.cache.hdf5 import Chunked, Virtual, add_dataset, skeleton, writing_pieces
 from dataloaders.cache.index import (
     BLOCK,
     DIGEST,
@@ -45,7 +45,18 @@ from dataloaders.cache.pieces import chunk_of
 from dataloaders.errors import CacheError
 from dataloaders.workers import usable_cores
 
-__all__ = ["About", "assemble", "fill", "lay_out", "layouts_of"]
+__all__ = [
+    "About",
+    "Progress",
+    "Writer",
+    "assemble",
+    "failures_of",
+    "fill",
+    "filled",
+    "laid_out",
+    "lay_out",
+    "layouts_of",
+]
 
 Progress = Callable[[int, int], None]
 
@@ -134,7 +145,7 @@ def lay_out(
     columns = layouts.done(rows, compress=compress is not None)
     rows = layouts.rows if rows is None else rows
     _check_failed(about.failed, about.samples, rows)
-    numbers, messages = _failures(about)
+    numbers, messages = failures_of(about)
     index = Index(
         user_block=0,
         file_bytes=_WIDEST.size,
@@ -173,7 +184,7 @@ def lay_out(
         }
         places = skeleton(name, datasets, user_block, attributes, chunked)
     else:
-        places = _laid_out(name, datasets, user_block, attributes)
+        places = laid_out(name, datasets, user_block, attributes)
     return replace(
         index,
         user_block=user_block,
@@ -206,21 +217,44 @@ def fill(
     Raises:
         CacheError: it cannot be written.
     """
+
+    name, size = str(Path(path)), _bytes(index, there)
+
+    def write(writer: Writer) -> Index:
+        if about.compress is None or all(one.packing is None for one in index.columns):
+            _write_rows(chunks, index, there, writer)
+            return index
+        _write_compressed(name, chunks, index, writer, about.compress)
+        longer = _with_checksums(name, index)
+        writer.whole = longer.file_bytes - longer.user_block + size
+        return longer
+
+    return filled(path, index, about, write, size=size, progress=progress)
+
+
+def filled(
+    path: str | os.PathLike[str],
+    index: Index,
+    about: About,
+    write: Callable[[Writer], Index],
+    *,
+    size: int,
+    progress: Progress | None = None,
+) -> Index:
+    """The same, where ``write`` writes the rows, and ``size`` is how many bytes these take.
+
+    It gives the index again, with what shows only when they are written.
+    """
     name = str(Path(path))
     try:
         descriptor = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         try:
             with ThreadPoolExecutor(usable_cores(), "dataloaders-write") as threads:
-                whole = index.file_bytes - index.user_block + _bytes(index, there)
-                writer = _Writer(descriptor, threads, progress, whole)
-                if about.compress is None or all(one.packing is None for one in index.columns):
-                    _write_rows(chunks, index, there, writer)
-                else:
-                    _write_compressed(name, chunks, index, writer, about.compress)
-                    index = _with_checksums(name, index)
-                    writer.whole = index.file_bytes - index.user_block + _bytes(index, there)
+                whole = index.file_bytes - index.user_block + size
+                writer = Writer(descriptor, threads, progress, whole)
+                index = write(writer)
                 if index.failed is not None:
-                    for extent, values in zip(index.failed, _failures(about), strict=True):
+                    for extent, values in zip(index.failed, failures_of(about), strict=True):
                         writer.write(extent.offset, values)
                 writer.settle()
             index = replace(index, checksums_digest=_write_checksums(index, writer))
@@ -236,7 +270,7 @@ def fill(
         ) from error
 
 
-def _failures(about: About) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def failures_of(about: About) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The numbers of the samples that were left out, and their messages as JSON."""
     numbers = np.array([row for row, _ in about.failed], "<u8")
     text = json.dumps([text for _, text in about.failed]).encode("ascii")
@@ -307,11 +341,12 @@ def _entry(
     )
 
 
-def _laid_out(
+def laid_out(
     name: str,
     datasets: Mapping[str, tuple[str, tuple[int, ...]]],
     user_block: int,
     attributes: Mapping[str, Mapping[str, str | int]],
+    virtual: Mapping[str, Virtual] | None = None,
 ) -> dict[str, Extent]:
     """The places of all datasets, among them one with a checksum for each block of the file.
 
@@ -320,7 +355,7 @@ def _laid_out(
     blocks = 1
     for _ in range(_TRIES):
         table = {"/checksums": ("<u4", (blocks,))}
-        places = skeleton(name, {**datasets, **table}, user_block, attributes)
+        places = skeleton(name, {**datasets, **table}, user_block, attributes, virtual=virtual)
         needed = -(-(os.path.getsize(name) - user_block) // BLOCK)
         if needed == blocks:
             return places
@@ -353,7 +388,7 @@ def _bytes(index: Index, there: Collection[int]) -> int:
     return total
 
 
-class _Writer:
+class Writer:
     """Writes arrays into the file, in threads, and says how far it is."""
 
     def __init__(
@@ -397,7 +432,7 @@ def _write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
 
 
 def _write_compressed(
-    name: str, chunks: Iterator[Chunk], index: Index, writer: _Writer, compress: Compressed
+    name: str, chunks: Iterator[Chunk], index: Index, writer: Writer, compress: Compressed
 ) -> None:
     """As `_write_rows`, with the compressed pieces put behind what is in the file."""
     packed = [
@@ -417,7 +452,7 @@ def _write_rows(
     chunks: Iterator[Chunk],
     index: Index,
     there: Collection[int],
-    writer: _Writer,
+    writer: Writer,
     packer: Packer | None = None,
 ) -> None:
     packed = count()
@@ -443,7 +478,7 @@ def _write_rows(
 
 class _ColumnWriter:
     def __init__(
-        self, entry: ColumnEntry, writer: _Writer, packer: Packer | None, packed: int
+        self, entry: ColumnEntry, writer: Writer, packer: Packer | None, packed: int
     ) -> None:
         self.entry = entry
         self.writer = writer
@@ -515,7 +550,7 @@ class _ColumnWriter:
         return self.rows == rows and self.values == self.entry.values.size
 
 
-def _write_checksums(index: Index, writer: _Writer) -> str:
+def _write_checksums(index: Index, writer: Writer) -> str:
     """The digest of the table of checksums, which is written."""
     start, end, place = index.user_block, index.file_bytes, index.checksums
     table = np.empty(place.size, "<u4")

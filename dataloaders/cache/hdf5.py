@@ -4,6 +4,9 @@ h5py (and with it libhdf5) makes this skeleton, of datasets that have a place fr
 and are never filled. The values are then written at these places as into any file. Compressed
 values are the exception: where a piece of them stands shows only when libhdf5 is handed it, ready
 made. Reading a cache needs none of this.
+
+A virtual dataset has no values of its own: HDF5 reads them from the files that it names, which
+stand beside this one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +27,16 @@ from dataloaders.cache.codecs.codec import Filter
 from dataloaders.cache.index import Extent
 from dataloaders.errors import CacheError, MissingDependency
 
-__all__ = ["Chunked", "PieceWriter", "add_dataset", "skeleton", "writing_pieces"]
+__all__ = [
+    "Chunked",
+    "Datasets",
+    "Piece",
+    "PieceWriter",
+    "Virtual",
+    "add_dataset",
+    "skeleton",
+    "writing_pieces",
+]
 
 _ALIGNMENT = 4096
 _PIECE_ALIGNMENT = 64
@@ -46,12 +58,44 @@ class Chunked:
     filters: tuple[Filter, ...]
 
 
+class Piece(NamedTuple):
+    """A dataset of another file, all of it.
+
+    Attributes:
+        file: its name, in the same folder.
+        path: of the dataset in it.
+        shape: of the dataset.
+        first: where its first value, or row, stands in the whole.
+    """
+
+    file: str
+    path: str
+    shape: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """A dataset whose values stand in other files, one piece behind the other.
+
+    Attributes:
+        dtype: of its values.
+        shape: of the whole; if it has one dimension, so have the pieces, whatever their shape is.
+        pieces: where there are none, it has zeros.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
 def skeleton(
     path: str,
     datasets: Datasets,
     user_block: int,
     attributes: Mapping[str, Mapping[str, str | int]],
     chunked: Mapping[str, Chunked] | None = None,
+    virtual: Mapping[str, Virtual] | None = None,
 ) -> dict[str, Extent]:
     """The places of the values of each dataset in the HDF5 file made at ``path``.
 
@@ -61,6 +105,7 @@ def skeleton(
         user_block: bytes left free in front of it.
         attributes: of groups and datasets by their path, "/" included.
         chunked: those among the datasets that are compressed; they have no place yet.
+        virtual: datasets that have no place, by their path.
 
     Raises:
         CacheError: it cannot be written.
@@ -77,6 +122,8 @@ def skeleton(
                 name: _create(h5py, file, name, dtype, shape, chunked.get(name))
                 for name, (dtype, shape) in datasets.items()
             }
+            for name, each in (virtual or {}).items():
+                _create_virtual(h5py, file, name, each)
             for name, pairs in attributes.items():
                 for key, value in pairs.items():
                     file[name].attrs[key] = (
@@ -197,23 +244,40 @@ def _create(
         for number, values in chunked.filters:
             created.set_filter(number, h5py.h5z.FLAG_OPTIONAL, values)
     created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    created.set_obj_track_times(False)
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    links.set_char_encoding(h5py.h5t.CSET_UTF8)
-    dataset = h5py.h5d.create(
-        file.id,
-        name.encode(),
-        h5py.h5t.py_create(np.dtype(dtype), logical=True),
-        h5py.h5s.create_simple(shape),
-        created,
-        links,
-    )
+    dataset = _made(h5py, file, name, dtype, h5py.h5s.create_simple(shape), created)
     size = int(np.prod(shape, dtype=np.uint64))
     if chunked is not None:
         return Extent(0, size)
     offset = dataset.get_offset() if size else 0  # from the file's beginning, user block included
     return Extent(int(offset), size)
+
+
+def _create_virtual(h5py: ModuleType, file: Any, name: str, virtual: Virtual) -> None:
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    whole = h5py.h5s.create_simple(virtual.shape)
+    for piece in virtual.pieces:
+        flat = len(virtual.shape) == 1
+        count = (int(np.prod(piece.shape, dtype=np.uint64)),) if flat else piece.shape
+        whole.select_hyperslab((piece.first, *[0] * (len(count) - 1)), count)
+        created.set_virtual(
+            whole, _verbatim(piece.file), _verbatim(piece.path), h5py.h5s.create_simple(piece.shape)
+        )
+    whole.select_all()
+    _made(h5py, file, name, virtual.dtype, whole, created)
+
+
+def _verbatim(name: str) -> bytes:
+    """``name`` as HDF5 takes it where %b would stand for a number."""
+    return name.replace("%", "%%").encode()
+
+
+def _made(h5py: ModuleType, file: Any, name: str, dtype: str, space: Any, created: Any) -> Any:
+    created.set_obj_track_times(False)
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    kind = h5py.h5t.py_create(np.dtype(dtype), logical=True)
+    return h5py.h5d.create(file.id, name.encode(), kind, space, created, links)
 
 
 def _have_filters() -> None:

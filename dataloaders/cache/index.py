@@ -5,6 +5,8 @@
     byte 64  text: JSON, ASCII, keys sorted
     ...      zero, up to the size of the user block, where plain HDF5 begins
 
+A joined cache has the same index, and with it the list of its shards, which have the values.
+
 Nothing in a file is believed: `Index.parse` takes a bounded number of bytes, and checks the type
 and range of each field, so that whoever reads by an `Index` reads inside the file.
 """
@@ -36,12 +38,17 @@ __all__ = [
     "LARGEST_ROW",
     "MAGIC",
     "MOST_FIXED",
+    "MOST_SHARDS",
     "VERSION",
     "ColumnEntry",
     "Extent",
     "Index",
     "Packing",
+    "Shard",
     "block_for",
+    "digest_at",
+    "is_shard_name",
+    "open_file",
     "seal",
 ]
 
@@ -59,11 +66,16 @@ LARGEST_ROW = 1 << 30
 LARGEST_PIECE = 1 << 18
 """Bytes that are compressed together, unless a single row of a fixed column has more."""
 
+MOST_SHARDS = 1 << 16
+"""Files that one joined cache consists of: the kernel maps about as many for a process."""
+
 _FORMAT = "dataloaders cache"
+_JOINED = "dataloaders cache, joined"
 _LONGEST = 8 << 20  # bytes of the text; JSON may take 30 times as much memory
 _LARGEST = 1 << 48  # rows, values, bytes: no disk has more, and no product of two overflows
 _MOST_DIMENSIONS = 64
 _SMALLEST_BLOCK = 4096
+_LONGEST_NAME = 255  # bytes of a file's name
 _LARGEST_BLOCK = 2 * _LONGEST
 _HEAD = struct.Struct("<12sIQQ16s16s")
 _AGAIN = "copy it again from where it came, or build it again with precompute()"
@@ -77,6 +89,24 @@ class Extent(NamedTuple):
 
     offset: int
     size: int
+
+
+class Shard(NamedTuple):
+    """One file of a joined cache.
+
+    Attributes:
+        name: of the file, which stands beside the joined one.
+        rows: in it.
+        samples: of the dataset that it was built from, those left out included.
+        file_bytes: of the file.
+        identity: its `Index.identity`.
+    """
+
+    name: str
+    rows: int
+    samples: int
+    file_bytes: int
+    identity: str
 
 
 @dataclass(frozen=True)
@@ -106,7 +136,8 @@ class ColumnEntry:
         shape: that of every row of a fixed column; None where it varies.
         dimensions: the most that a variant has.
         values: of all rows. In a fixed column a row that is None has zeros. Compressed values
-            have no place of their own: it is 0.
+            have no place of their own: it is 0. In a joined cache they stand in its shards, and
+            here is only their number.
         offsets: uint64, of a variable column: value number ``offsets[i]`` is row i's first one,
             ``offsets[i + 1]`` the one behind its last.
         shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
@@ -161,6 +192,7 @@ class Index:
         fingerprint: of what it was built from.
         head: the transforms whose result it holds, one text a member.
         tail: those that are still to be applied.
+        shards: the files that have the values, in the order of their rows; none: they are here.
         identity: the index's own digest in hexadecimal; it differs if any bit of the file does.
     """
 
@@ -176,7 +208,24 @@ class Index:
     fingerprint: Mapping[str, Any]
     head: tuple[str, ...]
     tail: tuple[str, ...]
+    shards: tuple[Shard, ...] = ()
     identity: str = ""
+
+    @property
+    def format(self) -> str:
+        """What kind of file it is."""
+        return _JOINED if self.shards else _FORMAT
+
+    @property
+    def all_bytes(self) -> int:
+        """The size of the file, and of its shards."""
+        return self.file_bytes + sum(shard.file_bytes for shard in self.shards)
+
+    def parts(self, column: ColumnEntry) -> Iterable[tuple[str, str, Extent]]:
+        """What there is of ``column`` in this very file: name, dtype and place."""
+        for name, dtype, extent in column.parts():
+            if name != "values" or not self.shards:
+                yield name, dtype, extent
 
     def encode(self) -> bytes:
         """The user block, header and zeros included.
@@ -192,8 +241,8 @@ class Index:
         Raises:
             CacheError: as `encode`.
         """
-        fields = {
-            "format": _FORMAT,
+        fields: dict[str, Any] = {
+            "format": self.format,
             "file_bytes": self.file_bytes,
             "rows": self.rows,
             "samples": self.samples,
@@ -231,14 +280,17 @@ class Index:
             "head": self.head,
             "tail": self.tail,
         }
+        if self.shards:
+            fields["shards"] = [shard._asdict() for shard in self.shards]
         try:
             text = json.dumps(fields, sort_keys=True, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheError(f"the fingerprint cannot be written as JSON: {error}") from error
         if len(text) > _LONGEST:
+            shards = f", or {len(self.shards)} shards," if self.shards else ""
             raise CacheError(
                 f"the index of the cache takes {len(text)} bytes, of {_LONGEST} that it may: "
-                f"{len(self.columns)} columns are too many; return fewer and larger leaves"
+                f"{len(self.columns)} columns{shards} are too many; return fewer and larger leaves"
             )
         return text.encode("ascii")
 
@@ -273,6 +325,22 @@ class Index:
             return _parse(descriptor, name)
         finally:
             os.close(descriptor)
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether ``name`` is that of a file in the same folder, and can be shown."""
+    return (
+        name not in ("", ".", "..")
+        and name.isprintable()
+        and not set(name) & set("/\\")
+        and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
+    )
+
+
+def digest_at(descriptor: int) -> str:
+    """The digest that this file begins with, not compared with its index; "" if it is no cache."""
+    head = os.pread(descriptor, HEADER, 0)
+    return head[32:48].hex() if len(head) == HEADER and head[: len(MAGIC)] == MAGIC else ""
 
 
 def open_file(name: str) -> int:
@@ -385,6 +453,7 @@ _FIELDS = (
     "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
     "fingerprint", "head", "tail",
 )  # fmt: skip
+_SHARD_FIELDS = Shard._fields
 _COLUMN_FIELDS = (
     "name", "dtype", "variants", "shape", "dimensions", "values", "offsets", "shapes", "codes",
     "packing",
@@ -392,8 +461,9 @@ _COLUMN_FIELDS = (
 
 
 def _index(found: Any, user_block: int, identity: str, size: int) -> Index:
-    fields = _fields(found, "the index", _FIELDS)
-    if fields["format"] != _FORMAT:
+    joined = type(found) is dict and found.get("format") == _JOINED
+    fields = _fields(found, "the index", (*_FIELDS, "shards") if joined else _FIELDS)
+    if not joined and fields["format"] != _FORMAT:
         raise _Malformed(f"format is {_shown(fields['format'])}")
     if user_block < _SMALLEST_BLOCK or user_block & (user_block - 1):
         raise _Malformed(f"its block has {user_block} bytes, which is no power of two from 4096 on")
@@ -428,10 +498,46 @@ def _index(found: Any, user_block: int, identity: str, size: int) -> Index:
         fingerprint,
         _texts(fields["head"], "head"),
         _texts(fields["tail"], "tail"),
+        _shards(fields["shards"], rows, samples) if joined else (),
         identity,
     )
     _check_places(index)
     return index
+
+
+def _shards(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
+    entries = _list(found, "shards")
+    if not 0 < len(entries) <= MOST_SHARDS:
+        raise _Malformed(f"there are {len(entries)} shards, and not 1 to {MOST_SHARDS}")
+    shards = []
+    for number, each in enumerate(entries):
+        where = f"shard {number}"
+        fields = _fields(each, where, _SHARD_FIELDS)
+        name = _text(fields["name"], f"{where}: name")
+        if not is_shard_name(name):
+            raise _Malformed(f"{where} is named {_shown(name)}, which is no file beside this one")
+        own = _number(fields["rows"], f"{where}: rows")
+        identity = _text(fields["identity"], f"{where}: identity")
+        if len(identity) != 2 * DIGEST or set(identity) - set("0123456789abcdef"):
+            raise _Malformed(f"{where}: identity is {_shown(identity)}, and no digest")
+        shards.append(
+            Shard(
+                name,
+                own,
+                _number(fields["samples"], f"{where}: samples", least=own),
+                _number(fields["file_bytes"], f"{where}: file_bytes", least=HEADER),
+                identity,
+            )
+        )
+    if len({shard.name for shard in shards}) != len(shards):
+        raise _Malformed("two shards have the same name")
+    for what, whole, sizes in (
+        ("rows", rows, [shard.rows for shard in shards]),
+        ("samples", samples, [shard.samples for shard in shards]),
+    ):
+        if sum(sizes) != whole:
+            raise _Malformed(f"its shards have {sum(sizes)} {what}, and it says {whole}")
+    return tuple(shards)
 
 
 def _columns(structure: Any, found: list[Any], rows: int) -> tuple[ColumnEntry, ...]:
@@ -543,7 +649,10 @@ def _check_places(index: Index) -> None:
     """Whether each extent is inside the HDF5 part, and none on another one."""
     places = [("checksums", "<u4", index.checksums)]
     for column in index.columns:
-        places += [(f"column {_shown(column.name)}: {p}", d, e) for p, d, e in column.parts()]
+        where = f"column {_shown(column.name)}"
+        places += [(f"{where}: {p}", d, e) for p, d, e in index.parts(column)]
+        if index.shards and column.values.offset:
+            raise _Malformed(f"{where}: values have a place, and stand in shards")
     if index.failed is not None:
         places += [("failed.rows", "<u8", index.failed[0])]
         places += [("failed.messages", "|u1", index.failed[1])]

@@ -19,7 +19,8 @@ class BuildProgress:
     Attributes:
         phase: "compute" while samples are read; "assemble" while the file is made of them.
         waiting: whether another process or thread builds, and this one waits for its file.
-        samples: of the dataset; 0 where a builder that is waited for has not said yet.
+        samples: of the dataset, or of the shard that is built; 0 where a builder that is waited for
+            has not said yet.
         samples_done: of these, finished and safe on the disk.
         failed: of these, left out since reading them failed.
         bytes_done: written, in this phase.
@@ -27,6 +28,7 @@ class BuildProgress:
         seconds: since this call began this phase.
         samples_per_second: in this call; None before the first ones are finished.
         seconds_left: until the end of this phase at this rate; None where it is not known.
+        shards_left: of a cache that several ranks build, those that this one waits for.
     """
 
     phase: Literal["compute", "assemble"]
@@ -39,6 +41,7 @@ class BuildProgress:
     seconds: float
     samples_per_second: float | None
     seconds_left: float | None
+    shards_left: int = 0
 
     @classmethod
     def of_records(cls, records: Collection[Record], samples: int, seconds: float) -> BuildProgress:

@@ -3,7 +3,8 @@
     dataset[i] ──> each column's values at row i ──> leaves ──> tails ──> sample ──> transform
 
 The file is mapped and never read through libhdf5, so that threads, forked and spawned workers
-read it at once, and nothing in it can do more than be wrong.
+read it at once, and nothing in it can do more than be wrong. Of a joined cache the shards are
+mapped, each when the first of its rows is read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from torch.utils.data import Dataset
 
 from dataloaders.cache.columns import ColumnReader, mapped
 from dataloaders.cache.index import ColumnEntry, Index, open_file
+from dataloaders.cache.joined import JoinedColumn, Shards
 from dataloaders.cache.sample import Classes, join, leaf_paths
+from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
 
 __all__ = ["CachedDataset", "changes"]
@@ -36,7 +39,8 @@ class CachedDataset(Dataset[Any]):
 
     Rows are copies: they may be changed and kept. Only the file's index is read when it is opened.
     It may be pickled; the copy opens the file again, and only that very cache. The file has to stay
-    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not.
+    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not. A cache
+    that was built as shards and joined is opened by the joined file, beside which they stand.
 
     Args:
         path: of the file.
@@ -52,7 +56,8 @@ class CachedDataset(Dataset[Any]):
             that is not among them is made anew, with the same name and fields.
 
     Raises:
-        CacheError: there is no cache, or it is malformed, unfinished, or of something else.
+        CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
+            of its shards is missing, or another one.
     """
 
     def __init__(
@@ -88,7 +93,15 @@ class CachedDataset(Dataset[Any]):
             os.close(descriptor)
         data = np.frombuffer(self._map, np.uint8)
         rows = self.index.rows
-        self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
+        self._columns: list[ColumnReader | JoinedColumn]
+        if self.index.shards:
+            shards = Shards(self.path, self.index)
+            self._columns = [
+                JoinedColumn(entry, number, shards)
+                for number, entry in enumerate(self.index.columns)
+            ]
+        else:
+            self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
         self._data = data
         paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
         self._calls: list[tuple[int, Callable[[Any], Any]]] = []
@@ -148,7 +161,7 @@ class CachedDataset(Dataset[Any]):
         return [column.leaf(found) for column in self._columns]
 
     @property
-    def readers(self) -> tuple[ColumnReader, ...]:
+    def readers(self) -> tuple[ColumnReader | JoinedColumn, ...]:
         """Each column's values, for whoever makes whole batches of them."""
         return tuple(self._columns)
 
@@ -164,8 +177,14 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def identity(self) -> str:
-        """The digest of the whole file, as hexadecimal digits."""
+        """The digest of the whole file, as hexadecimal digits; it stands for its shards too."""
         return self.index.identity
+
+    @property
+    def shards(self) -> tuple[Path, ...]:
+        """The files that have the rows, in their order; each is a cache, too. None: it is one."""
+        folder = folder_of(self.path)
+        return tuple(folder / shard.name for shard in self.index.shards)
 
     @property
     def failed(self) -> list[tuple[int, str]]:
@@ -188,7 +207,8 @@ class CachedDataset(Dataset[Any]):
             or not all(type(text) is str for text in texts)
         ):
             raise self._failed_damaged()
-        return list(zip(numbers, texts, strict=True))
+        first = first_of(self.index)
+        return [(first + number, text) for number, text in zip(numbers, texts, strict=True)]
 
     def _failed_damaged(self) -> CacheError:
         return CacheError(
@@ -201,7 +221,8 @@ class CachedDataset(Dataset[Any]):
         An image's shape is (channels, height, width). A row that is None is zero.
 
         Raises:
-            CacheError: there is no such column, its rows differ in shape, or it is compressed.
+            CacheError: there is no such column, its rows differ in shape or stand in several files,
+        or it is compressed.
         """
         for column in self._columns:
             if column.entry.name == name:
@@ -209,6 +230,13 @@ class CachedDataset(Dataset[Any]):
                     raise CacheError(
                         f"the rows of column {name!r} in {self.path} have different shapes; read "
                         "them one by one"
+                    )
+                if isinstance(column, JoinedColumn):
+                    raise CacheError(
+                        f"the rows of column {name!r} in {self.path} stand in "
+                        f"{len(self.index.shards)} shards, so that they are no one array; read "
+                        "rows by their numbers, or each shard's: [CachedDataset(shard).column("
+                        f"{name!r}) for shard in cached.shards]"
                     )
                 return column.values
         names = ", ".join(repr(column.entry.name) for column in self._columns[:8])

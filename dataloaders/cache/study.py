@@ -239,7 +239,8 @@ class Study:
             except Exception as error:
                 if not self._skip:
                     raise _Failed(error) from error
-                found.digests[index] = "failed"
+                if index in must:  # of the others, how many are read is a matter of time
+                    found.digests[index] = "failed"
 
     def _measure_one(
         self, found: Findings, cut: Cut, index: int, must: bool, started: float

@@ -7,14 +7,18 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
 from dataloaders.cache.checksums import checksums
 from dataloaders.cache.index import BLOCK, DIGEST, HEADER, ColumnEntry, Index, open_file
+from dataloaders.cache.shards import folder_of, open_shard
 from dataloaders.errors import CacheError
 
 __all__ = ["Damage", "verify"]
+
+Progress = Callable[[int, int], None]
 
 _REPORTED = 256  # blocks between two reports of progress
 _WIDTH = 4  # bytes of a checksum
@@ -28,19 +32,20 @@ class Damage:
         offset: its first byte.
         bytes: how many there are; the damage may be a single bit among them.
         what: what stands there: columns and their rows, the index, HDF5's own records.
+        shard: the name of the file, if it is a shard of the one that was given.
     """
 
     offset: int
     bytes: int
     what: str
+    shard: str = ""
 
 
-def verify(
-    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
-) -> list[Damage]:
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Damage]:
     """What is damaged in the cache at ``path``, in the order of the file; empty if nothing is.
 
-    Every bit of the file counts. Without a sound index nothing else can be looked at.
+    Every bit of the file counts, and every bit of its shards: one that is missing, or another one,
+    is damaged as a whole. Without a sound index nothing else can be looked at.
 
     Args:
         path: of the file.
@@ -50,14 +55,42 @@ def verify(
         CacheError: the file cannot be opened or read.
     """
     name = os.fspath(path)
-    descriptor = open_file(name)
+    index, damages = _verified(open_file(name), name, progress)
+    if index is None or not index.shards:
+        return damages
+    folder = folder_of(Path(name))
+    before = index.file_bytes
+    for shard in index.shards:
+        try:
+            descriptor = open_shard(folder, shard, Path(name))
+        except CacheError as error:
+            damages.append(Damage(0, shard.file_bytes, str(error), shard.name))
+        else:
+            told = None if progress is None else _after(before, index.all_bytes, progress)
+            _, found = _verified(descriptor, str(folder / shard.name), told)
+            damages += [replace(damage, shard=shard.name) for damage in found]
+        before += shard.file_bytes
+    return damages
+
+
+def _after(before: int, whole: int, progress: Progress) -> Progress:
+    """``progress`` of one shard told as that of all."""
+    return lambda done, _: progress(before + done, whole)
+
+
+def _verified(
+    descriptor: int, name: str, progress: Progress | None
+) -> tuple[Index | None, list[Damage]]:
+    """The index of one file, if it is sound, and what is damaged in it; closes it."""
     try:
         try:
             index = Index.parse(descriptor, name)
         except CacheError as error:
             size = os.fstat(descriptor).st_size
-            return [Damage(0, min(size, HEADER), f"the index: {error}")]
-        return [*_user_block(descriptor, index), *_blocks(descriptor, index, progress)]
+            return None, [Damage(0, min(size, HEADER), f"the index: {error}")]
+        if progress is not None and index.shards:
+            progress = _after(0, index.all_bytes, progress)
+        return index, [*_user_block(descriptor, index), *_blocks(descriptor, index, progress)]
     except OSError as error:
         raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
     finally:
@@ -74,9 +107,7 @@ def _user_block(descriptor: int, index: Index) -> Iterator[Damage]:
         yield Damage(begin, len(padding), "the zeros behind the index")
 
 
-def _blocks(
-    descriptor: int, index: Index, progress: Callable[[int, int], None] | None
-) -> Iterator[Damage]:
+def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
     place, size = index.checksums
     bytes_of_table = size * _WIDTH
@@ -197,12 +228,13 @@ def _parts(index: Index) -> list[_Part]:
         end = extent.offset + extent.size * width
         found.append(_Part(extent.offset, end, "the list of failed samples"))
     for column in index.columns:
-        found.extend(_column_parts(column, index.rows))
+        found.extend(_column_parts(index, column))
     return sorted((part for part in found if part.begin < part.end), key=lambda part: part.begin)
 
 
-def _column_parts(column: ColumnEntry, rows: int) -> Iterator[_Part]:
-    for name, dtype, (offset, size) in column.parts():
+def _column_parts(index: Index, column: ColumnEntry) -> Iterator[_Part]:
+    rows = index.rows
+    for name, dtype, (offset, size) in index.parts(column):
         length = size * np.dtype(dtype).itemsize
         text = f"column {column.name!r}" + ("" if name == "values" else f" ({name})")
         if name == "pieces":

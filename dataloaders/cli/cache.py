@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dataloaders.cli.cache_ranks import restarted, shard, shard_of_rank
 from dataloaders.errors import OptionError
 
 if TYPE_CHECKING:
+    from dataloaders.cache import CachedDataset
     from dataloaders.cache.progress import BuildProgress
 
 __all__ = ["add_parsers", "carry_out"]
@@ -35,6 +37,8 @@ examples:
   dataloaders cache build mypackage.data:training_set small.h5 --compress zstd --level 9
   dataloaders cache info train.h5 --sheet train.png
   dataloaders cache verify train.h5
+  torchrun --nproc-per-node 4 -m dataloaders cache build mypackage.data:training_set train.h5
+      four processes, each a shard, that train.h5 joins; on several machines as well
 
 then, in the script:
   from dataloaders.cache import CachedDataset
@@ -45,11 +49,24 @@ _BUILD = """\
 Reads every sample once, in parallel, and writes one file. Ctrl-C and crashes lose nothing that was
 finished: the same command goes on where it stopped. A second process that builds the same file
 waits for the first.
+
+Under torchrun (RANK and WORLD_SIZE say so) each rank builds a shard of its own beside the path,
+such as train.00003-of-00008.h5, and when all are there one of them joins them: train.h5 then reads
+as one cache. With torchrun --max-restarts N a rank that dies loses only what it had not finished.
+Give --shard RANK/OF where something else starts the processes (Slurm: --shard
+$SLURM_PROCID/$SLURM_NTASKS), and --no-wait where the machines share no folder: then copy the shards
+into one and run dataloaders cache join.
+"""
+
+_JOIN = """\
+Joins shards that were built with --no-wait and copied into one folder: writes the file PATH that
+reads as one cache of all of them. They stay as they are, and have to stay beside it.
 """
 
 _VERIFY = """\
 Reads the whole file and compares every block with its checksum: any flipped bit is found, and what
-it hit is named. Exit status 0: whole; 1: damaged, with a line for each damaged part.
+it hit is named; of a joined cache all shards are read. Exit status 0: whole; 1: damaged, with a
+line for each damaged part.
 """
 
 _EXTRACT = """\
@@ -104,7 +121,19 @@ def add_parsers(commands: Subparsers) -> None:
     build.add_argument(
         "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), blosc 1 to 9 (9)"
     )
+    build.add_argument(
+        "--shard",
+        type=shard,
+        metavar="RANK/OF",
+        help="this part only, such as 3/8 (of torchrun's)",
+    )
+    build.add_argument(
+        "--no-wait", action="store_true", help="of a shard: do not wait for the others, nor join"
+    )
     build.add_argument("--quiet", action="store_true", help="no progress")
+
+    join = _add(actions, "join", "make one cache of shards that were built apart", _JOIN)
+    join.add_argument("path", help="the file to write, such as train.h5, beside its shards")
 
     info = _add(actions, "info", "what is in a cache", "Columns, sizes, transforms, failures.")
     info.add_argument("path", help="of the cache")
@@ -131,6 +160,7 @@ def carry_out(parsed: argparse.Namespace) -> int:
     """Do what the command line says; returns the exit status."""
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "build": _build,
+        "join": _join,
         "info": _info,
         "verify": _verify,
         "extract": _extract,
@@ -142,15 +172,19 @@ def carry_out(parsed: argparse.Namespace) -> int:
 
 def _build(parsed: argparse.Namespace) -> int:
     from dataloaders.cache import Compressed, precompute
-    from dataloaders.cache.disk import size_of
     from dataloaders.cli.cache_source import dataset_of, images_of
 
     if parsed.level is not None and parsed.compress is None:
         raise OptionError(f"--level {parsed.level}: give --compress too, whose level it is")
     compress = None if parsed.compress is None else Compressed(parsed.compress, parsed.level)
+    part = parsed.shard or shard_of_rank()
+    if parsed.no_wait and part is None:
+        raise OptionError("--no-wait is for shards: give --shard RANK/OF, or start it by torchrun")
+    # One of the ranks on a terminal speaks for all, of which each would say the same.
+    first = part is None or parsed.no_wait or part[0] == 0
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     before = None if parsed.overwrite else _stamp(parsed.path)
-    with _Bar(quiet=parsed.quiet) as bar:
+    with _Bar(quiet=parsed.quiet or not first) as bar:
         cached = precompute(
             dataset,
             parsed.path,
@@ -158,13 +192,18 @@ def _build(parsed: argparse.Namespace) -> int:
             num_workers="auto" if parsed.workers is None else parsed.workers,
             allow_random=parsed.allow_random,
             on_error="skip" if parsed.skip else "raise",
-            overwrite=parsed.overwrite,
+            # A rank that torchrun starts again goes on with what it had begun anew.
+            overwrite=parsed.overwrite and not restarted(),
             compress=compress,
             progress=bar,
+            wait=not parsed.no_wait,
+            shard=part,
         )
-    size = Path(parsed.path).stat().st_size
+    if not first:
+        return 0
+    path = cached.path if parsed.no_wait else parsed.path
     same = ", built before" if before is not None and before == _stamp(parsed.path) else ""
-    print(f"{parsed.path}: {len(cached):,} samples, {size_of(size)}{same}")
+    print(f"{path}: {_told(cached)}{same}")
     if cached.failed:
         print(f"{len(cached.failed)} samples were left out; dataloaders cache info lists them")
     return 0
@@ -176,6 +215,22 @@ def _stamp(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _join(parsed: argparse.Namespace) -> int:
+    from dataloaders.cache import CachedDataset, join
+
+    join(parsed.path)
+    print(f"{parsed.path}: {_told(CachedDataset(parsed.path))}")
+    print(f"dataloaders cache verify {parsed.path} finds what was damaged on the way")
+    return 0
+
+
+def _told(cached: CachedDataset) -> str:
+    from dataloaders.cache.disk import size_of
+
+    shards = f" in {len(cached.shards)} shards" if cached.shards else ""
+    return f"{len(cached):,} samples{shards}, {size_of(cached.index.all_bytes)}"
 
 
 def _info(parsed: argparse.Namespace) -> int:
@@ -192,6 +247,7 @@ def _extract(parsed: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     from dataloaders.cache.disk import size_of
+    from dataloaders.cache.shards import listed
     from dataloaders.cache.verification import verify
     from dataloaders.cli.progress import ProgressLine
 
@@ -203,7 +259,12 @@ def _verify(parsed: argparse.Namespace) -> int:
     damages = verify(Path(parsed.path), told)
     line.close()
     for damage in damages:
-        print(f"{damage.what} (bytes {damage.offset} to {damage.offset + damage.bytes})")
+        where = f"{damage.shard}: " if damage.shard else ""
+        print(f"{where}{damage.what} (bytes {damage.offset} to {damage.offset + damage.bytes})")
+    shards = sorted({damage.shard for damage in damages} - {""})
+    if shards:
+        print(f"{parsed.path} is damaged: delete these shards ({listed(shards)}) and build again")
+        return 1
     if damages:
         print(f"{parsed.path} is damaged: build it again, dataloaders cache build --overwrite")
         return 1
@@ -260,7 +321,11 @@ class _Bar:
         """Show ``progress``."""
         from dataloaders.cache.disk import size_of
 
-        doing = "waiting for the process that builds it" if progress.waiting else progress.phase
+        doing: str = progress.phase
+        if progress.waiting:
+            doing = "waiting for the process that builds it"
+        if progress.shards_left:
+            doing = f"waiting for {progress.shards_left} shards of others"
         rate = progress.samples_per_second
         text = f"{progress.samples_done:,} of {progress.samples:,} samples"
         if rate:

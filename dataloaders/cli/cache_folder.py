@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import Index
+from dataloaders.cache.shards import names_of
 from dataloaders.errors import CacheError
 from dataloaders.learned import cache_folder
 
@@ -27,6 +28,7 @@ class _Kept(NamedTuple):
     size: int
     unused_days: float
     what: str
+    shards: tuple[Path, ...] = ()
 
 
 def show() -> int:
@@ -55,7 +57,8 @@ def prune(unused_days: float, *, delete: bool) -> int:
         if delete and kept.path.is_dir():
             shutil.rmtree(kept.path)
         elif delete:
-            kept.path.unlink(missing_ok=True)
+            for path in (kept.path, *kept.shards):
+                path.unlink(missing_ok=True)
         print(f"{'deleted' if delete else 'would delete'} {kept.path} ({size_of(kept.size)})")
     if not old:
         print(f"nothing in {_folder()} was unused for {unused_days:g} days")
@@ -75,32 +78,54 @@ def _found() -> list[_Kept]:
         return []
     now = time.time()
     found = []
+    indexes = {path: _index_of(path) for path in paths if path.suffix == ".h5"}
+    joined = {path: _shards_of(path, index, set(paths)) for path, index in indexes.items()}
+    of_others = {shard for shards in joined.values() for shard in shards}
     for path in paths:
+        if path in of_others:  # counted, used and deleted with the file that joins them
+            continue
         if path.suffix == ".building":
             files = [each.stat() for each in path.iterdir() if each.is_file()]
             size = sum(each.st_size for each in files)
             used = max((each.st_mtime for each in files), default=path.stat().st_mtime)
             what = "a build that is under way, or was interrupted"
         elif path.suffix == ".h5":
-            status = path.stat()
-            size, used = status.st_size, max(status.st_atime, status.st_mtime)
-            what = _described(path)
+            files = [each.stat() for each in (path, *joined.get(path, ()))]
+            size = sum(each.st_size for each in files)
+            used = max(max(each.st_atime, each.st_mtime) for each in files)
+            what = _described(indexes[path])
         else:
             continue
-        found.append(_Kept(path, size, (now - used) / _DAY_S, what))
+        found.append(_Kept(path, size, (now - used) / _DAY_S, what, joined.get(path, ())))
     return found
 
 
-def _described(path: Path) -> str:
+def _shards_of(path: Path, index: Index | str, there: set[Path]) -> tuple[Path, ...]:
+    """The shards that go with this file; only those that have its own name."""
+    if isinstance(index, str):
+        return ()
+    names = {shard.name for shard in index.shards}
+    own = names_of(path, len(index.shards))
+    return tuple(path.with_name(n) for n in own if n in names and path.with_name(n) in there)
+
+
+def _index_of(path: Path) -> Index | str:
+    """What the file says of itself; or why it cannot be read."""
     try:
         # Looking at it is not using it; only its owner, or root, may look like that.
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOATIME", 0))
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     try:
-        index = Index.parse(file)
+        return Index.parse(file)
     except CacheError as error:
         return f"damaged: {error}"
     finally:
         os.close(file)
-    return f"{index.rows:,} samples of {index.fingerprint.get('dataset', 'a dataset')}"
+
+
+def _described(index: Index | str) -> str:
+    if isinstance(index, str):
+        return index
+    shards = f" in {len(index.shards)} shards" if index.shards else ""
+    return f"{index.rows:,} samples{shards} of {index.fingerprint.get('dataset', 'a dataset')}"

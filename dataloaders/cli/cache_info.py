@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from dataloaders.errors import CacheError, OptionError
 __all__ = ["extract", "info"]
 
 _SHOWN_FAILURES = 20
+_SHOWN_SHARDS = 20
 _SHEET = 64
 _THUMBNAIL = 128
 
@@ -36,7 +36,13 @@ def info(path: str, *, sheet: str | None = None) -> int:
         console.print(Text(text), soft_wrap=True)  # their words hold no markup
 
     index = cached.index
-    print_(f"{path}: {index.rows:,} samples, {size_of(os.stat(path).st_size)}")
+    print_(f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}")
+    if index.shards:
+        print_(f"joined of {len(index.shards)} shards beside it:")
+        for shard in index.shards[:_SHOWN_SHARDS]:
+            print_(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
+        if len(index.shards) > _SHOWN_SHARDS:
+            print_(f"  and {len(index.shards) - _SHOWN_SHARDS} more")
     console.print(_columns_table(cached))
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
@@ -93,7 +99,10 @@ def _columns_table(cached: CachedDataset) -> Table:
         shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
         cells = [Text(column.name), kinds, np.dtype(column.dtype).name, shape]
         packed = reader.packed_bytes()
-        cells.append(size_of(_bytes(column) + (packed or 0)))
+        taken = _bytes(column) + (packed or 0)
+        if packed is not None and column.packing is None:  # of a joined cache: in its shards
+            taken -= column.values.size * np.dtype(column.dtype).itemsize
+        cells.append(size_of(taken))
         if packed is not None and column.packing is not None:
             values = column.values.size * np.dtype(column.dtype).itemsize
             cells.append(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}")

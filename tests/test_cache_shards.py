@@ -1,0 +1,575 @@
+"""Several ranks build one cache: each its shard, whatever dies and is started again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from backends.h5.batches import Batches, batches_of
+from dataloaders import DataLoader
+from dataloaders.cache import BuildProgress, CachedDataset, join, precompute, verify
+from dataloaders.cache import ranks as ranks_module
+from dataloaders.cache.estimation import workers_for
+from dataloaders.cache.folder import building_folder
+from dataloaders.cache.shards import names_of, shard_path
+from dataloaders.cache.study import Findings
+from dataloaders.cli import main
+from dataloaders.errors import CacheError, CacheWarning, OptionError
+from dataloaders.workers import usable_cores
+from helpers.cached import bits
+from helpers.compare import assert_same
+from helpers.numbered import SIZE, Numbered
+from helpers.processes import run_script
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def built(dataset: Any, path: Path, of: int = 4, **options: Any) -> CachedDataset:
+    """The cache that ``of`` ranks build one after the other, the last of which joins."""
+    for rank in range(of):
+        wait = rank == of - 1
+        cached = precompute(dataset, path, shard=(rank, of), num_workers=0, wait=wait, **options)
+    return cached
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four ranks build of `Numbered`, when nothing happens to them."""
+    folder = tmp_path_factory.mktemp("expected")
+    built(Numbered(), folder / "a.h5")
+    return folder
+
+
+def assert_equal_to_the_bit(folder: Path, expected: Path) -> None:
+    for name in ["a.h5", *names_of(Path("a.h5"), 4)]:
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+def test_the_joined_cache_is_the_dataset(expected: Path, tmp_path: Path) -> None:
+    cached = CachedDataset(expected / "a.h5")
+    assert sorted(path.name for path in expected.iterdir()) == [
+        *names_of(Path("a.h5"), 4), "a.h5"
+    ]  # fmt: skip
+    assert [bits(sample) for sample in cached] == [
+        bits(sample) for sample in map(Numbered().__getitem__, range(SIZE))
+    ]
+    one = precompute(Numbered(), tmp_path / "one.h5", num_workers=0)
+    assert cached.index.fingerprint == one.index.fingerprint
+    assert [(c.name, c.dtype, c.variants, c.shape) for c in cached.columns] == [
+        (c.name, c.dtype, c.variants, c.shape) for c in one.columns
+    ]
+    shards = [CachedDataset(shard) for shard in cached.shards]
+    assert [len(shard) for shard in shards] == [10, 10, 10, 11]
+    assert [shard.index.fingerprint["shard"] for shard in shards] == [
+        "0 of 4", "1 of 4", "2 of 4", "3 of 4",
+    ]  # fmt: skip
+    assert [int(shard[0]["label"]) for shard in shards] == [0, 10, 20, 30]
+    assert verify(expected / "a.h5") == []
+
+
+def test_a_rank_reads_its_part_and_no_more_than_a_look_at_the_rest(tmp_path: Path) -> None:
+    cached = precompute(
+        Numbered(400, log=tmp_path / "log"), tmp_path / "a.h5", shard=(2, 4), num_workers=0,
+        wait=False,
+    )  # fmt: skip
+    assert cached.path == shard_path(tmp_path / "a.h5", 2, 4)
+    assert [sample["label"] for sample in cached] == list(range(200, 300))
+    reads = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert len([index for index in reads if not 200 <= index < 300]) < 40
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_who_comes_later_only_opens_it(expected: Path, tmp_path: Path) -> None:
+    shutil.copytree(expected, tmp_path / "copy")
+    path = tmp_path / "copy" / "a.h5"
+    before = {each: each.stat().st_mtime_ns for each in path.parent.iterdir()}
+    for shard in ((1, 4), (0, 2), None):
+        cached = precompute(Numbered(), path, shard=shard, num_workers=0)
+        assert cached.path == path
+        assert len(cached) == SIZE
+    assert {each: each.stat().st_mtime_ns for each in path.parent.iterdir()} == before
+    for other in (Numbered(SIZE + 1), Numbered(shift=1)):
+        with pytest.raises(CacheError, match=r"was built from something else: (length|sample 0)"):
+            precompute(other, path, shard=(1, 4), num_workers=0)
+
+
+def test_four_processes_at_once(expected: Path, tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        f"""
+        import os, sys
+        sys.path[:0] = [{str(ROOT / "tests")!r}, {str(ROOT)!r}]
+        from helpers.numbered import Numbered
+        from dataloaders.cache import precompute
+        from dataloaders.cache.ranks import names_of
+
+        if __name__ == "__main__":
+            pids = []
+            for rank in range(4):
+                pids.append(os.fork())
+                if pids[-1] == 0:
+                    seen = []
+                    options = dict(num_workers=2 if rank == 3 else 0, progress=seen.append)
+                    cached = precompute(Numbered(), "a.h5", shard=(rank, 4), **options)
+                    good = len(cached) == 41 and str(cached.path).endswith("/a.h5")
+                    good = good and all(0 <= one.shards_left < 4 for one in seen)
+                    waits = [one for one in seen if one.waiting]
+                    good = good and all(one.samples == 41 for one in waits)
+                    os._exit(0 if good else 3)
+            print([os.waitpid(pid, 0)[1] for pid in pids], sorted(os.listdir()))
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    names = sorted(["a.h5", "script.py", *names_of(Path("a.h5"), 4)])
+    assert done.stdout == f"[0, 0, 0, 0] {names}\n"
+    assert_equal_to_the_bit(tmp_path, expected)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from helpers.numbered import Numbered
+
+class Killed(Numbered):
+    def __getitem__(self, index):
+        # As the third rank reads it for itself, in the middle of its part.
+        if index == 28 and os.environ["RANK"] == "2" and not os.path.exists("killed"):
+            chunks = list(Path(".").glob("a.00002*.building/chunk-*"))
+            Path("killed").write_text(str(len(chunks)))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+Killed.__module__, Killed.__qualname__ = "helpers.numbered", "Numbered"
+killed = Killed()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_torchrun_starts_again_when_a_rank_is_killed(expected: Path, tmp_path: Path) -> None:
+    """Four ranks, one of which is killed with -9 while it builds; the result is the same."""
+    (tmp_path / "killed_data.py").write_text(KILLED.format(tests=str(ROOT / "tests")))
+    command = [
+        *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"],
+        *["--max-restarts", "3", "-m", "dataloaders", "cache", "build"],
+        *["killed_data:killed", "a.h5", "--workers", "0"],
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int((tmp_path / "killed").read_text()) >= 1  # chunks that it had finished by then
+    assert "exitcode: -9" in done.stderr
+    (line,) = done.stdout.splitlines()  # of four ranks one speaks
+    assert line.startswith("a.h5: 41 samples in 4 shards, ")
+    assert_equal_to_the_bit(tmp_path, expected)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(
+        ["a.h5", "killed", "killed_data.py", *names_of(Path("a.h5"), 4)]
+    )
+
+
+def test_a_rank_goes_on_with_what_it_had(expected: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    dataset = Numbered(log=tmp_path / "log")
+    dataset.failing = frozenset([17])
+    options: dict[str, Any] = {"num_workers": 0, "shard": (1, 4), "rows": 2, "wait": False}
+    with pytest.raises(ValueError, match="no sample 17 today") as caught:
+        precompute(dataset, path, **options)
+    assert any("sample 17 of Numbered" in note for note in caught.value.__notes__)
+    assert any("6 of 10 samples are kept in" in note for note in caught.value.__notes__)
+    changed = Numbered(shift=1)
+    with pytest.raises(CacheError, match="unfinished build of something else; sample 0"):
+        precompute(changed, path, **options)
+    with pytest.raises(CacheError, match=r"unfinished build of something else; .*length: 41 .* 42"):
+        precompute(Numbered(42), path, **options)
+    seen: list[BuildProgress] = []
+    precompute(Numbered(), path, progress=seen.append, **options)
+    assert (seen[0].samples_done, seen[0].samples) == (6, 10)
+    for rank in (0, 2, 3):
+        precompute(Numbered(), path, shard=(rank, 4), num_workers=0, wait=False)
+    join(path)
+    assert_equal_to_the_bit(tmp_path, expected)
+
+
+def test_only_what_is_missing_is_built_again(expected: Path, tmp_path: Path) -> None:
+    shutil.copytree(expected, tmp_path / "copy")
+    path = tmp_path / "copy" / "a.h5"
+    shard_path(path, 2, 4).unlink()
+    with pytest.raises(CacheError, match=r"shard a\.00002-of-00004\.h5 of the cache .* is missing"):
+        precompute(Numbered(), path, num_workers=0)
+    with pytest.raises(CacheError, match="is missing"):
+        precompute(Numbered(), path, shard=(0, 8), num_workers=0)
+    log = tmp_path / "log"
+    assert len(precompute(Numbered(log=log), path, shard=(2, 4), num_workers=0)) == SIZE
+    reads = [int(line) for line in log.read_text().split()]
+    assert {*range(20, 30)} <= set(reads)
+    assert_equal_to_the_bit(path.parent, expected)
+
+
+def test_what_a_rank_left_that_was_killed_at_the_very_end_is_removed(
+    expected: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(expected, tmp_path / "copy")
+    path = tmp_path / "copy" / "a.h5"
+    for target, name in ((path, "joined"), (shard_path(path, 1, 4), "chunk-000001.ab")):
+        folder = building_folder(target)
+        folder.mkdir()
+        for each in (name, "lock", "builder"):
+            (folder / each).write_bytes(bytes(9))
+    precompute(Numbered(), path, shard=(1, 4), num_workers=0)
+    assert not list(path.parent.glob("*.building"))
+    assert_equal_to_the_bit(path.parent, expected)
+
+
+def test_overwrite_replaces_all_shards(expected: Path, tmp_path: Path) -> None:
+    shutil.copytree(expected, tmp_path / "copy")
+    path = tmp_path / "copy" / "a.h5"
+    cached = built(Numbered(shift=5), path, overwrite=True)
+    assert bits(cached[3]) == bits(Numbered(shift=5)[3])
+    assert not list(path.parent.glob("*.building"))
+    # A rank that is done before another has begun waits for it, and not joins its old shard.
+    waiting = threading.Thread(
+        target=precompute,
+        args=(Numbered(), path),
+        kwargs={"shard": (0, 4), "num_workers": 0, "overwrite": True},
+    )
+    waiting.start()
+    first = shard_path(path, 0, 4)
+    wanted = (expected / first.name).read_bytes()
+    while not first.exists() or first.read_bytes() != wanted:
+        time.sleep(0.01)
+    assert not path.exists()
+    for rank in (1, 2, 3):
+        precompute(Numbered(), path, shard=(rank, 4), num_workers=0, overwrite=True, wait=False)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert_equal_to_the_bit(path.parent, expected)
+
+
+def test_samples_that_fail_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
+    dataset = Numbered()
+    dataset.failing = frozenset([3, 20, 21, *range(30, 41)])
+    path = tmp_path / "a.h5"
+    cached = built(dataset, path, on_error="skip")
+    told = [(index, f"ValueError: no sample {index} today") for index in sorted(dataset.failing)]
+    assert cached.failed == told
+    assert (len(cached), cached.index.samples) == (27, 41)
+    assert [int(sample["label"]) for sample in cached[18:22]] == [19, 22, 23, 24]
+    third = CachedDataset(cached.shards[2])
+    assert third.failed == told[1:3]
+    assert len(CachedDataset(cached.shards[3])) == 0  # all of its samples failed
+    dataset.failing = frozenset(range(41))
+    with pytest.raises(CacheError, match=r"none of the 41 samples could be read.*cache info b\.0"):
+        built(dataset, tmp_path / "b.h5", on_error="skip")
+
+
+def test_random_samples_are_those_of_one_file(tmp_path: Path) -> None:
+    class Random(Numbered):
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(3), np.random.rand(2)
+
+    one = precompute(Random(), tmp_path / "one.h5", num_workers=0, allow_random=True)
+    cached = built(Random(), tmp_path / "a.h5", 3, allow_random=True)
+    assert [bits(sample) for sample in cached] == [bits(sample) for sample in one]
+
+
+def test_large_rows_that_are_written_at_their_places(tmp_path: Path) -> None:
+    class Large(Numbered):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)["image"].repeat(1, 4, 4), index
+
+    cached = built(Large(), tmp_path / "a.h5", rows=3)
+    assert [bits(sample) for sample in cached] == [bits(Large()[row]) for row in range(SIZE)]
+    assert verify(tmp_path / "a.h5") == []
+    dataset = Large()
+    dataset.failing = frozenset([12])  # then it is not: the rows behind it move up
+    cached = built(dataset, tmp_path / "b.h5", rows=3, on_error="skip")
+    assert [int(sample[1]) for sample in cached] == [n for n in range(SIZE) if n != 12]
+    assert [bits(sample) for sample in cached[12:]] == [bits(Large()[n]) for n in range(13, SIZE)]
+    assert [index for index, _ in cached.failed] == [12]
+
+
+@pytest.mark.parametrize("compress", ["zstd", "blosc"])
+def test_compressed_shards_are_read_each_by_its_own_codec(tmp_path: Path, compress: str) -> None:
+    pytest.importorskip("hdf5plugin")
+    dataset = Pictures((200,))  # a column of less than 64 KiB would not be compressed
+    path = tmp_path / "a.h5"
+    cached = built(dataset, path, 2, compress=compress)
+    one = precompute(dataset, tmp_path / "one.h5", num_workers=0)
+    packed = [CachedDataset(shard).columns[0].packing is not None for shard in cached.shards]
+    assert len(cached) == 30
+    assert verify(path) == []
+    assert [bits(row) for row in map(cached.leaves, range(30))] == [
+        bits(row) for row in map(one.leaves, range(30))
+    ]
+    batches, plain = batches_of(cached), batches_of(one)
+    assert isinstance(batches, Batches)
+    assert isinstance(plain, Batches)
+    rows = np.random.default_rng(0).integers(0, 30, 40)
+    assert_same(
+        batches.of(rows, np.random.default_rng(1)), plain.of(rows, np.random.default_rng(1))
+    )
+    assert packed == [True, True]
+    assert cached.readers[0].packed_bytes() is not None
+    assert cached.readers[1].packed_bytes() is None
+    assert main(["cache", "info", str(path)]) == 0
+
+
+def test_more_ranks_than_samples(tmp_path: Path) -> None:
+    cached = built(Numbered(3), tmp_path / "a.h5", 5)
+    assert [bits(sample) for sample in cached] == [bits(Numbered(3)[row]) for row in range(3)]
+    assert [len(CachedDataset(shard)) for shard in cached.shards] == [0, 1, 0, 1, 1]
+    assert len(built(Numbered(0), tmp_path / "none.h5", 2)) == 0
+
+
+def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "_STALL_S", 0.2)
+    monkeypatch.setattr(ranks_module, "_TELL_S", 0.05)
+    path = tmp_path / "a.h5"
+    precompute(Numbered(), path, shard=(2, 4), num_workers=0, wait=False)
+    seen: list[BuildProgress] = []
+
+    def tell(progress: BuildProgress) -> None:
+        seen.append(progress)
+        if caught:  # it has warned: the others come at last
+            for rank in (1, 3):
+                precompute(Numbered(), path, shard=(rank, 4), num_workers=0, wait=False)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CacheWarning)
+        cached = precompute(Numbered(), path, shard=(0, 4), num_workers=0, progress=tell)
+    assert len(cached) == SIZE
+    (warning,) = caught
+    assert warning.category is CacheWarning
+    assert f"{path} waits for 2 of 4 shards, and none of them has grown" in str(warning.message)
+    assert "a.00001-of-00004.h5, a.00003-of-00004.h5. If a rank has ended" in str(warning.message)
+    waits = [one for one in seen if one.waiting]
+    assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
+
+
+def test_shards_that_do_not_belong_together_are_refused_by_who_joins(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    for rank in range(3):
+        precompute(Numbered(), path, shard=(rank, 4), num_workers=0, wait=False)
+    one, other = shard_path(path, 1, 4), shard_path(path, 2, 4)
+    one.rename(tmp_path / "c.h5")
+    other.rename(one)
+    (tmp_path / "c.h5").rename(other)
+    with pytest.raises(CacheError, match=r"a\.00001-of-00004\.h5 is shard 2 of 4 .*swapped"):
+        precompute(Numbered(), path, shard=(3, 4), num_workers=0)
+    with pytest.raises(CacheError, match="shard: 2 of 4 when it was built, 1 of 4 now"):
+        precompute(Numbered(), path, shard=(1, 4), num_workers=0)
+
+
+@pytest.mark.parametrize(
+    "shard", [(4, 4), (-1, 4), (0, 0), (0,), [0, 4], (0.0, 4), (True, 4), "0/4", (0, 1 << 17)]
+)
+def test_a_shard_that_cannot_be(tmp_path: Path, shard: Any) -> None:
+    with pytest.raises(OptionError, match=r"it must be None or \(rank, of\), such as \(3, 8\)"):
+        precompute(Numbered(), tmp_path / "a.h5", shard=shard)
+
+
+def test_ranks_of_one_machine_share_its_cores() -> None:
+    found = Findings(seconds=[1.0, 1.0], bytes=[10])
+    cores = usable_cores()
+    assert workers_for(found, 1000) <= cores
+    assert workers_for(found, 1000, builders=cores) == 0  # one core for each: it reads by itself
+    if cores >= 4:
+        assert workers_for(found, 1000, builders=2) == cores // 2
+
+
+# Whole batches
+
+
+class Pictures(Dataset[Any]):
+    """Images of one size, or of several, whose crops stay live."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.transform = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        size = self.sizes[index % len(self.sizes)]
+        values = np.random.default_rng(index).integers(0, 256, (size, 12, 3), dtype=np.uint8)
+        return {
+            "image": self.transform(v2.functional.to_pil_image(values)),
+            "label": index, "even": index % 2 == 0, "name": f"no {index}",
+            "half": torch.full((2,), index, dtype=torch.bfloat16),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(10,), (10, 13)])
+def test_batches_of_a_joined_cache_are_those_of_one_file(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    dataset = Pictures(sizes)
+    one = precompute(dataset, tmp_path / "one.h5", num_workers=0)
+    cached = built(dataset, tmp_path / "a.h5", 4)
+    ours, theirs = batches_of(cached), batches_of(one)
+    assert isinstance(ours, Batches)
+    assert isinstance(theirs, Batches)
+    draw = np.random.default_rng(0)
+    for count in (1, 7, 30, 64):
+        rows = draw.integers(0, 30, count)
+        batch = ours.of(rows, np.random.default_rng(count))
+        assert batch is not None
+        assert_same(batch, theirs.of(rows, np.random.default_rng(count)))
+        assert batch["label"].tolist() == rows.tolist()
+        # As a spawned worker gets them: not as a copy of what is mapped.
+        for made in (ours, theirs):
+            sent = pickle.dumps(made)
+            assert len(sent) < 5000
+            assert_same(batch, pickle.loads(sent).of(rows, np.random.default_rng(count)))
+
+
+def test_workers_read_a_joined_cache(expected: Path) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        CachedDataset(expected / "a.h5"), batch_size=None, num_workers=2, collate_fn=bits
+    )
+    assert list(loader) == [bits(Numbered()[row]) for row in range(SIZE)]
+
+
+def test_the_h5_backend_over_a_joined_file(tmp_path: Path) -> None:
+    dataset = Pictures((10,))
+    built(dataset, tmp_path / "a.h5", 4)
+    precompute(dataset, tmp_path / "one.h5", num_workers=0)
+
+    def batches(name: str, **options: Any) -> list[Any]:
+        torch.manual_seed(3)
+        backend = H5(tmp_path / name, build="never")
+        return list(DataLoader(dataset, batch_size=7, shuffle=True, backend=backend, **options))
+
+    for options in ({}, {"num_workers": 2}, {"seed": 7}):
+        found = batches("a.h5", **options)
+        for one, other in zip(found, batches("one.h5", **options), strict=True):
+            assert_same(one, other)
+
+
+# The command line
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "some_data.py").write_text(
+        f"import sys\nsys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
+        "from helpers.numbered import Numbered\nsamples = Numbered()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "some_data", raising=False)
+    return tmp_path
+
+
+def build_command(*words: str) -> int:
+    return main(["cache", "build", "some_data.py:samples", "a.h5", "--workers", "0", *words])
+
+
+def test_shards_that_are_built_apart_are_joined(
+    folder: Path, expected: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(4):
+        assert build_command("--shard", f"{rank}/4", "--no-wait") == 0
+        assert f"a.0000{rank}-of-00004.h5: 1" in capsys.readouterr().out
+    assert main(["cache", "join", "a.h5"]) == 0
+    assert "a.h5: 41 samples in 4 shards, " in capsys.readouterr().out
+    assert_equal_to_the_bit(folder, expected)
+    assert main(["cache", "verify", "a.h5"]) == 0
+    assert capsys.readouterr().out == "a.h5 is whole\n"
+    assert main(["cache", "info", "a.h5"]) == 0
+    told = capsys.readouterr().out
+    assert "joined of 4 shards beside it:" in told
+    assert "a.00003-of-00004.h5: 11 samples" in told
+    assert main(["cache", "extract", "a.h5", "out", "--rows", "9:12"]) == 0
+    assert len((folder / "out" / "samples.jsonl").read_text().splitlines()) == 3
+    data = bytearray((folder / "a.00001-of-00004.h5").read_bytes())
+    data[-1] ^= 1
+    (folder / "a.00001-of-00004.h5").write_bytes(data)
+    capsys.readouterr()
+    assert main(["cache", "verify", "a.h5"]) == 1
+    damaged, advice = capsys.readouterr().out.splitlines()
+    assert damaged.startswith("a.00001-of-00004.h5: ")
+    assert "delete these shards (a.00001-of-00004.h5) and build again" in advice
+    (folder / "a.00001-of-00004.h5").unlink()
+    assert main(["cache", "info", "a.h5"]) == 2
+    assert "is missing" in capsys.readouterr().err
+    assert build_command("--shard", "1/4") == 0
+    assert capsys.readouterr().out == ""  # the first rank speaks for all
+    assert_equal_to_the_bit(folder, expected)
+
+
+def test_the_rank_is_that_of_torchrun(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, world, names in (
+        ("1", "2", ["a.00001-of-00002.h5"]),
+        ("0", "1", ["a.00001-of-00002.h5", "a.h5"]),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert build_command(*(["--no-wait"] if world == "2" else [])) == 0
+        assert sorted(path.name for path in folder.glob("*.h5")) == names
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("", "2", "x"):
+        monkeypatch.setenv("RANK", rank)
+        assert build_command() == 2
+        assert f"WORLD_SIZE=2 and RANK={rank!r} in the environment" in capsys.readouterr().err
+    monkeypatch.delenv("WORLD_SIZE")
+    assert build_command("--no-wait") == 2
+    assert "--no-wait is for shards" in capsys.readouterr().err
+    for text in ("3", "4/4", "a/4", "1/", "-1/4"):
+        with pytest.raises(SystemExit):
+            build_command(f"--shard={text}")
+        assert "give RANK/OF, such as 3/8" in capsys.readouterr().err
+
+
+def test_shards_are_listed_and_deleted_with_their_file(
+    expected: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    shutil.copytree(expected, tmp_path / "h5")
+    assert main(["cache", "list"]) == 0
+    told = capsys.readouterr().out
+    assert "41 samples in 4 shards of helpers.numbered.Numbered" in told
+    assert "00001-of-00004" not in told
+    assert main(["cache", "prune", "--unused", "0", "--yes"]) == 0
+    assert list((tmp_path / "h5").iterdir()) == []
+
+
+def test_the_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, texts in {
+        ("build",): ["torchrun --max-restarts N", "--shard RANK/OF", "--no-wait"],
+        ("join",): ["--no-wait", "have to stay beside it"],
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["cache", *words, "--help"])
+        told = textwrap.dedent(capsys.readouterr().out)
+        assert all(text in told for text in texts)
