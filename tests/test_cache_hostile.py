@@ -7,12 +7,9 @@ addresses that the parser lets through are checked, and pytest's time limit ends
 from __future__ import annotations
 
 import copy
-import json
-import math
 import re
 import resource
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.index import HEADER, ColumnEntry, Index, seal
+from dataloaders.cache.index import HEADER, seal
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError
+from helpers import hostile
 from helpers.cached import build, mixed
+from helpers.hostile import Whole, attempts, check_places, places_in
 
 ROWS = 11
 MOST = 30 << 20  # bytes; the file has 60,000
@@ -35,29 +34,11 @@ relaxed = settings(
 )
 
 
-class Whole:
-    """A sound file, and the parts of it that tests spoil."""
-
-    def __init__(self, path: Path) -> None:
-        self.index = build(path, mixed(ROWS), failed=[(2, "a"), (5, "b")], fingerprint={"f": [1]})
-        self.data = path.read_bytes()
-        self.text = self.index.text()
-        self.fields: dict[str, Any] = json.loads(self.text)
-
-    def with_text(self, text: bytes) -> bytes:
-        """The file with another index, its digest right."""
-        block = self.index.user_block
-        while len(text) + HEADER > block:
-            block *= 2
-        return seal(text, block) + self.data[self.index.user_block :]
-
-    def with_fields(self, fields: Any) -> bytes:
-        return self.with_text(json.dumps(fields).encode())
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(tmp_path_factory.mktemp("whole") / "a.h5")
+    path = tmp_path_factory.mktemp("whole") / "a.h5"
+    build(path, mixed(ROWS), failed=[(2, "a"), (5, "b")], fingerprint={"f": [1]})
+    return Whole(path)
 
 
 def read(path: Path, data: bytes) -> str:
@@ -81,55 +62,6 @@ def read(path: Path, data: bytes) -> str:
         tracemalloc.stop()
     assert len(said) < 3000
     return said
-
-
-def attempts(cached: CachedDataset) -> Iterator[str]:
-    """The messages of all errors while each row is read in every way."""
-    rows = range(min(len(cached), 2 * ROWS))
-    for row in rows:
-        try:
-            cached[row]
-        except CacheError as error:
-            yield str(error)
-    try:
-        cached.__getitems__(rows)
-    except CacheError as error:
-        yield str(error)
-    for column in cached.columns:
-        if column.fixed:
-            cached.column(column.name).reshape(-1)[:100].tobytes()
-        else:
-            with pytest.raises(CacheError, match="different shapes"):
-                cached.column(column.name)
-    try:
-        assert all(type(row) is int and type(text) is str for row, text in cached.failed)
-    except CacheError as error:
-        yield str(error)
-
-
-def check_places(index: Index, length: int) -> None:
-    """Nothing stands outside the file, or has more values than there is room for."""
-    places = [("<u4", index.checksums)]
-    for column in index.columns:
-        places += [(dtype, extent) for _, dtype, extent in column.parts()]
-        check_counts(column, index.rows)
-    if index.failed is not None:
-        places += [("<u8", index.failed[0]), ("|u1", index.failed[1])]
-    taken: list[tuple[int, int]] = []
-    for dtype, (offset, size) in places:
-        if size:
-            end = offset + size * np.dtype(dtype).itemsize
-            assert index.user_block <= offset < end <= length
-            assert all(end <= low or high <= offset for low, high in taken)
-            taken.append((offset, end))
-
-
-def check_counts(column: ColumnEntry, rows: int) -> None:
-    if column.shape is not None:
-        assert column.values.size == rows * math.prod(column.shape)
-    else:
-        assert column.offsets is not None
-        assert column.offsets.size == rows + 1
 
 
 def test_the_file_that_nobody_spoilt(tmp_path: Path, whole: Whole) -> None:
@@ -178,18 +110,9 @@ def test_bytes_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataO
     read(tmp_path / "a.h5", whole.with_text(bytes(text)))
 
 
-NUMBERS = st.sampled_from(
-    [-1, 0, 1, 2, 3, 7, 8, 10, 11, 12, 16, 63, 64, 65, 255, 256, 4095, 4096, 4104, 2**31, 2**32,
-     2**47, 2**48, 2**48 + 1, 2**52, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64, 10**30]
-) | st.integers(0, 60_000)  # fmt: skip
-KINDS = st.sampled_from(
-    ["int", "float", "complex", "bool", "str", "bytes", "bytearray", "none", "json", "array",
-     "scalar", "tensor:float32", "tensor:uint8", "tensor:bool", "tensor:bfloat16", "image:RGB",
-     "image:L", "image:1", "encoded:PNG:RGB", "encoded:JPEG:P", "file:RGB", "image:P",
-     "tv_tensor:Image:uint8", "pickle", "", "object"]
-)  # fmt: skip
-DTYPES = st.sampled_from(["|u1", "|b1", "<u2", ">f4", "<f8", "<u8", "<c16", "|O", "O", "<U4", "|V8",
-                          "<M8", "u1,f4", "object", "{}", "<f16"])  # fmt: skip
+NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
+KINDS = st.sampled_from(hostile.KINDS)
+DTYPES = st.sampled_from(hostile.ODD_DTYPES)
 ANY = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.floats() | KINDS | DTYPES | st.text(max_size=9),
     lambda inner: (
@@ -198,17 +121,6 @@ ANY = st.recursive(
     ),
     max_leaves=8,
 )
-
-
-def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each value in some JSON."""
-    yield path
-    if isinstance(value, dict):
-        for key in value:
-            yield from places_in(value[key], (*path, key))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from places_in(inner, (*path, number))
 
 
 @relaxed
@@ -473,13 +385,11 @@ def test_a_bool_is_true_or_false(tmp_path: Path) -> None:
     assert flag is True
 
 
-def test_rows_by_the_billion_that_take_no_room(tmp_path: Path, whole: Whole) -> None:
+def test_rows_by_the_billion_that_take_no_room(tmp_path: Path) -> None:
     """Nothing in the file bounds the rows of samples that are always the same empty thing."""
     build(tmp_path / "a.h5", [None, None])
-    spoilt = Whole.__new__(Whole)
-    spoilt.index = Index.parse(tmp_path / "a.h5")
-    spoilt.data = (tmp_path / "a.h5").read_bytes()
-    fields = json.loads(spoilt.index.text())
+    spoilt = Whole(tmp_path / "a.h5")
+    fields = copy.deepcopy(spoilt.fields)
     fields["rows"] = fields["samples"] = 2**48
     assert read(tmp_path / "b.h5", spoilt.with_fields(fields)) == "read"
     fields["rows"] = fields["samples"] = 2**48 + 1

@@ -1,0 +1,111 @@
+"""What the tests of hostile files and the fuzzer share: odd values, and reading to the last row."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataloaders.cache.index import HEADER, ColumnEntry, Index, seal
+from dataloaders.cache.reader import CachedDataset
+from dataloaders.errors import CacheError
+
+NUMBERS = (
+    -1, 0, 1, 2, 3, 7, 8, 10, 11, 12, 16, 63, 64, 65, 255, 256, 4095, 4096, 4104, 2**31, 2**32,
+    2**47, 2**48, 2**48 + 1, 2**52, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64, 10**30,
+)  # fmt: skip
+KINDS = (
+    "int", "float", "complex", "bool", "str", "bytes", "bytearray", "none", "json", "array",
+    "scalar", "tensor:float32", "tensor:uint8", "tensor:bool", "tensor:bfloat16", "image:RGB",
+    "image:L", "image:1", "encoded:PNG:RGB", "encoded:JPEG:P", "file:RGB", "image:P", "tv_tensor:Image:uint8", "pickle", "", "object",
+)  # fmt: skip
+ODD_DTYPES = (
+    "|u1", "|b1", "<u2", ">f4", "<f8", "<u8", "<c16", "|O", "O", "<U4", "|V8", "<M8", "u1,f4",
+    "object", "{}", "<f16",
+)  # fmt: skip
+MOST_ROWS = 22
+
+
+class Whole:
+    """A sound file, and the parts of it that tests spoil."""
+
+    def __init__(self, path: Path) -> None:
+        self.index = Index.parse(path)
+        self.data = path.read_bytes()
+        self.text = self.index.text()
+        self.fields: dict[str, Any] = json.loads(self.text)
+
+    def with_text(self, text: bytes) -> bytes:
+        """The file with another index, its digest right."""
+        block = self.index.user_block
+        while len(text) + HEADER > block:
+            block *= 2
+        return seal(text, block) + self.data[self.index.user_block :]
+
+    def with_fields(self, fields: Any) -> bytes:
+        return self.with_text(json.dumps(fields).encode())
+
+
+def attempts(cached: CachedDataset) -> Iterator[str]:
+    """The messages of all errors while each row is read in every way."""
+    rows = range(min(len(cached), MOST_ROWS))
+    for row in rows:
+        try:
+            cached[row]
+        except CacheError as error:
+            yield str(error)
+    try:
+        cached.__getitems__(rows)
+    except CacheError as error:
+        yield str(error)
+    for column in cached.columns:
+        if column.fixed:
+            cached.column(column.name).reshape(-1)[:100].tobytes()
+        else:
+            with pytest.raises(CacheError, match="different shapes"):
+                cached.column(column.name)
+    try:
+        assert all(type(row) is int and type(text) is str for row, text in cached.failed)
+    except CacheError as error:
+        yield str(error)
+
+
+def check_places(index: Index, length: int) -> None:
+    """Nothing stands outside the file, or has more values than there is room for."""
+    places = [("<u4", index.checksums)]
+    for column in index.columns:
+        places += [(dtype, extent) for _, dtype, extent in column.parts()]
+        check_counts(column, index.rows)
+    if index.failed is not None:
+        places += [("<u8", index.failed[0]), ("|u1", index.failed[1])]
+    taken: list[tuple[int, int]] = []
+    for dtype, (offset, size) in places:
+        if size:
+            end = offset + size * np.dtype(dtype).itemsize
+            assert index.user_block <= offset < end <= length
+            assert all(end <= low or high <= offset for low, high in taken)
+            taken.append((offset, end))
+
+
+def check_counts(column: ColumnEntry, rows: int) -> None:
+    if column.shape is not None:
+        assert column.values.size == rows * math.prod(column.shape)
+    else:
+        assert column.offsets is not None
+        assert column.offsets.size == rows + 1
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value in some JSON."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places_in(value[key], (*path, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from places_in(inner, (*path, number))
