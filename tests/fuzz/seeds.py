@@ -1,0 +1,103 @@
+"""What the fuzzer begins with: small sound caches of every sort of column, and a broken-off build."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
+from PIL import Image
+from torchvision import tv_tensors
+
+from dataloaders.cache import precompute
+from dataloaders.cache.index import HEADER
+from dataloaders.cache.sample import DTYPES
+
+__all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "journals", "texts"]
+
+BUILT_ROWS = 7
+
+
+def _samples() -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Names, samples of a cache, and options for `assemble`."""
+    failures = [(1, "ValueError: it is torn"), (3, "é")]
+    yield "mixed", mixed(3), {"failed": failures, "head": ["Resize(8)"], "tail": ["Normalize()"]}
+    yield "images", [[Image.new(mode, (3, 2 + row)) for mode in MODES] for row in range(2)], {}
+    yield "tensors", [[torch.zeros(2, 3).to(dtype) for dtype in TORCH_DTYPES]] * 2, {}
+    yield "arrays", [{dtype: np.ones((row, 2), dtype) for dtype in sorted(DTYPES)} for row in (1, 2)], {}
+    kinds = [3, 1.5, 1j, True, "text", b"bytes", bytearray(b"more"), [1, {"a": [None]}], None]
+    yield "kinds", [tuple(kinds), tuple([None] * len(kinds))], {"fingerprint": {"dataset": "D"}}
+    video = tv_tensors.Video(torch.zeros(2, 3, 4, 5, dtype=torch.uint8))
+    yield "tv", [(tv_tensors.Image(torch.rand(3, 4, 5)), tv_tensors.Mask(torch.ones(4, 5)), video)], {}
+    yield "deep", [{"a": {1: [Point((0, {"b": ()}), [torch.ones(1)])]}, "c": {}}] * 2, {}
+    yield "none", [], {"failed": [(0, "torn"), (1, "too")]}
+    yield "nothing", [None, None], {}
+
+
+def files(folder: Path) -> Iterator[bytes]:
+    """Whole caches."""
+    for name, samples, options in _samples():
+        build(folder / name, samples, **options)
+        yield (folder / name).read_bytes()
+
+
+def texts(folder: Path) -> Iterator[bytes]:
+    """The indexes of `files`."""
+    for data in files(folder):
+        yield data[HEADER : HEADER + int.from_bytes(data[16:24], "little")]
+
+
+def cells(folder: Path) -> Iterator[bytes]:
+    """Kind, dtype and shape as JSON in a line, then values."""
+    from dataloaders.cache.sample import split
+
+    for _, samples, _ in _samples():
+        for cell in (cell for sample in samples for cell in split(sample)[1]):
+            head = [cell.kind, cell.values.dtype.str, list(cell.values.shape)]
+            yield json.dumps(head).encode() + b"\n" + cell.values.tobytes()
+
+
+class Built:
+    """A dataset that is built again and again: little of everything."""
+
+    def __len__(self) -> int:
+        return BUILT_ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            raise ValueError("it is torn")
+        return {"number": index, "text": "a" * index, "array": np.full((index % 2, 3), index)}
+
+
+def interrupted(folder: Path) -> dict[str, bytes]:
+    """The files of a build that was broken off after two of its chunks."""
+
+    def broken_off(progress: Any) -> None:
+        if progress.samples_done >= 4:
+            raise KeyboardInterrupt
+
+    path = folder / "built.h5"
+    try:
+        precompute(Built(), path, num_workers=0, rows=2, on_error="skip", progress=broken_off)
+    except KeyboardInterrupt:
+        pass
+    build_folder = folder / "built.h5.building"
+    found = {each.name: each.read_bytes() for each in sorted(build_folder.iterdir())}
+    shutil.rmtree(build_folder)
+    return found
+
+
+def journals(folder: Path) -> Iterator[bytes]:
+    """Journals of builds."""
+    whole = interrupted(folder)["journal"]
+    yield whole
+    assembled = b'{"assembled":true}'
+    yield whole + b"%08x %s\n" % (zlib.crc32(assembled), assembled)
+    yield b"".join(islice(whole.splitlines(keepends=True), 1))

@@ -1,0 +1,259 @@
+"""What is fuzzed: each target reads an input in every way that the package has.
+
+A target's `run` returns for a value and for a documented error alike, and fails (an assertion, another
+exception) for what must not be. It leaves nothing behind for the next input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from fuzz import mutation, seeds
+from fuzz.guard import refusals_aside
+from helpers.hostile import attempts, check_places
+from torch.utils.data import default_collate
+from torchvision.transforms import v2
+
+from backends.h5.batches import batches_of
+from dataloaders.cache import precompute
+from dataloaders.cache.cell import cell_of, leaf_of
+from dataloaders.cache.index import HEADER, Index, seal
+from dataloaders.cache.journal import Journal, Record, read_journal
+from dataloaders.cache.reader import CachedDataset, changes
+from dataloaders.cache.sample import DTYPES
+from dataloaders.cache.verify import verify
+from dataloaders.cli import cache_info
+from dataloaders.errors import CacheError
+from dataloaders.transforms.table import same_bits
+
+__all__ = ["TARGETS", "Target"]
+
+Mutate: TypeAlias = Callable[[bytes, Random, mutation.Raw], bytes]
+
+_MOST_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that reads files.
+
+    Attributes:
+        run: reads an input; its folder is empty, and may be written to.
+        seeds: inputs to begin with, made in a folder.
+        mutate: makes another input of one.
+        audited: whether other files and code are findings; a build asks for versions and the like.
+    """
+
+    run: Callable[[bytes, Path], None]
+    seeds: Callable[[Path], Iterable[bytes]]
+    mutate: Mutate
+    audited: bool = True
+
+
+def _index(data: bytes, folder: Path) -> None:
+    """The parser of the index, on a file of the length that the index says."""
+    block = mutation.block_of(len(data))
+    try:
+        fields = json.loads(data)
+        length = fields["file_bytes"]
+        length = length if type(length) is int and length < 1 << 50 else block
+    except (ValueError, TypeError, KeyError, RecursionError):
+        length = block
+    file = os.memfd_create("index")
+    try:
+        os.write(file, seal(data, block))
+        os.ftruncate(file, max(length, block))
+        with refusals_aside():
+            found = Index.parse(file)
+            check_places(found, max(length, block))
+            with refusals_aside():  # a fingerprint with Infinity is read, and not written
+                os.pwrite(file, seal(found.text(), block)[:block], 0)
+                assert Index.parse(file).text() == found.text()
+    finally:
+        os.close(file)
+
+
+def _file(data: bytes, folder: Path) -> None:
+    """A whole cache: opened, read to the last row, and verified."""
+    path = folder / "a.h5"
+    path.write_bytes(data)
+    with refusals_aside():
+        cached = CachedDataset(path)
+        check_places(cached.index, len(data))
+        for message in attempts(cached):
+            assert len(message) < 3000
+        changes(cached.index.fingerprint, {"f": 1, "dataset": "D"})
+    for damage in verify(path):
+        assert 0 <= damage.offset <= damage.offset + damage.bytes <= len(data)
+
+
+def _shown(data: bytes, folder: Path) -> None:
+    """What the command line makes of a cache: info, a contact sheet, and extracted samples."""
+    path, target = folder / "a.h5", folder / "x"
+    path.write_bytes(data)
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(shown):
+        with refusals_aside():
+            cache_info.info(str(path))
+        with refusals_aside():
+            cache_info.info(str(path), sheet=str(folder / "sheet.png"))
+        with refusals_aside():
+            cache_info.extract(str(path), str(target), rows=f"0:{_MOST_ROWS}")
+    shown.flush()
+    text = shown.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
+    odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
+    assert not odd, f"these reach the terminal: {odd!r}"
+
+
+class _Crop(torch.nn.Module):
+    """The tail of an image: a crop, a flip, and a tensor."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.steps = v2.Compose(
+            [v2.RandomCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+        )
+
+
+def _batches(data: bytes, folder: Path) -> None:
+    """Whole batches, which are those that torch collates."""
+    path = folder / "a.h5"
+    path.write_bytes(data)
+    with refusals_aside():
+        plain = CachedDataset(path)
+        paths = _image_leaves(plain)
+        cached = CachedDataset(path, tails=[(keys, _Crop(2).steps) for keys in paths])
+        made = batches_of(cached)
+        if isinstance(made, str):
+            return
+        rows = list(range(min(len(cached), 5)))[::-1]
+        found = made.of(rows, torch.Generator().manual_seed(3))
+        torch.manual_seed(3)
+        wanted = default_collate([cached[row] for row in rows])
+        assert found is None or _same(found, wanted)
+
+
+def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
+    from dataloaders.cache.sample import leaf_paths
+
+    structure = cached.index.structure
+    paths = [] if structure is None or not len(cached) else leaf_paths(structure)
+    return [
+        path
+        for path, column in zip(paths, cached.columns, strict=False)
+        if column.variants[0][0].startswith("image:")
+    ]
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, torch.Tensor):
+        return isinstance(found, torch.Tensor) and same_bits(found, wanted)
+    if isinstance(wanted, dict):
+        return all(_same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    return bool(found == wanted)
+
+
+def _cell(data: bytes, folder: Path) -> None:
+    """One leaf, of values that need not be any of its kind."""
+    head, _, values = data.partition(b"\n")
+    try:
+        kind, dtype, shape = json.loads(head)
+        count = math.prod(shape) * np.dtype(dtype if dtype in DTYPES else "|u1").itemsize
+        array = np.frombuffer(values[:count].ljust(min(count, 1 << 16), b"\1"), dtype)
+        array = array.reshape(shape)
+    except (ValueError, TypeError, RecursionError, MemoryError, OverflowError):
+        return
+    if dtype not in DTYPES or type(kind) is not str:
+        return
+    with refusals_aside():
+        leaf = leaf_of(kind, array)
+        if kind.partition(":")[0] not in ("bool", "json", "none", "str"):
+            with refusals_aside():  # a list of what is beyond 64 bits
+                assert cell_of(leaf, "leaf").kind == kind
+
+
+def _journal(data: bytes, folder: Path) -> None:
+    """A build's journal: what is whole is read, and it can be gone on with."""
+    path = folder / "journal"
+    path.write_bytes(data)
+    before = read_journal(path)
+    assert 0 <= before.good <= len(data)
+    for record in before.records.values():
+        assert record.bytes >= 0
+        assert record.rows >= 0
+        assert os.path.basename(record.file) == record.file
+    new = Record(7, "chunk-000007.ab", 2, (3, 4), "00", "", ((1, "why"),))
+    journal = Journal(path)
+    journal.append(new)
+    journal.close()
+    assert read_journal(path).records == {**before.records, 7: new}
+
+
+class _Build:
+    """A build that is gone on with in a folder that was torn, or that somebody else wrote.
+
+    It ends in the file that an undisturbed build gives. Only lines of the journal that another program
+    wrote, with checksums that are right, may lead to another file, which is sound as well.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = b""
+        self._lines: list[bytes] = []
+
+    def seeds(self, folder: Path) -> Iterable[bytes]:
+        path = folder / "built.h5"
+        self._precompute(path)
+        self._wanted = path.read_bytes()
+        path.unlink()
+        whole = seeds.interrupted(folder)
+        self._lines = whole["journal"].splitlines(keepends=True)
+        yield mutation.packed(whole)
+        yield mutation.packed({"build.json": whole["build.json"]})
+
+    def run(self, data: bytes, folder: Path) -> None:
+        path = folder / "built.h5"
+        building = folder / "built.h5.building"
+        building.mkdir()
+        files = mutation.unpacked(data)
+        for name, contents in files.items():
+            (building / name).write_bytes(contents)
+        try:
+            self._precompute(path)
+        except CacheError:
+            self._precompute(path, overwrite=True)
+        assert len(CachedDataset(path)) <= seeds.BUILT_ROWS
+        assert not verify(path)
+        lines = files.get("journal", b"").splitlines(keepends=True)
+        if all(line in self._lines for line in lines):
+            assert path.read_bytes() == self._wanted
+
+    def _precompute(self, path: Path, **options: Any) -> None:
+        precompute(seeds.Built(), path, num_workers=0, rows=2, on_error="skip", **options)
+
+
+_BUILD = _Build()
+
+TARGETS = {
+    "index": Target(_index, seeds.texts, mutation.json_text),
+    "file": Target(_file, seeds.files, mutation.file),
+    "shown": Target(_shown, seeds.files, mutation.file),
+    "batches": Target(_batches, seeds.files, mutation.file),
+    "cell": Target(_cell, seeds.cells, mutation.cell),
+    "journal": Target(_journal, seeds.journals, mutation.journal),
+    "build": Target(_BUILD.run, _BUILD.seeds, mutation.folder, audited=False),
+}
+"""By name: the parser, all of a file, the command line, batches, single values, and builds."""
