@@ -401,7 +401,7 @@ class _Builder:
             overwrite=overwrite,
             default_rows=self._rows_by_size,
         )
-        folder.drop_bad(with_failures=not options.skip)
+        folder.drop_bad(self._part, rows, with_failures=not options.skip)
         folder.sweep()
         told = replace(self.estimate(), rows=rows)
         kept = sum(record.bytes + record.placed for record in folder.records)

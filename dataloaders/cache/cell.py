@@ -261,7 +261,8 @@ def _text(values: npt.NDArray[Any]) -> bytes:
 
 
 def _json(values: npt.NDArray[Any]) -> list[Any]:
-    found = json.loads(_text(values))
+    # Decoded first: of bytes, json would take other encodings too.
+    found = json.loads(_text(values).decode("utf-8"))
     if type(found) is not list:
         raise ValueError("not a list")
     return found

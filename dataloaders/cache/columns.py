@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dataloaders.cache.decode import is_encoded
 from dataloaders.cache.index import ColumnEntry, Extent
 from dataloaders.cache.pieces import Pieces
+from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import leaf_of
 from dataloaders.errors import CacheError
 
@@ -196,6 +197,6 @@ class ColumnReader:
 
     def _located(self, row: int, error: CacheError) -> CacheError:
         return CacheError(
-            f"column {self.entry.name!r}, row {row}: {error}; the file is damaged: find where with "
-            "verify(), and build it again"
+            f"column {shown(self.entry.name)}, row {row}: {error}; the file is damaged: find where "
+            "with verify(), and build it again"
         )

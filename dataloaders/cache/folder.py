@@ -27,7 +27,7 @@ from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.disk import sync_folder, writing
 from dataloaders.cache.fingerprint import changes
 from dataloaders.cache.index import Index
-from dataloaders.cache.journal import Journal, Record, read_journal
+from dataloaders.cache.journal import MOST, Journal, Record, read_journal
 from dataloaders.cache.placing import Placed
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.rows import digest_text
@@ -39,6 +39,9 @@ __all__ = ["BuildFolder", "building_folder"]
 _FORMAT = 2
 _VERIFIED_AT_START = 4
 _LOCK = ("lock", "builder")
+# What `Chunk.from_buffer` makes of anything else.
+_NO_CHUNK = (CacheError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+             RecursionError, MemoryError)  # fmt: skip
 
 
 def building_folder(path: str | os.PathLike[str]) -> Path:
@@ -165,18 +168,21 @@ class BuildFolder:
             self._opened.append(record)
         self._new.add(record.chunk)
 
-    def drop_bad(self, *, with_failures: bool) -> None:
+    def drop_bad(self, samples: range, rows: int, *, with_failures: bool) -> None:
         """Forget chunks whose files are not what the journal says; of most, the size tells.
 
         Args:
+            samples: what is built.
+            rows: of a chunk; those that are not of these samples are forgotten, too.
             with_failures: also those that samples were left out of.
         """
         self.placed = Placed.load(self.path / "placing.json")
         newest = [record.chunk for record in self.records][-_VERIFIED_AT_START:]
         for record in list(self.records):
             path = self.path / record.file
+            own = samples[record.chunk * rows : (record.chunk + 1) * rows]
             good = not record.file or (path.is_file() and path.stat().st_size == record.bytes)
-            good = good and not (record.placed and self.placed is None)
+            good = good and _is_of(record, own) and not (record.placed and self.placed is None)
             if good and record.file and record.chunk in newest:
                 good = self._is_good(record)
             if not good or (record.failed and with_failures):
@@ -203,7 +209,13 @@ class BuildFolder:
                 continue
             data, begin, row = self._mapped(record), 0, self._first_row(record)
             for size in record.parts:
-                chunk = Chunk.from_buffer(data[begin : begin + size])
+                try:
+                    chunk = Chunk.from_buffer(data[begin : begin + size])
+                except _NO_CHUNK as error:
+                    raise CacheError(
+                        f"{self.path / record.file} is no chunk of a build, though its checksum is "
+                        "right; begin anew with resume=False"
+                    ) from error
                 if record.placed and self.placed is not None:
                     chunk = self.placed.completed(chunk, row)
                 yield chunk
@@ -299,12 +311,26 @@ class BuildFolder:
         return replace(progress, waiting=True)
 
 
+def _is_of(record: Record, samples: range) -> bool:
+    """Whether it is the record of these samples, each of which is kept or left out."""
+    left_out = [index for index, _ in record.failed]
+    return (
+        record.rows + len(left_out) == len(samples) > 0
+        and all(index in samples for index in left_out)
+        and sorted(set(left_out)) == left_out
+        and bool(record.rows) == bool(record.file)
+    )
+
+
 def _loaded(path: Path) -> dict[str, Any] | None:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes().decode("ascii"))
     except (OSError, ValueError, RecursionError):
         return None
-    good = isinstance(values, dict) and isinstance(values.get("rows"), int) and values["rows"] > 0
+    if type(values) is not dict:
+        return None
+    rows, length = values.get("rows"), values.get("length", 0)
+    good = type(rows) is int and 0 < rows < MOST and type(length) is int and 0 <= length < MOST
     return values if good else None
 
 

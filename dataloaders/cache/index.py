@@ -27,6 +27,7 @@ import numpy as np
 
 from dataloaders.cache.chunk import MOST_VARIANTS, Variant
 from dataloaders.cache.codecs import CODECS
+from dataloaders.cache.printable import shown as _shown
 from dataloaders.cache.sample import DTYPES, Structure, column_names, fits
 from dataloaders.errors import CacheError
 
@@ -74,6 +75,7 @@ _JOINED = "dataloaders cache, joined"
 _LONGEST = 8 << 20  # bytes of the text; JSON may take 30 times as much memory
 _LARGEST = 1 << 48  # rows, values, bytes: no disk has more, and no product of two overflows
 _MOST_DIMENSIONS = 64
+_DEEPEST = 300  # lists and objects in each other; a structure that is allowed has four a level
 _SMALLEST_BLOCK = 4096
 _LONGEST_NAME = 255  # bytes of a file's name
 _LARGEST_BLOCK = 2 * _LONGEST
@@ -421,7 +423,7 @@ def _parse(descriptor: int, name: str) -> Index:
 
 def _loads(text: bytes) -> Any:
     try:
-        return json.loads(
+        found = json.loads(
             text.decode("ascii"),
             object_pairs_hook=_once,
             parse_constant=_constant,
@@ -429,6 +431,23 @@ def _loads(text: bytes) -> Any:
         )
     except (ValueError, RecursionError) as error:
         raise _Malformed(f"it is no JSON that a cache has ({error})") from error
+    _check_depth(found)
+    return found
+
+
+def _check_depth(found: Any) -> None:
+    """Whether all that goes into it, later, stays clear of Python's limit."""
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise _Malformed(f"it is nested more than {_DEEPEST} deep")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -728,8 +747,3 @@ def _optional(found: Any, where: str, count: int | None) -> Extent | None:
             raise _Malformed(f"{where} should not be there")
         return None
     return _extent(found, where, count)
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, int) and abs(value) < 1 << 70 else repr(value)[:60]
-    return str(text)

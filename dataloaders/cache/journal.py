@@ -15,7 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Journal", "Record", "read_journal"]
+__all__ = ["MOST", "Journal", "Record", "read_journal"]
+
+MOST = 1 << 48
+"""More than there is of anything in a build: no disk has so many bytes."""
 
 _ASSEMBLED = "assembled"
 
@@ -150,16 +153,24 @@ def _parsed(line: bytes) -> Any:
     if line[:8] != b"%08x" % zlib.crc32(text):
         return None
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.loads(text.decode("ascii"))
+    except (ValueError, RecursionError):
         return None
 
 
 def _record(values: Any) -> Record | None:
     try:
         record = Record(**values)
-        parts = tuple(int(size) for size in record.parts)
-        failed = tuple((int(index), str(why)) for index, why in record.failed)
+        parts = tuple(record.parts)
+        failed = tuple((index, why) for index, why in record.failed)
     except (TypeError, ValueError):
+        return None
+    numbers = (record.chunk, record.rows, record.placed, *parts, *(index for index, _ in failed))
+    texts = (record.file, record.digest, record.structure, *(why for _, why in failed))
+    if (
+        not all(type(number) is int and 0 <= number < MOST for number in numbers)
+        or not all(type(text) is str for text in texts)
+        or os.path.basename(record.file) != record.file
+    ):
         return None
     return replace(record, parts=parts, failed=failed)

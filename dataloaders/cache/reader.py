@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from dataloaders.cache.columns import ColumnReader, mapped
 from dataloaders.cache.index import ColumnEntry, Index, open_file
 from dataloaders.cache.joined import JoinedColumn, Shards
+from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
@@ -109,7 +110,7 @@ class CachedDataset(Dataset[Any]):
             if keys not in paths and rows:
                 raise CacheError(
                     f"the samples of {self.path} have no leaf at {keys}; they have "
-                    f"{', '.join(map(str, paths[:8]))}"
+                    f"{', '.join(map(shown, paths[:8]))}"
                 )
             if rows:
                 self._calls.append((paths.index(keys), call))
@@ -198,7 +199,7 @@ class CachedDataset(Dataset[Any]):
         rows, messages = self.index.failed
         numbers = mapped(self._data, "<u8", rows).tolist()
         try:
-            texts = json.loads(mapped(self._data, "|u1", messages).tobytes())
+            texts = json.loads(mapped(self._data, "|u1", messages).tobytes().decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise self._failed_damaged() from error
         if (
@@ -239,7 +240,7 @@ class CachedDataset(Dataset[Any]):
                         f"{name!r}) for shard in cached.shards]"
                     )
                 return column.values
-        names = ", ".join(repr(column.entry.name) for column in self._columns[:8])
+        names = ", ".join(shown(column.entry.name) for column in self._columns[:8])
         raise CacheError(f"{self.path} has no column {name!r}; it has {names or 'none'}")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -283,5 +284,4 @@ def changes(built: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return printable(value if isinstance(value, str) else json.dumps(value), 200)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import unicodedata
 from collections import namedtuple
 from collections.abc import Iterator
+from functools import lru_cache
 from keyword import iskeyword
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ from dataloaders.cache.cell import (
     is_plain,
     leaf_of,
 )
+from dataloaders.cache.printable import shown
 from dataloaders.errors import CacheError
 
 __all__ = [
@@ -52,6 +54,7 @@ MOST_LEAVES = 10_000
 """Leaves of a sample, each of which is a column of the file."""
 
 _LONGEST_NAME = 200  # characters of a key that go into a column's name
+_LONGEST_NAMES = 8 << 20  # characters of all of them; keys are in each name below them
 _MOST_FIELDS = 255
 _MOST_NAMEDTUPLES = 1000
 
@@ -120,9 +123,19 @@ def column_names(structure: Structure) -> list[str]:
     They are different from each other, and valid as paths in HDF5.
 
     Raises:
-        CacheError: as `leaf_paths`.
+        CacheError: as `leaf_paths`, or they are too long.
     """
-    return ["/".join(names) or "sample" for _, names in _leaves(structure)]
+    found, length = [], 0
+    for _, names in _leaves(structure):
+        name = "/".join(names) or "sample"
+        length += len(name)
+        if length > _LONGEST_NAMES:
+            raise CacheError(
+                f"the names of the columns have more than {_LONGEST_NAMES} characters, which is "
+                "the most that a cache keeps; use shorter keys, or fewer leaves"
+            )
+        found.append(name)
+    return found
 
 
 _Leaf = tuple[tuple[Any, ...], tuple[str, ...]]
@@ -131,14 +144,18 @@ _Leaf = tuple[tuple[Any, ...], tuple[str, ...]]
 
 def _leaves(structure: Structure) -> list[_Leaf]:
     numbers: list[int] = []
-    leaves = list(_walk(structure, (), (), numbers))
+    leaves = list(_walk(structure, (), (), numbers, set()))
     if numbers != list(range(len(numbers))):
         raise CacheError("the structure of the samples is malformed: its leaves are out of order")
     return leaves
 
 
 def _walk(
-    structure: Structure, path: tuple[Any, ...], names: tuple[str, ...], numbers: list[int]
+    structure: Structure,
+    path: tuple[Any, ...],
+    names: tuple[str, ...],
+    numbers: list[int],
+    classes: set[tuple[str, tuple[str, ...]]],
 ) -> Iterator[_Leaf]:
     if type(structure) is int:
         if len(numbers) >= MOST_LEAVES:
@@ -156,13 +173,20 @@ def _walk(
         inside = _members(kind, members)
     except (TypeError, ValueError) as error:
         raise CacheError(f"the structure of the samples is malformed: {error}") from error
+    if kind == "namedtuple":
+        classes.add((members[0], tuple(field for field, _ in inside)))
+        if len(classes) > _MOST_NAMEDTUPLES:
+            raise CacheError(
+                f"each sample has namedtuples of more than {_MOST_NAMEDTUPLES} sorts, which is the "
+                "most that a cache keeps; return dicts"
+            )
     taken: dict[str, int] = {}
     for key, inner in inside:
         name = _escaped(key)
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:  # 1 and "1"; a tilde in a key is escaped, so that this name is new
             name = f"{name}~{taken[name]}"
-        yield from _walk(inner, (*path, key), (*names, name), numbers)
+        yield from _walk(inner, (*path, key), (*names, name), numbers, classes)
 
 
 def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
@@ -172,16 +196,16 @@ def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
         TypeError, ValueError: it is malformed.
     """
     if type(members) is not list:
-        raise ValueError(f"no list in a {kind}")
+        raise ValueError(f"no list in a container of kind {shown(kind)}")
     if kind in ("list", "tuple"):
         return list(enumerate(members))
     if kind == "namedtuple":
         name, fields = members
         inside = _pairs(fields)
-        _namedtuple(name, tuple(field for field, _ in inside))
+        _check_names(name, tuple(field for field, _ in inside))
         return inside
     if kind != "dict":
-        raise ValueError(f"a container of kind {kind!r}")
+        raise ValueError(f"a container of kind {shown(kind)}")
     inside = _pairs(members)
     keys = [key for key, _ in inside]
     if not all(map(_is_key, keys)) or len(set(keys)) != len(keys):
@@ -230,7 +254,7 @@ def _split(value: Any, where: str, cells: list[Cell], depth: int) -> Structure:
         return {"tuple": _split_all(value, where, cells, depth)}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         try:
-            _namedtuple(kind.__name__, kind._fields)
+            _check_names(kind.__name__, kind._fields)
         except (ValueError, TypeError) as error:
             raise CacheError(
                 f"{where} is a namedtuple that cannot be kept: {error}; return a dict"
@@ -250,35 +274,39 @@ def _split_all(value: Any, where: str, cells: list[Cell], depth: int) -> list[St
     ]
 
 
-_namedtuples: dict[tuple[str, tuple[str, ...]], Any] = {}
-
-
-def _namedtuple(name: Any, fields: tuple[Any, ...]) -> Any:
-    """A class of this name and fields, the same one each time.
+def _check_names(name: Any, fields: tuple[Any, ...]) -> None:
+    """Whether there can be a namedtuple of this name and fields.
 
     Raises:
         ValueError: they are no names. `namedtuple` builds source code of them.
     """
-    known = _namedtuples.get((name, fields))
-    if known is None:
-        for each in (name, *fields):
-            # Source code is made of them, and Python normalises the names in it.
-            if (
-                type(each) is not str
-                or not each.isidentifier()
-                or iskeyword(each)
-                or unicodedata.normalize("NFKC", each) != each
-            ):
-                raise ValueError(f"{each!r} is no name")
-        if len(_namedtuples) >= _MOST_NAMEDTUPLES or len(fields) > _MOST_FIELDS:
-            raise ValueError("too many namedtuples, or fields in one")
-        base = namedtuple(name, fields)  # type: ignore[misc]
-        # No module holds this class, so that pickle (on the way out of a worker) calls a function.
-        known = type(
-            name, (base,), {"__slots__": (), "__reduce__": _reduced, "__module__": __name__}
-        )
-        _namedtuples[name, fields] = known
-    return known
+    for each in (name, *fields):
+        # Source code is made of them, and Python normalises the names in it.
+        if (
+            type(each) is not str
+            or not each.isidentifier()
+            or iskeyword(each)
+            or unicodedata.normalize("NFKC", each) != each
+        ):
+            raise ValueError(f"{shown(each)} is no name")
+    if any(field.startswith("_") for field in fields) or len(set(fields)) != len(fields):
+        raise ValueError(f"fields of {shown(name)} that are the same, or begin with _")
+    if len(fields) > _MOST_FIELDS:
+        raise ValueError(f"{len(fields)} fields in a namedtuple, of at most {_MOST_FIELDS}")
+
+
+# Those that were used last are kept: files of anybody's must not fill the memory, nor use it up.
+@lru_cache(maxsize=_MOST_NAMEDTUPLES)
+def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
+    """A class of this name and fields, the same one each time.
+
+    Raises:
+        ValueError: as `_check_names`.
+    """
+    _check_names(name, fields)
+    base = namedtuple(name, fields)  # type: ignore[misc]
+    # No module holds this class, so that pickle (on the way out of a worker) calls a function.
+    return type(name, (base,), {"__slots__": (), "__reduce__": _reduced, "__module__": __name__})
 
 
 def _reduced(value: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dataloaders.cache.checksums import checksums
 from dataloaders.cache.index import BLOCK, DIGEST, HEADER, ColumnEntry, Index, open_file
+from dataloaders.cache.printable import shown
 from dataloaders.cache.shards import folder_of, open_shard
 from dataloaders.errors import CacheError
 
@@ -196,7 +197,7 @@ class _PackedColumn:
         if first >= last:
             return None
         numbers = self._order[first:last]
-        name = f"column {self._column.name!r}{self._rows_of(numbers.min(), numbers.max())}"
+        name = f"column {shown(self._column.name)}{self._rows_of(numbers.min(), numbers.max())}"
         return _Part(int(self._begins[first]), int(self._ends[first:last].max()), name)
 
     def _rows_of(self, first: int, last: int) -> str:
@@ -236,7 +237,7 @@ def _column_parts(index: Index, column: ColumnEntry) -> Iterator[_Part]:
     rows = index.rows
     for name, dtype, (offset, size) in index.parts(column):
         length = size * np.dtype(dtype).itemsize
-        text = f"column {column.name!r}" + ("" if name == "values" else f" ({name})")
+        text = f"column {shown(column.name)}" + ("" if name == "values" else f" ({name})")
         if name == "pieces":
             yield _Part(offset, offset + length, text)
             continue

@@ -8,6 +8,6 @@
     sealed.py    a cache as index and bytes    targets.py   what is called with them
     guard.py     what must not happen          one.py       a target under Atheris (libFuzzer)
 
-Atheris counts the branches. Without it, the targets and the mutations are plain Python: the tests run
-them for a moment, and ``--input FILE`` repeats a finding.
+Atheris counts the branches. Without it, the targets and the mutations are plain Python: the tests
+run them for a moment, and ``--input FILE`` repeats a finding.
 """

@@ -1,7 +1,7 @@
 """Every target in turn, each for its share of the time; or one input again.
 
-    python tests/fuzz [TARGET ...] [--seconds 300] [--folder build/fuzz]
-    python tests/fuzz TARGET --input build/fuzz/file/findings/file-1a2b
+python tests/fuzz [TARGET ...] [--seconds 300] [--folder build/fuzz]
+python tests/fuzz TARGET --input build/fuzz/file/findings/file-1a2b
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[0] = str(TESTS)
 
-from fuzz.guard import Guard
-from fuzz.targets import TARGETS
+from fuzz.guard import Guard  # noqa: E402
+from fuzz.targets import TARGETS  # noqa: E402
 
 
 def main() -> int:
@@ -28,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--seconds", type=float, default=300.0, help="in all (300)")
-    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="of corpus and findings")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/fuzz"), help="of corpus and findings"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()) % 2**31)
     parser.add_argument("--input", type=Path, help="run this input only, and show what it does")
     parsed = parser.parse_args()
@@ -56,10 +58,9 @@ def _once(name: str, path: Path) -> int:
         guard = Guard(work)
         for _ in target.seeds(work):
             pass
-        empty = work / "one"
+        data, empty = path.read_bytes(), work / "one"
         for _ in range(2):  # what is loaded at first use is no finding
             empty.mkdir()
-            data = path.read_bytes()
             findings = guard.watch(lambda: target.run(data, empty), audited=target.audited)
             shutil.rmtree(empty)
     for finding in findings:
@@ -73,7 +74,14 @@ def _fuzzed(name: str, folder: Path, seconds: float, seed: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     findings = 0
     with open(folder / "log", "w", encoding="utf-8") as log:
-        command = [sys.executable, "-W", "ignore", str(TESTS / "fuzz" / "one.py"), name, str(folder)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(TESTS / "fuzz" / "one.py"),
+            name,
+            str(folder),
+        ]
         ended = subprocess.run(
             [*command, str(seconds), str(seed)], stdout=log, stderr=subprocess.STDOUT, check=False
         )
@@ -87,7 +95,9 @@ def _fuzzed(name: str, folder: Path, seconds: float, seed: int) -> int:
     if not runs:  # a hang, a crash, or too much memory: libFuzzer wrote the input
         findings += 1
         print(f"FINDING {name}: it ended with {ended.returncode}; see {folder / 'log'}")
-    print(f"{name:<10}{runs[-1] if runs else '?':>10}{edges:>8}{corpus:>8}{findings:>10}", flush=True)
+    print(
+        f"{name:<10}{runs[-1] if runs else '?':>10}{edges:>8}{corpus:>8}{findings:>10}", flush=True
+    )
     return findings
 
 

@@ -2,8 +2,8 @@
 
     watch(call) ──> None, or a Finding: what happened, and where in the package
 
-A file of a few KB must not take gigabytes: the address space may grow by `ROOM` while it is read. Each
-event that Python reports to audit hooks has to be one of a few, and of the work folder.
+A file of a few KB must not take gigabytes: the address space may grow by `ROOM` while it is read.
+Each event that Python reports to audit hooks has to be one of a few, and of the work folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dataloaders.errors import CacheError, MissingDependency, OptionError
 __all__ = ["ROOM", "Finding", "Guard", "refusals_aside"]
 
 ROOM = 512 << 20
-"""Bytes by which the address space may grow: `verify` has threads, each with a stack and an arena."""
+"""Bytes by which the address space may grow; `verify` has threads, with a stack and arena each."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _HARMLESS = (
@@ -35,7 +35,9 @@ _OF_PATHS = ("open", "os.", "shutil.", "pathlib.")
 _OF_CORES = ("/proc/self/cgroup", "/proc/self/mountinfo", "/sys/fs/cgroup/")
 _FORBIDDEN = ("os.exec", "os.fork", "os.posix_spawn", "os.startfile", "os.system", "os.kill")
 # `namedtuple` makes code of its fields, whose names were looked at; of nothing else.
-_NAMEDTUPLE = re.compile(r"lambda _cls, (\w+, )*(\w+,? ?)?: _tuple_new\(_cls, \((\w+, )*(\w+,? ?)?\)\)")
+_NAMEDTUPLE = re.compile(
+    r"lambda _cls, (\w+, )*(\w+,? ?)?: _tuple_new\(_cls, \((\w+, )*(\w+,? ?)?\)\)"
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,12 @@ class Finding:
 @contextmanager
 def refusals_aside() -> Iterator[None]:
     """Errors that a hostile file may raise are no finding."""
-    with suppress(CacheError, MissingDependency, OptionError):
+    try:
         yield
+    except (CacheError, MissingDependency, OptionError) as error:
+        text = str(error)
+        assert len(text) < 3000, f"an error of {len(text)} characters: {text[:100]!r}"
+        assert text.isprintable(), f"an error that is more than text: {text[:1000]!r}"
 
 
 class Guard:

@@ -14,12 +14,12 @@ from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
-from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
-from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
 
 from dataloaders.cache.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
-from dataloaders.cache.index import HEADER, seal
+from dataloaders.cache.index import seal
 from dataloaders.cache.sample import DTYPES
+from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
+from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
 
 __all__ = ["cell", "few_bytes", "file", "folder", "journal", "json_text", "packed", "unpacked"]
 
@@ -310,14 +310,18 @@ def unpacked(data: bytes) -> dict[str, bytes]:
         return {}
     found, at = {}, 0
     for name, length in lengths.items():
-        if type(length) is not int or length < 0 or not name.replace("-", "").replace(".", "").isalnum():
+        if (
+            type(length) is not int
+            or length < 0
+            or not name.replace("-", "").replace(".", "").isalnum()
+        ):
             return {}
         found[name], at = rest[at : at + length], at + length
     return found
 
 
 def folder(data: bytes, random: Random, raw: Raw) -> bytes:
-    """A build's folder of which a file is torn, garbage, missing, too much, or says something else."""
+    """A build's folder of which a file is torn, garbage, missing, or says something else."""
     files = unpacked(data)
     if not files:
         return data
@@ -328,7 +332,9 @@ def folder(data: bytes, random: Random, raw: Raw) -> bytes:
     elif change == 1:
         files[name] = files[name][: random.randrange(len(files[name]) + 1)]
     elif change == 2:
-        files[random.choice(("assembled", "journal", "build.json", "stop", "chunk-000009.ab"))] = files[name]
+        files[random.choice(("assembled", "journal", "build.json", "stop", "chunk-000009.ab"))] = (
+            files[name]
+        )
     elif change == 3:
         files["build.json"] = json_text(files.get("build.json", b"{}"), random, raw)
     elif change in (4, 5, 6):

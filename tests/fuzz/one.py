@@ -2,14 +2,13 @@
 
     python tests/fuzz/one.py TARGET FOLDER SECONDS SEED
 
-FOLDER/corpus grows by each input that reaches new branches; FOLDER/findings has a file for each sort of
-finding, and its trace beside it. Ends with a line of JSON: executions, edges, findings.
+FOLDER/corpus grows by each input that reaches new branches; FOLDER/findings has a file for each
+sort of finding, and its trace beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 import tempfile

@@ -1,8 +1,8 @@
 """A cache file as its index and its bytes; put together so that the parser gets to the end.
 
-    bytes ──opened──> Opened(fields, block, body) ──mutation──> Opened ──bytes──> digest made right
-                                                       └─refitted: each array has the size and place
-                                                         that the index needs, so that rows are read
+bytes ──opened──> Opened(fields, block, body) ──mutation──> Opened ──bytes──> digest made right
+                                                   └─refitted: each array has the size and place
+                                                     that the index needs, so that rows are read
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.index import BLOCK, DIGEST, HEADER, seal
+from dataloaders.cache.index import BLOCK, HEADER, seal
 from dataloaders.cache.sample import DTYPES, column_names
 from dataloaders.errors import CacheError
 
@@ -90,10 +90,12 @@ def _refitted(file: Opened, random: Random) -> Opened:
     fields, rows = file.fields, file.fields["rows"]
     names = column_names(fields["structure"])
     columns = fields["columns"]
+    if type(rows) is not int:
+        return file
     while len(columns) < len(names):
         columns.append(json.loads(json.dumps(random.choice(columns))))
     del columns[len(names) :]
-    wanted = [(fields["checksums"], "values", 1, 0)]
+    wanted = [(fields["checksums"], "values", 4, 0)]
     for name, column in zip(names, columns, strict=True):
         column["name"] = name
         wanted += _wanted(column, rows, random)
@@ -106,8 +108,8 @@ def _refitted(file: Opened, random: Random) -> Opened:
     body = sum(size * width for _, _, width, size in wanted)
     if body > LARGEST:
         return file
-    body = max(body + 2 * DIGEST * (body // BLOCK + 1), len(file.body) % LARGEST)
-    wanted[0] = (*wanted[0][:3], DIGEST * -(-body // BLOCK))
+    body = max(body + 8 * (body // BLOCK + 1), len(file.body) % LARGEST)
+    wanted[0] = (*wanted[0][:3], -(-body // BLOCK))
     for _ in range(2):  # places take digits, which may make the block larger
         at = file.block
         for holder, key, width, size in wanted:

@@ -1,4 +1,4 @@
-"""What the fuzzer begins with: small sound caches of every sort of column, and a broken-off build."""
+"""What the fuzzer begins with: small caches of every sort of column, and a broken-off build."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import precompute
 from dataloaders.cache.index import HEADER
 from dataloaders.cache.sample import DTYPES
+from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 
 __all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "journals", "texts"]
 
@@ -31,11 +31,19 @@ def _samples() -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     yield "mixed", mixed(3), {"failed": failures, "head": ["Resize(8)"], "tail": ["Normalize()"]}
     yield "images", [[Image.new(mode, (3, 2 + row)) for mode in MODES] for row in range(2)], {}
     yield "tensors", [[torch.zeros(2, 3).to(dtype) for dtype in TORCH_DTYPES]] * 2, {}
-    yield "arrays", [{dtype: np.ones((row, 2), dtype) for dtype in sorted(DTYPES)} for row in (1, 2)], {}
+    yield (
+        "arrays",
+        [{dtype: np.ones((row, 2), dtype) for dtype in sorted(DTYPES)} for row in (1, 2)],
+        {},
+    )
     kinds = [3, 1.5, 1j, True, "text", b"bytes", bytearray(b"more"), [1, {"a": [None]}], None]
     yield "kinds", [tuple(kinds), tuple([None] * len(kinds))], {"fingerprint": {"dataset": "D"}}
     video = tv_tensors.Video(torch.zeros(2, 3, 4, 5, dtype=torch.uint8))
-    yield "tv", [(tv_tensors.Image(torch.rand(3, 4, 5)), tv_tensors.Mask(torch.ones(4, 5)), video)], {}
+    yield (
+        "tv",
+        [(tv_tensors.Image(torch.rand(3, 4, 5)), tv_tensors.Mask(torch.ones(4, 5)), video)],
+        {},
+    )
     yield "deep", [{"a": {1: [Point((0, {"b": ()}), [torch.ones(1)])]}, "c": {}}] * 2, {}
     yield "none", [], {"failed": [(0, "torn"), (1, "too")]}
     yield "nothing", [None, None], {}

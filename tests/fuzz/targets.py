@@ -1,7 +1,7 @@
 """What is fuzzed: each target reads an input in every way that the package has.
 
-A target's `run` returns for a value and for a documented error alike, and fails (an assertion, another
-exception) for what must not be. It leaves nothing behind for the next input.
+A target's `run` returns for a value and for a documented error alike, and fails (an assertion,
+another exception) for what must not be. It leaves nothing behind for the next input.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from fuzz import mutation, seeds
-from fuzz.guard import refusals_aside
-from helpers.hostile import attempts, check_places
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import precompute
 from dataloaders.cache.cell import cell_of, leaf_of
-from dataloaders.cache.index import HEADER, Index, seal
+from dataloaders.cache.index import Index, seal
 from dataloaders.cache.journal import Journal, Record, read_journal
 from dataloaders.cache.reader import CachedDataset, changes
 from dataloaders.cache.sample import DTYPES
-from dataloaders.cache.verify import verify
+from dataloaders.cache.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.errors import CacheError
 from dataloaders.transforms.table import same_bits
+from fuzz import mutation, seeds
+from fuzz.guard import refusals_aside
+from helpers.hostile import attempts, check_places
 
 __all__ = ["TARGETS", "Target"]
 
@@ -122,9 +122,7 @@ class _Crop(torch.nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.steps = v2.Compose(
-            [v2.RandomCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()]
-        )
+        self.steps = v2.Compose([v2.RandomCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
 
 def _batches(data: bytes, folder: Path) -> None:
@@ -206,8 +204,8 @@ def _journal(data: bytes, folder: Path) -> None:
 class _Build:
     """A build that is gone on with in a folder that was torn, or that somebody else wrote.
 
-    It ends in the file that an undisturbed build gives. Only lines of the journal that another program
-    wrote, with checksums that are right, may lead to another file, which is sound as well.
+    It ends in the file that an undisturbed build gives. Only lines of the journal that another
+    program wrote, with checksums that are right, may lead to another file, which is sound too.
     """
 
     def __init__(self) -> None:
@@ -234,7 +232,7 @@ class _Build:
         try:
             self._precompute(path)
         except CacheError:
-            self._precompute(path, overwrite=True)
+            self._precompute(path, resume=False)
         assert len(CachedDataset(path)) <= seeds.BUILT_ROWS
         assert not verify(path)
         lines = files.get("journal", b"").splitlines(keepends=True)

@@ -1,0 +1,29 @@
+"""What a file says, fit to be shown: on one line, and nothing that a terminal would obey.
+
+"a\\x1b[2Jb" ──> a\\x1b[2Jb, as text
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["printable", "shown"]
+
+_LONGEST_SHOWN = 60
+
+
+def printable(text: str, most: int = 1000) -> str:
+    """``text`` up to ``most`` characters, with an escape for each that is no visible one."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    if cut.isprintable():
+        return cut
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in cut
+    )
+
+
+def shown(value: Any) -> str:
+    """``value`` in a few characters, for messages."""
+    text = value if isinstance(value, int) and abs(value) < 1 << 70 else repr(value)
+    return str(text)[:_LONGEST_SHOWN]
