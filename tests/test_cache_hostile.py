@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.index import HEADER, seal
+from dataloaders.cache.index import HEADER, Extent, Index, seal
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError
@@ -406,3 +406,109 @@ def test_memory_stays_small(tmp_path: Path, whole: Whole) -> None:
     with pytest.raises(CacheError, match="the index is no object"):
         CachedDataset(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
+
+
+# What the fuzzer found, and what was found beside it
+
+
+@pytest.mark.parametrize("way", ["rows", "columns.0.values", "fingerprint.f", "head"])
+def test_an_index_as_deep_as_json_reads_it(tmp_path: Path, whole: Whole, way: str) -> None:
+    """Deeper than any message or comparison could follow it: `repr` is nearer to Python's limit."""
+    depths = {said_of_depth(tmp_path, whole, way, depth) for depth in (*range(280, 320), 400, 900)}
+    assert depths <= {"deep", "wrong", "read"}
+    assert "deep" in depths
+
+
+def said_of_depth(tmp_path: Path, whole: Whole, way: str, depth: int) -> str:
+    deep: Any = 1
+    for _ in range(depth):
+        deep = [deep]
+    said = read(tmp_path / "a.h5", changed(whole, way, deep))
+    if "nested more than 300 deep" in said:
+        return "deep"
+    return "wrong" if "malformed" in said else said
+
+
+def test_names_that_are_long_in_each_of_many_leaves(tmp_path: Path, whole: Whole) -> None:
+    """A key stands once in the structure, and in the names of all leaves below it."""
+    structure: Any = {"tuple": list(range(9_000))}
+    for _ in range(50):
+        structure = {"dict": [["\U0001f600" * 150, structure]]}
+    said = read(tmp_path / "a.h5", changed(whole, "structure", structure))
+    assert "the names of the columns have more than" in said
+
+
+def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(
+    tmp_path: Path, whole: Whole
+) -> None:
+    for start in (0, 900, 1800):
+        names = [{"namedtuple": [f"T{start + n}", []]} for n in range(900)]
+        assert "has 0 leaves" in read(
+            tmp_path / "a.h5", changed(whole, "structure", {"list": names})
+        )
+    assert read(tmp_path / "a.h5", whole.data) == "read"
+    too_many = {"list": [{"namedtuple": [f"T{n}", []]} for n in range(1001)]}
+    said = read(tmp_path / "a.h5", changed(whole, "structure", too_many))
+    assert "namedtuples of more than 1000 sorts" in said
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"namedtuple": ["T", [["_x", 0]]]},
+        {"namedtuple": ["T", [["x", 0], ["x", 1]]]},
+        {"namedtuple": ["T", [["x):0#", 0]]]},
+        {"namedtuple": ["lambda", []]},
+        {"namedtuple": ["T" * 9000 + "!", []]},
+        {"k" * 9000: []},
+        {"k" * 9000: 0},
+    ],
+    ids=lambda structure: str(structure)[:30],
+)
+def test_containers_that_are_none(tmp_path: Path, whole: Whole, structure: Any) -> None:
+    said = read(tmp_path / "a.h5", changed(whole, "structure", structure))
+    assert "the structure of the samples is malformed" in said
+    assert len(said) < 600
+
+
+def test_names_are_shown_in_part(tmp_path: Path) -> None:
+    """Messages stay short, whatever the keys are."""
+    build(tmp_path / "a.h5", [{f"{n}" + "k" * 190: {"k" * 190: ["x", n]}} for n in (1, 1)])
+    index = Index.parse(tmp_path / "a.h5")
+    data = bytearray((tmp_path / "a.h5").read_bytes())
+    data[index.columns[0].values.offset] ^= 0xFF
+    (tmp_path / "a.h5").write_bytes(data)
+    (damage,) = verify(tmp_path / "a.h5")
+    assert len(damage.what) < 200
+    with pytest.raises(CacheError, match="kkk") as caught:
+        CachedDataset(tmp_path / "a.h5")[0]
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"])
+def test_json_is_utf8(tmp_path: Path, encoding: str) -> None:
+    """json itself guesses the encoding of bytes, and imports what decodes it."""
+    text = '["aaaaaaaaaa"]'
+    index = build(tmp_path / "a.h5", [[text[2:-2] * 3]], failed=[(1, "b" * 64)])
+    data = bytearray((tmp_path / "a.h5").read_bytes())
+    messages = index.failed[1] if index.failed is not None else Extent(0, 0)
+    for place, size in (index.columns[0].values, messages):
+        other = "[1]".encode(encoding)
+        data[place : place + size] = other + " ".encode(encoding) * size
+        del data[index.file_bytes :]
+    path = tmp_path / "b.h5"
+    path.write_bytes(data)
+    cached = CachedDataset(path)
+    with pytest.raises(CacheError, match="cannot hold"):
+        cached[0]
+    with pytest.raises(CacheError, match="the list of failed samples"):
+        _ = cached.failed
+
+
+def test_a_fingerprint_is_shown_as_text(tmp_path: Path, whole: Whole) -> None:
+    (tmp_path / "a.h5").write_bytes(
+        changed(whole, "fingerprint.f", "\x1b]0;x\x07\ud800" + "y" * 999)
+    )
+    with pytest.raises(CacheError, match=r"f: \\x1b\]0;x\\x07\\ud800y+\.\.\. when") as caught:
+        CachedDataset(tmp_path / "a.h5", expect={"f": 1})
+    assert str(caught.value).isprintable()

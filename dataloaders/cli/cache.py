@@ -240,9 +240,9 @@ def _info(parsed: argparse.Namespace) -> int:
 
 
 def _extract(parsed: argparse.Namespace) -> int:
-    from dataloaders.cli import cache_info
+    from dataloaders.cli.cache_extract import extract
 
-    return cache_info.extract(parsed.path, parsed.folder, rows=parsed.rows)
+    return extract(parsed.path, parsed.folder, rows=parsed.rows)
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import Index
+from dataloaders.cache.printable import printable
 from dataloaders.cache.shards import names_of
 from dataloaders.errors import CacheError
 from dataloaders.learned import cache_folder
@@ -128,4 +129,5 @@ def _described(index: Index | str) -> str:
     if isinstance(index, str):
         return index
     shards = f" in {len(index.shards)} shards" if index.shards else ""
-    return f"{index.rows:,} samples{shards} of {index.fingerprint.get('dataset', 'a dataset')}"
+    dataset = printable(str(index.fingerprint.get("dataset", "a dataset")), 200)
+    return f"{index.rows:,} samples{shards} of {dataset}"

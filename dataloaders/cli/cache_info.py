@@ -1,4 +1,7 @@
-"""What ``dataloaders cache info`` prints, its contact sheet, and samples as plain files."""
+"""What ``dataloaders cache info`` prints, and its contact sheet.
+
+What a file says of itself is shown as text: none of it reaches the terminal as a control character.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ from rich.text import Text
 
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import ColumnEntry
+from dataloaders.cache.printable import printable
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.encoded import SUFFIXES, EncodedFile
-from dataloaders.errors import CacheError, OptionError
+from dataloaders.errors import CacheError
 
-__all__ = ["extract", "info"]
+__all__ = ["info"]
 
 _SHOWN_FAILURES = 20
 _SHOWN_SHARDS = 20
 _SHEET = 64
 _THUMBNAIL = 128
+_LONGEST = 10_000  # characters of a line
 
 
 def info(path: str, *, sheet: str | None = None) -> int:
@@ -33,7 +37,7 @@ def info(path: str, *, sheet: str | None = None) -> int:
     console = Console()
 
     def print_(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)  # their words hold no markup
+        console.print(Text(printable(text, _LONGEST)), soft_wrap=True)  # their words hold no markup
 
     index = cached.index
     print_(f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}")
@@ -47,8 +51,10 @@ def info(path: str, *, sheet: str | None = None) -> int:
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
     for key, value in index.fingerprint.items():
-        if key != "head" and not key.startswith("sample "):  # told above; digests
-            print_(f"built from {key}: {_short(value)}")
+        if key == "head" or key.startswith("sample "):  # told above; digests
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        print_(f"built from {printable(key, 200)}: {printable(text, 200)}")
     if cached.failed:
         print_(f"left out, since reading them failed: {len(cached.failed):,} samples")
         for number, message in cached.failed[:_SHOWN_FAILURES]:
@@ -56,32 +62,6 @@ def info(path: str, *, sheet: str | None = None) -> int:
     if sheet is not None:
         _draw(cached, Path(sheet))
         print_(f"the first images: {sheet}")
-    return 0
-
-
-def extract(path: str, folder: str, *, rows: str) -> int:
-    """Write samples as files into ``folder``.
-
-    Encoded images as the files that they are, others as PNG, the rest as one line of JSON each.
-    """
-    cached = CachedDataset(path)
-    wanted = range(len(cached))[_slice(rows)]
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    names = [column.name for column in cached.columns]
-    with open(target / "samples.jsonl", "w", encoding="utf-8") as lines:
-        for row in wanted:
-            told: dict[str, Any] = {"row": row}
-            for name, reader in zip(names, cached.readers, strict=True):
-                stem = f"{row:08d}-{name.replace('/', '-')}"
-                file = reader.file(row)
-                if file is None:
-                    told[name] = _written(reader.leaf(row), target, stem)
-                else:
-                    told[name] = f"{stem}.{_suffix(file)}"
-                    (target / told[name]).write_bytes(file)
-            lines.write(json.dumps(told) + "\n")
-    print(f"{folder}: {len(wanted)} samples")
     return 0
 
 
@@ -97,67 +77,22 @@ def _columns_table(cached: CachedDataset) -> Table:
         column = reader.entry
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
         shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
-        cells = [Text(column.name), kinds, np.dtype(column.dtype).name, shape]
+        cells = [Text(printable(column.name, 200)), Text(kinds)]
+        cells += [Text(np.dtype(column.dtype).name), Text(shape)]
         packed = reader.packed_bytes()
         taken = _bytes(column) + (packed or 0)
         if packed is not None and column.packing is None:  # of a joined cache: in its shards
             taken -= column.values.size * np.dtype(column.dtype).itemsize
-        cells.append(size_of(taken))
+        cells.append(Text(size_of(taken)))
         if packed is not None and column.packing is not None:
             values = column.values.size * np.dtype(column.dtype).itemsize
-            cells.append(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}")
+            cells.append(Text(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}"))
         table.add_row(*cells)
     return table
 
 
 def _bytes(column: ColumnEntry) -> int:
     return sum(np.dtype(dtype).itemsize * place.size for _, dtype, place in column.parts())
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _slice(text: str) -> slice:
-    first, colon, last = text.partition(":")
-    try:
-        if not colon:
-            row = int(first)
-            return slice(row, row + 1 or None)
-        return slice(int(first) if first else None, int(last) if last else None)
-    except ValueError:
-        raise OptionError(f"--rows {text}: give A:B, such as 0:16, or one number") from None
-
-
-def _suffix(file: bytes) -> str:
-    try:
-        return SUFFIXES[EncodedFile(file).format]
-    except (ValueError, KeyError):  # damaged: its bytes may still be of use
-        return "bin"
-
-
-def _written(leaf: Any, folder: Path, name: str) -> Any:
-    save = getattr(leaf, "save", None)
-    if callable(save):
-        suffix = "png" if leaf.mode in ("1", "L", "LA", "RGB", "RGBA", "I;16", "I") else "tiff"
-        leaf.save(folder / f"{name}.{suffix}")
-        return f"{name}.{suffix}"
-    if isinstance(leaf, bytes):
-        (folder / f"{name}.bin").write_bytes(leaf)
-        return f"{name}.bin"
-    if isinstance(leaf, torch.Tensor):
-        leaf = leaf.float().numpy() if leaf.dtype is torch.bfloat16 else leaf.numpy()
-    if isinstance(leaf, np.ndarray):
-        if leaf.size > 64:
-            np.save(folder / f"{name}.npy", leaf, allow_pickle=False)
-            return f"{name}.npy"
-        return leaf.tolist()
-    if isinstance(leaf, np.generic):
-        leaf = leaf.item()
-    if isinstance(leaf, complex):
-        return [leaf.real, leaf.imag]
-    return leaf
 
 
 def _draw(cached: CachedDataset, path: Path) -> None:
@@ -197,6 +132,8 @@ def _as_image(leaf: Any) -> Any:
     if isinstance(leaf, Image.Image):
         return leaf.convert("RGB")
     if not isinstance(leaf, torch.Tensor) or leaf.ndim != 3 or leaf.shape[0] not in (1, 3):
+        return None
+    if not leaf.numel():
         return None
     if leaf.is_floating_point():  # of any range: normalised ones too
         low, high = leaf.min(), leaf.max()

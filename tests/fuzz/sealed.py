@@ -80,9 +80,9 @@ def refitted(file: Opened, random: Random) -> Opened:
     """
     try:
         return _refitted(file, random)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return file
-    except CacheError:  # the structure is none
+    except (CacheError, RecursionError, MemoryError):  # "a" * 2**48
         return file
 
 

@@ -32,6 +32,7 @@ from dataloaders.cache.reader import CachedDataset, changes
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cache.verification import verify
 from dataloaders.cli import cache_info
+from dataloaders.cli.cache_extract import extract
 from dataloaders.errors import CacheError
 from dataloaders.transforms.table import same_bits
 from fuzz import mutation, seeds
@@ -66,7 +67,7 @@ def _index(data: bytes, folder: Path) -> None:
     """The parser of the index, on a file of the length that the index says."""
     block = mutation.block_of(len(data))
     try:
-        fields = json.loads(data)
+        fields = json.loads(data.decode("ascii"))
         length = fields["file_bytes"]
         length = length if type(length) is int and length < 1 << 50 else block
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -110,7 +111,7 @@ def _shown(data: bytes, folder: Path) -> None:
         with refusals_aside():
             cache_info.info(str(path), sheet=str(folder / "sheet.png"))
         with refusals_aside():
-            cache_info.extract(str(path), str(target), rows=f"0:{_MOST_ROWS}")
+            extract(str(path), str(target), rows=f"0:{_MOST_ROWS}")
     shown.flush()
     text = shown.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
     odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
@@ -169,7 +170,7 @@ def _cell(data: bytes, folder: Path) -> None:
     """One leaf, of values that need not be any of its kind."""
     head, _, values = data.partition(b"\n")
     try:
-        kind, dtype, shape = json.loads(head)
+        kind, dtype, shape = json.loads(head.decode("ascii"))
         count = math.prod(shape) * np.dtype(dtype if dtype in DTYPES else "|u1").itemsize
         array = np.frombuffer(values[:count].ljust(min(count, 1 << 16), b"\1"), dtype)
         array = array.reshape(shape)

@@ -48,7 +48,11 @@ class Whole:
         return seal(text, block) + self.data[self.index.user_block :]
 
     def with_fields(self, fields: Any) -> bytes:
-        return self.with_text(json.dumps(fields).encode())
+        """The file with another index; its length in there is right if it was."""
+        made = self.with_text(json.dumps(fields).encode())
+        if isinstance(fields, dict) and fields.get("file_bytes") == len(self.data) != len(made):
+            return self.with_text(json.dumps({**fields, "file_bytes": len(made)}).encode())
+        return made
 
 
 def attempts(cached: CachedDataset) -> Iterator[str]:
