@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench gpu clean
+.PHONY: demo test lint format bench fuzz gpu clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
@@ -25,6 +25,13 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench
 
+# Hostile caches, by the branches that they reach: make fuzz SECONDS=3600 TARGETS="file index"
+SECONDS := 300
+TARGETS :=
+
+fuzz: $(VENV)/.installed-fuzz
+	$(BIN)/python tests/fuzz $(TARGETS) --seconds $(SECONDS)
+
 # Machines with a GPU come with a torch of their own: this takes the python that is there.
 gpu:
 	$(PYTHON) -m bench --gpu
@@ -40,6 +47,10 @@ $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-fuzz: pyproject.toml | $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,fuzz]'
+	touch $@ $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 from dataloaders.cache import BuildProgress, CachedDataset, precompute
 from dataloaders.cache.build import building_folder, estimate
 from dataloaders.cache.fingerprint import fingerprint
+from dataloaders.cache.folder import BuildFolder
 from dataloaders.cache.journal import Journal, read_journal
 from dataloaders.errors import CacheError, OptionError
 from helpers.processes import children, run_script, wait_until_gone
@@ -276,6 +278,66 @@ def test_a_journal_with_a_torn_end_loses_that_chunk_only(tmp_path: Path) -> None
     precompute(dataset, path, num_workers=0)
     other = precompute(dataset, tmp_path / "b.h5", num_workers=0)
     assert CachedDataset(path).identity == other.identity
+
+
+@pytest.mark.parametrize("rows", [3, 5, 40, 2**40])
+def test_chunks_of_other_rows_are_made_again(rows: int, tmp_path: Path, expected: bytes) -> None:
+    """A bit of build.json that flipped must not have samples left out."""
+    path = tmp_path / "a.h5"
+    dataset = interrupted(path, tmp_path, at=37)
+    settings = building_folder(path) / "build.json"
+    settings.write_text(settings.read_text().replace('"rows": 4', f'"rows": {rows}'))
+    precompute(dataset, path, num_workers=0)
+    precompute(dataset, tmp_path / "b.h5", num_workers=0)
+    assert path.read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert len(CachedDataset(path)) == SIZE
+
+
+def test_records_of_other_samples_are_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    dataset = interrupted(path, tmp_path, at=37)
+    log = building_folder(path) / "journal"
+    journal = Journal(log)
+    for number, record in enumerate(list(journal.records.values())):
+        changed = [
+            replace(record, rows=3),
+            replace(record, rows=3, failed=((999, "why"),)),
+            replace(record, rows=2, failed=((9, "why"), (9, "why"))),
+            replace(record, rows=0, failed=tuple((12 + index, "why") for index in range(4))),
+            replace(record, file=""),
+            replace(record, chunk=99),
+        ]
+        journal.append(changed[number] if number < len(changed) else record)
+    journal.close()
+    precompute(dataset, path, num_workers=0, on_error="skip")
+    precompute(dataset, tmp_path / "b.h5", num_workers=0)
+    assert path.read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"dlchunk1", b"dlchunk1\2\0\0\0\0\0\0\0[]", b"x" * 99])
+def test_a_chunk_that_is_none_though_its_checksum_is_right(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.h5"
+    dataset = interrupted(path, tmp_path, at=37)
+    journal = Journal(building_folder(path) / "journal")
+    digest = f"{zlib.crc32(content):08x}"
+    record = replace(journal.records[8], parts=(len(content),), digest=digest)
+    (building_folder(path) / record.file).write_bytes(content)
+    journal.append(record)
+    journal.close()
+    if content:  # an empty file is no chunk at once, and is made again
+        with pytest.raises(CacheError, match=r"is no chunk of a build.*resume=False"):
+            precompute(dataset, path, num_workers=0)
+        assert len(precompute(dataset, path, num_workers=0, resume=False)) == SIZE
+    else:
+        assert len(precompute(dataset, path, num_workers=0)) == SIZE
+
+
+@pytest.mark.parametrize("text", ['{"rows":1,"length":"many"}', "\0", "[]", '{"rows":true}', "{}"])
+def test_progress_of_a_build_whose_settings_are_damaged(tmp_path: Path, text: str) -> None:
+    folder = BuildFolder(tmp_path / "a.h5")
+    folder.path.mkdir()
+    (folder.path / "build.json").write_text(text)
+    assert folder.progress_of_others(1.0).samples == 0
 
 
 def test_files_of_builders_that_were_killed_are_removed(tmp_path: Path) -> None:

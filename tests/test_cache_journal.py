@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,3 +127,30 @@ def test_a_line_that_finds_no_room_leaves_the_lines_before_it(tmp_path: Path) ->
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert read_journal(path).records == {0: small, 1: large}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000, b"3", b"null", b"{}", b'{"assembled":3}', b"9" * 5000, b"\xff\xfe1\0",
+        b'{"chunk":[],"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":-1,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":0,"file":3,"rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":0,"file":"../a","rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":0,"file":"a","rows":null,"parts":[8],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[1e999],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[-8],"digest":"","structure":"","failed":[]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":0,"structure":"","failed":[]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":[],"failed":[]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[[1]]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[["1",2]]}',
+    ],
+    ids=lambda text: repr(text[:60]),
+)  # fmt: skip
+def test_a_line_that_no_builder_writes_ends_it(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "journal"
+    record = Record(0, "chunk", 1, (8,), "00" * 16, "")
+    whole = written(path, [record])
+    path.write_bytes(whole + b"%08x %s\n" % (zlib.crc32(text), text) + whole)
+    assert read_journal(path).records == {0: record}
+    assert read_journal(path).good == len(whole)

@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset
+from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
+from helpers.cached import MODES, TORCH_DTYPES
+from helpers.cached import build as build_cache
 
 DATA = """
 import torch
@@ -218,6 +222,83 @@ def test_samples_are_extracted_as_plain_files(command: Callable[..., Done]) -> N
     done = command("extract", "squares.h5", "out", "--rows", "a:b")
     assert done.status == 2
     assert "give A:B" in done.err
+
+
+def test_leaves_of_every_kind_are_extracted(command: Callable[..., Done]) -> None:
+    kinds = [3, 1.5, 1j, "text", b"bytes", bytearray(b"more"), [1, {"a": [None]}], None, True]
+    sample = {
+        "images": [made_image(mode) for mode in MODES],
+        "empty": Image.new("L", (0, 3)),
+        "tensors": [torch.full((2, 3), 1).to(dtype) for dtype in TORCH_DTYPES],
+        "arrays": [np.ones((2, 3), dtype) for dtype in sorted(DTYPES)],
+        "large": [np.ones(99, dtype) for dtype in sorted(DTYPES)],
+        "scalars": [np.ones((), dtype)[()] for dtype in sorted(DTYPES)],
+        "kinds": tuple(kinds),
+    }
+    build_cache(Path("a.h5"), [sample])
+    done = command("extract", "a.h5", "out")
+    assert done.status == 0, done.err
+    (line,) = [json.loads(each) for each in Path("out/samples.jsonl").read_text().splitlines()]
+    for number, image in enumerate(sample["images"]):
+        file = Path("out") / line[f"images/{number}"]
+        found = np.load(file) if file.suffix == ".npy" else np.asarray(Image.open(file))
+        assert found.tolist() == np.asarray(image).tolist(), image.mode
+    assert np.load(Path("out") / line["empty"]).shape == (3, 0)
+    for number, dtype in enumerate(sorted(DTYPES)):
+        assert np.load(Path("out") / line[f"large/{number}"]).dtype == np.dtype(dtype)
+    told = [line[f"kinds/{number}"] for number in range(len(kinds))]
+    assert (Path("out") / told.pop(5)).read_bytes() == b"more"
+    assert (Path("out") / told.pop(4)).read_bytes() == b"bytes"
+    assert told == [3, 1.5, [0.0, 1.0], "text", [1, {"a": [None]}], None, True]
+    assert line["tensors/10"] == [[1.0] * 3] * 2  # bfloat16
+    assert line["tensors/15"] == [[1.0] * 3] * 2  # float8
+
+
+def made_image(mode: str) -> Image.Image:
+    image = Image.new(mode, (3, 2))
+    count = len(image.tobytes())
+    return Image.frombytes(mode, (3, 2), bytes(range(7, 7 + count)))
+
+
+def test_names_of_extracted_files_are_short_and_differ(command: Callable[..., Done]) -> None:
+    build_cache(
+        Path("a.h5"),
+        [{"a": {"b": b"1"}, "a-b": b"2", "A-B": b"3", "é" * 200: {"é" * 200: b"4", "è": b"5"}}],
+    )
+    done = command("extract", "a.h5", "out")
+    assert done.status == 0, done.err
+    (line,) = [json.loads(each) for each in Path("out/samples.jsonl").read_text().splitlines()]
+    files = [name for key, name in line.items() if key != "row"]
+    assert [(Path("out") / name).read_bytes() for name in files] == [b"1", b"2", b"3", b"4", b"5"]
+    assert len({name.casefold() for name in files}) == 5
+
+
+def test_a_folder_that_cannot_be_written_to(command: Callable[..., Done]) -> None:
+    build_cache(Path("a.h5"), [b"1"])
+    Path("out").write_text("a file")
+    done = command("extract", "a.h5", "out")
+    assert done.status == 2
+    assert "out cannot be written to: File exists; make room, or give another folder" in done.err
+
+
+def test_what_a_cache_says_is_shown_as_text(command: Callable[..., Done]) -> None:
+    loud = "\x1b]0;title\x07\ud800[red]:smile:"
+    build_cache(
+        Path("a.h5"),
+        [{"tensor": tv_tensors.Mask(torch.zeros(2, 2)), "empty": torch.zeros(3, 0, 4)}],
+        failed=[(0, loud)], fingerprint={loud: loud, "dataset": [loud]}, head=[loud], tail=[loud],
+    )  # fmt: skip
+    done = command("info", "a.h5", "--sheet", "a.png")
+    assert done.status == 0, done.err
+    assert done.out.replace("\n", "").isprintable()
+    assert "tv_tensor:Mask:float32" in done.out
+    assert done.out.count(r"\x1b]0;title\x07\ud800[red]:smile:") >= 5
+    folder = Path("cache/h5")
+    folder.mkdir(parents=True)
+    os.replace("a.h5", folder / "a.h5")
+    done = command("list")
+    assert done.status == 0, done.err
+    assert done.out.replace("\n", "").isprintable()
 
 
 def test_what_is_no_cache_is_told_and_not_opened(command: Callable[..., Done]) -> None:
