@@ -92,7 +92,7 @@ def _fuzzed(name: str, folder: Path, seconds: float, seed: int) -> int:
             findings += 1
     runs = re.findall(r"number_of_executed_units: (\d+)", text)
     edges, corpus = re.findall(r"cov: (\d+) .*corp: (\d+)/", text)[-1:][0] if runs else ("?", "?")
-    if not runs:  # a hang, a crash, or too much memory: libFuzzer wrote the input
+    if ended.returncode:  # a hang, a crash, or too much memory: libFuzzer wrote the input
         findings += 1
         print(f"FINDING {name}: it ended with {ended.returncode}; see {folder / 'log'}")
     print(

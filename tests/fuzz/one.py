@@ -15,7 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import atheris
 
@@ -40,8 +39,16 @@ def main() -> None:
     known: set[str] = set()
     started = time.monotonic()
 
-    def run(data: bytes, empty: Path) -> None:
-        for finding in guard.watch(lambda: target.run(data, empty), audited=target.audited):
+    def run(data: bytes, *, first: bool = False) -> None:
+        empty = work / "one"
+        empty.mkdir()
+        try:
+            found = guard.watch(
+                lambda: target.run(data, empty), audited=target.audited and not first
+            )
+        finally:
+            shutil.rmtree(empty)
+        for finding in found:
             if finding.what in known or len(known) >= _MOST_FINDINGS:
                 continue
             known.add(finding.what)
@@ -49,14 +56,6 @@ def main() -> None:
             file.write_bytes(data)
             file.with_suffix(".txt").write_text(f"{finding.what}\n{finding.trace}")
             print(f"FINDING {name}: {finding.what} ({file})", flush=True)
-
-    def one(data: bytes) -> None:
-        empty = work / "one"
-        empty.mkdir()
-        try:
-            run(data, empty)
-        finally:
-            shutil.rmtree(empty)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         def raw(part: bytes) -> bytes:
@@ -66,13 +65,12 @@ def main() -> None:
 
     for data in list(target.seeds(work)):
         (corpus / f"seed-{hashlib.sha1(data).hexdigest()[:12]}").write_bytes(data)
-        # Twice before it counts: what is imported and read at first use is no finding.
-        target_ready(target, data, work)
+        run(data, first=True)  # what is imported and read at first use is no finding
 
     options = {
         "max_total_time": max(1, int(float(seconds) - (time.monotonic() - started))),
         "timeout": _HANG_S,
-        "rss_limit_mb": 8192,
+        "rss_limit_mb": 4096,
         "max_len": 1 << 17,
         "len_control": 0,
         "seed": seed,
@@ -80,20 +78,8 @@ def main() -> None:
         "artifact_prefix": f"{findings}/",
     }
     arguments = [f"-{key}={value}" for key, value in options.items()]
-    atheris.Setup([sys.argv[0], *arguments, str(corpus)], one, custom_mutator=mutate)
+    atheris.Setup([sys.argv[0], *arguments, str(corpus)], run, custom_mutator=mutate)
     atheris.Fuzz()
-
-
-def target_ready(target: Any, data: bytes, work: Path) -> None:
-    """Have all that is loaded at first use loaded."""
-    empty = work / "ready"
-    empty.mkdir()
-    try:
-        target.run(data, empty)
-    except Exception as error:
-        print(f"a seed fails already: {type(error).__name__}: {error}"[:300], flush=True)
-    finally:
-        shutil.rmtree(empty)
 
 
 if __name__ == "__main__":

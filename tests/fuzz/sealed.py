@@ -82,7 +82,7 @@ def refitted(file: Opened, random: Random) -> Opened:
         return _refitted(file, random)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return file
-    except (CacheError, RecursionError, MemoryError):  # "a" * 2**48
+    except (CacheError, RecursionError):
         return file
 
 
@@ -128,6 +128,8 @@ def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int,
     found = []
     if len(variants) > 1:
         found.append((column, "codes", 1, rows))
+    if any(type(each) is not int for each in shape or ()):
+        raise TypeError("a text times a number is a large text")
     if shape is not None:
         found.append((column, "values", width, rows * math.prod(shape)))
         return found
