@@ -229,6 +229,7 @@ def test_leaves_of_every_kind_are_extracted(command: Callable[..., Done]) -> Non
     sample = {
         "images": [made_image(mode) for mode in MODES],
         "empty": Image.new("L", (0, 3)),
+        "long": np.zeros((1 << 40, 0)),
         "tensors": [torch.full((2, 3), 1).to(dtype) for dtype in TORCH_DTYPES],
         "arrays": [np.ones((2, 3), dtype) for dtype in sorted(DTYPES)],
         "large": [np.ones(99, dtype) for dtype in sorted(DTYPES)],
@@ -244,6 +245,7 @@ def test_leaves_of_every_kind_are_extracted(command: Callable[..., Done]) -> Non
         found = np.load(file) if file.suffix == ".npy" else np.asarray(Image.open(file))
         assert found.tolist() == np.asarray(image).tolist(), image.mode
     assert np.load(Path("out") / line["empty"]).shape == (3, 0)
+    assert np.load(Path("out") / line["long"]).shape == (1 << 40, 0)
     for number, dtype in enumerate(sorted(DTYPES)):
         assert np.load(Path("out") / line[f"large/{number}"]).dtype == np.dtype(dtype)
     told = [line[f"kinds/{number}"] for number in range(len(kinds))]

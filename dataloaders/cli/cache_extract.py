@@ -8,6 +8,7 @@ row ──> leaves ──┬──> images: PNG, TIFF             00000003-photo
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def _written(leaf: Any, folder: Path, name: str) -> Any:
     if isinstance(leaf, torch.Tensor):
         leaf = (leaf.float() if leaf.dtype in _UNKNOWN_TO_NUMPY else leaf).numpy()
     if isinstance(leaf, np.ndarray):
-        if leaf.size > _MOST_IN_LINE or leaf.dtype.kind == "c":
+        # Of an array without values, a list may have as many empty lists as somebody wrote there.
+        if math.prod(filter(None, leaf.shape)) > _MOST_IN_LINE or leaf.dtype.kind == "c":
             return _saved(leaf, folder, name)
         return leaf.tolist()
     if isinstance(leaf, np.generic):
