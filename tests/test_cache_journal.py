@@ -132,7 +132,8 @@ def test_a_line_that_finds_no_room_leaves_the_lines_before_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "text",
     [
-        b"[" * 100_000, b"3", b"null", b"{}", b'{"assembled":3}', b"9" * 5000, b"\xff\xfe1\0",
+        b"[" * 100_000, b"3", b"null", b"{}", b'{"assembled":3}',
+        b'{"assembled":"../a"}', b"9" * 5000, b"\xff\xfe1\0",
         b'{"chunk":[],"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',
         b'{"chunk":-1,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',
         b'{"chunk":0,"file":3,"rows":1,"parts":[8],"digest":"","structure":"","failed":[]}',

@@ -82,7 +82,9 @@ def read_journal(path: Path) -> Entries:
             break
         good = entries.good + len(line)
         if isinstance(values, dict) and values.keys() == {_ASSEMBLED}:
-            entries = replace(entries, assembled=str(values[_ASSEMBLED]), good=good)
+            if not _is_name(values[_ASSEMBLED]):
+                break
+            entries = replace(entries, assembled=values[_ASSEMBLED], good=good)
             continue
         record = _record(values)
         if record is None:
@@ -170,7 +172,12 @@ def _record(values: Any) -> Record | None:
     if (
         not all(type(number) is int and 0 <= number < MOST for number in numbers)
         or not all(type(text) is str for text in texts)
-        or os.path.basename(record.file) != record.file
+        or not _is_name(record.file)
     ):
         return None
     return replace(record, parts=parts, failed=failed)
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it can be the name of a file in the folder, or empty."""
+    return type(value) is str and os.path.basename(value) == value

@@ -157,11 +157,11 @@ class Placed:
     def load(cls, settings: Path) -> Placed | None:
         """The one that `save` told of, if its file is there."""
         try:
-            found = json.loads(settings.read_bytes())
+            found = json.loads(settings.read_bytes().decode("ascii"))
             text = json.dumps(found["index"], sort_keys=True, separators=(",", ":")).encode()
             size = os.path.getsize(settings.with_name(found["name"]))
             index = Index.from_text(text, found["user_block"], size)
-        except (OSError, ValueError, TypeError, KeyError, CacheError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, CacheError):
             return None
         return cls(settings.parent, found["name"], index)
 

@@ -326,8 +326,10 @@ def folder(data: bytes, random: Random, raw: Raw) -> bytes:
     if not files:
         return data
     name = random.choice(sorted(files))
-    change = random.randrange(8)
-    if change == 0:
+    change = random.randrange(9)
+    if change == 8 and "placing.json" in files:
+        files["placing.json"] = json_text(files["placing.json"], random, raw)
+    elif change == 0:
         del files[name]
     elif change == 1:
         files[name] = files[name][: random.randrange(len(files[name]) + 1)]

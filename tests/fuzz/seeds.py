@@ -73,18 +73,27 @@ def cells(folder: Path) -> Iterator[bytes]:
 
 
 class Built:
-    """A dataset that is built again and again: little of everything."""
+    """A dataset that is built again and again: little of everything.
+
+    Args:
+        fixed: whether all rows have one shape, so that they are written at their places at once.
+    """
+
+    def __init__(self, *, fixed: bool) -> None:
+        self.fixed = fixed
 
     def __len__(self) -> int:
         return BUILT_ROWS
 
     def __getitem__(self, index: int) -> Any:
+        if self.fixed:
+            return {"number": index, "array": np.full((70, 70), index / 7)}
         if index == 4:
             raise ValueError("it is torn")
         return {"number": index, "text": "a" * index, "array": np.full((index % 2, 3), index)}
 
 
-def interrupted(folder: Path) -> dict[str, bytes]:
+def interrupted(folder: Path, *, fixed: bool = False) -> dict[str, bytes]:
     """The files of a build that was broken off after two of its chunks."""
 
     def broken_off(progress: Any) -> None:
@@ -93,7 +102,9 @@ def interrupted(folder: Path) -> dict[str, bytes]:
 
     path = folder / "built.h5"
     try:
-        precompute(Built(), path, num_workers=0, rows=2, on_error="skip", progress=broken_off)
+        precompute(
+            Built(fixed=fixed), path, num_workers=0, rows=2, on_error="skip", progress=broken_off
+        )
     except KeyboardInterrupt:
         pass
     build_folder = folder / "built.h5.building"
@@ -106,6 +117,6 @@ def journals(folder: Path) -> Iterator[bytes]:
     """Journals of builds."""
     whole = interrupted(folder)["journal"]
     yield whole
-    assembled = b'{"assembled":true}'
+    assembled = b'{"assembled":"assembled"}'
     yield whole + b"%08x %s\n" % (zlib.crc32(assembled), assembled)
     yield b"".join(islice(whole.splitlines(keepends=True), 1))

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL import ImageCms  # noqa: F401  # Pillow loads it for the first image of mode LAB
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
@@ -210,17 +211,20 @@ class _Build:
     """
 
     def __init__(self) -> None:
-        self._wanted = b""
+        self._wanted: dict[bool, bytes] = {}
         self._lines: list[bytes] = []
 
     def seeds(self, folder: Path) -> Iterable[bytes]:
         path = folder / "built.h5"
-        self._precompute(path)
-        self._wanted = path.read_bytes()
-        path.unlink()
-        whole = seeds.interrupted(folder)
-        self._lines = whole["journal"].splitlines(keepends=True)
-        yield mutation.packed(whole)
+        for fixed in (False, True):
+            self._precompute(path, fixed)
+            self._wanted[fixed] = path.read_bytes()
+            path.unlink()
+            whole = seeds.interrupted(folder, fixed=fixed)
+            self._lines += whole["journal"].splitlines(keepends=True)
+            if fixed:
+                whole["fixed"] = b""  # says which dataset it is of
+            yield mutation.packed(whole)
         yield mutation.packed({"build.json": whole["build.json"]})
 
     def run(self, data: bytes, folder: Path) -> None:
@@ -228,20 +232,22 @@ class _Build:
         building = folder / "built.h5.building"
         building.mkdir()
         files = mutation.unpacked(data)
+        fixed = files.pop("fixed", None) is not None
         for name, contents in files.items():
             (building / name).write_bytes(contents)
         try:
-            self._precompute(path)
+            self._precompute(path, fixed)
         except CacheError:
-            self._precompute(path, resume=False)
+            self._precompute(path, fixed, resume=False)
         assert len(CachedDataset(path)) <= seeds.BUILT_ROWS
         assert not verify(path)
         lines = files.get("journal", b"").splitlines(keepends=True)
         if all(line in self._lines for line in lines):
-            assert path.read_bytes() == self._wanted
+            assert path.read_bytes() == self._wanted[fixed]
 
-    def _precompute(self, path: Path, **options: Any) -> None:
-        precompute(seeds.Built(), path, num_workers=0, rows=2, on_error="skip", **options)
+    def _precompute(self, path: Path, fixed: bool, **options: Any) -> None:
+        dataset = seeds.Built(fixed=fixed)
+        precompute(dataset, path, num_workers=0, rows=2, on_error="skip", **options)
 
 
 _BUILD = _Build()
