@@ -170,7 +170,9 @@ def test_a_flipped_bit_at_its_place_is_found_when_it_goes_on(chunk: int, tmp_pat
     assert path.read_bytes() == whole.path.read_bytes()
 
 
-@pytest.mark.parametrize("how", ["settings gone", "settings torn", "file gone", "file cut"])
+@pytest.mark.parametrize(
+    "how", ["settings gone", "settings torn", "settings deep", "file gone", "file cut"]
+)
 def test_without_the_file_its_rows_are_read_again(how: str, tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     interrupted(path, at=37)
@@ -180,6 +182,8 @@ def test_without_the_file_its_rows_are_read_again(how: str, tmp_path: Path) -> N
         told.unlink()
     elif how == "settings torn":
         told.write_bytes(told.read_bytes()[:-20])
+    elif how == "settings deep":
+        told.write_bytes(b"[" * 100_000)
     elif how == "file gone":
         placed.unlink()
     else:
