@@ -130,11 +130,19 @@ def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int,
         found.append((column, "codes", 1, rows))
     if any(type(each) is not int for each in shape or ()):
         raise TypeError("a text times a number is a large text")
+    size, packing = column["values"][1], column["packing"]
     if shape is not None:
-        found.append((column, "values", width, rows * math.prod(shape)))
+        size = rows * math.prod(shape)
+    if packing is not None:
+        column["values"] = [0, size]
+        packing["piece"] = min(size, math.prod(shape or [99]) * random.randint(1, 9))
+        found.append((packing, "pieces", 8, 2 * -(-size // packing["piece"])))
+    elif shape is not None or size < 1 << 12:
+        found.append((column, "values", width, size))
+    else:
+        found.append((column, "values", width, random.randrange(64)))
+    if shape is not None:
         return found
-    size = column["values"][1]
-    found.append((column, "values", width, size if size < 1 << 12 else random.randrange(64)))
     found.append((column, "offsets", 8, rows + 1))
     if most > 1:
         found.append((column, "shapes", 8, rows * most))

@@ -6,6 +6,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import precompute
+from dataloaders.cache.codecs import CODECS
+from dataloaders.cache.compress import Compressed
 from dataloaders.cache.index import HEADER
 from dataloaders.cache.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
@@ -47,6 +50,18 @@ def _samples() -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     yield "deep", [{"a": {1: [Point((0, {"b": ()}), [torch.ones(1)])]}, "c": {}}] * 2, {}
     yield "none", [], {"failed": [(0, "torn"), (1, "too")]}
     yield "nothing", [None, None], {}
+    if all(map(find_spec, ("zstandard", "lz4", "hdf5plugin"))):
+        for codec in CODECS:
+            yield codec, [_compressible(row) for row in range(80)], {"compress": Compressed(codec)}
+
+
+def _compressible(row: int) -> Any:
+    return {
+        "fixed": np.full(400, row, "<i4"),
+        "varies": np.arange(row * 30, dtype="<f4") // 9,
+        "text": f"ab{row}" * 300,
+        "noise": np.random.default_rng(row).bytes(20),
+    }
 
 
 def files(folder: Path) -> Iterator[bytes]:
