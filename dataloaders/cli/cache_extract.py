@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dataloaders.cache.reader import CachedDataset
+from dataloaders.encoded import SUFFIXES, EncodedFile
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["extract"]
@@ -31,7 +32,10 @@ _LONGEST_NAME = 120  # bytes of a column's name in that of a file, which may hav
 
 
 def extract(path: str, folder: str, *, rows: str) -> int:
-    """Write samples as files into ``folder``: images as PNG, the rest as one line of JSON each."""
+    """Write samples as files into ``folder``.
+
+    Encoded images as the files that they are, others as PNG, the rest as one line of JSON each.
+    """
     cached = CachedDataset(path)
     wanted = range(len(cached))[_slice(rows)]
     target = Path(folder)
@@ -42,8 +46,14 @@ def extract(path: str, folder: str, *, rows: str) -> int:
         with open(target / "samples.jsonl", "w", encoding="utf-8") as lines:
             for row in wanted:
                 told: dict[str, Any] = {"row": row}
-                for name, file, leaf in zip(names, files, cached.leaves(row), strict=True):
-                    told[name] = _written(leaf, target, f"{row:08d}-{file}")
+                for name, file, reader in zip(names, files, cached.readers, strict=True):
+                    stem = f"{row:08d}-{file}"
+                    encoded = reader.file(row)
+                    if encoded is None:
+                        told[name] = _written(reader.leaf(row), target, stem)
+                    else:
+                        told[name] = f"{stem}.{_suffix(encoded)}"
+                        (target / told[name]).write_bytes(encoded)
                 lines.write(_line(told) + "\n")
     except OSError as error:
         raise CacheError(
@@ -112,6 +122,13 @@ def _written(leaf: Any, folder: Path, name: str) -> Any:
     if isinstance(leaf, complex):
         return [leaf.real, leaf.imag]
     return leaf
+
+
+def _suffix(file: bytes) -> str:
+    try:
+        return SUFFIXES[EncodedFile(file).format]
+    except (ValueError, KeyError):  # damaged: its bytes may still be of use
+        return "bin"
 
 
 def _saved(array: Any, folder: Path, name: str) -> str:
