@@ -8,7 +8,7 @@ map.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,6 +173,24 @@ class ColumnReader:
                 out[position, ...] = self._row(row).view(out.dtype)
             except CacheError as error:
                 raise self._located(row, error) from error
+
+    def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
+        """What the file has of rows ``first`` to ``last - 1``, as arrays that lie over it.
+
+        The values of a variable column lie where its offsets say; whatever they say, they are its
+        own.
+        """
+        if self._codes is not None:
+            yield self._codes[first:last]
+        if self.entry.fixed:
+            yield self.values[first:last]
+            return
+        offsets = self._offsets[first : last + 1]
+        yield offsets
+        if self._shapes is not None:
+            yield self._shapes[first:last]
+        if len(offsets):
+            yield self.values[int(offsets[0]) : int(offsets[-1])]
 
     def _values(
         self, first: int, last: int, shape: list[int] | None, dimensions: int

@@ -28,6 +28,7 @@ from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
+from dataloaders.page_cache import will_read
 
 __all__ = ["CachedDataset", "changes"]
 
@@ -160,6 +161,25 @@ class CachedDataset(Dataset[Any]):
         """The leaves of this row as they were kept, before any tail, in the columns' order."""
         found = self._row(row)
         return [column.leaf(found) for column in self._columns]
+
+    def will_read(self, first: int, last: int) -> None:
+        """Has the kernel begin to read rows ``first`` to ``last - 1`` from disk, and returns.
+
+        For whoever knows what is read next, in this process or its workers: rows side by side come
+        in long runs. Rows that are not there are left out.
+        """
+        first, last = max(0, first), min(last, self.index.rows)
+        if first < last:
+            for column in self._columns:
+                for values in column.stretches(first, last):
+                    will_read(values)
+
+    @property
+    def row_bytes(self) -> float:
+        """What a row takes of the file, in bytes, on average; 0 without rows."""
+        parts = (part for column in self.index.columns for part in column.parts())
+        total = sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in parts)
+        return total / max(1, self.index.rows)
 
     @property
     def readers(self) -> tuple[ColumnReader | JoinedColumn, ...]:

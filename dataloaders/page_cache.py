@@ -1,0 +1,109 @@
+"""What the kernel keeps of a file in memory: asked for ahead, looked at, and dropped.
+
+    will_read(values)      the pages under a mapped array: reading them begins, nobody waits
+    resident_pages(path)   which pages of a file are in memory now (mincore)
+    evict(path)            out of memory with them: unmapped here, then dropped
+
+The pages of a file are shared by all processes that read it: what one asks for, all have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["evict", "resident_pages", "will_read"]
+
+# Linux cuts a request for more than its readahead short, in silence; 128 KiB is the default, and
+# few devices have less.
+_REQUEST = 128 << 10
+_WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
+
+
+def will_read(values: npt.NDArray[Any]) -> None:
+    """Has the kernel begin to read the pages under ``values``, one stretch of a mapped file.
+
+    Costs a few microseconds where they are in memory already. It is advice: without support
+    nothing happens, and pages for which there is no room are not read.
+    """
+    if _WILLNEED is None or not values.nbytes:
+        return
+    address = int(values.__array_interface__["data"][0])
+    begin, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + values.nbytes
+    madvise = _libc().madvise
+    for at in range(begin, end, _REQUEST):
+        # ctypes lets other threads run meanwhile; mmap.madvise does not.
+        madvise(at, min(_REQUEST, end - at), _WILLNEED)
+
+
+def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
+    """For each page of the file, whether it is in memory. On Linux, for files of one's own.
+
+    Raises:
+        OSError: there is no such file, or the system does not tell.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return np.zeros(0, np.bool_)
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
+            data = np.frombuffer(memory, np.uint8)  # looking at its address touches no page
+            flags = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+            failed = _libc().mincore(data.ctypes.data, size, flags.ctypes.data)
+            del data  # it would keep the map from being closed
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(path))
+    return (flags & 1).astype(np.bool_)
+
+
+def evict(path: str | os.PathLike[str], first: int = 0, last: int | None = None) -> None:
+    """Drops bytes ``first`` to ``last`` of the file, or all, from the page cache. On Linux.
+
+    Pages that are not yet on disk stay, and those that other processes have mapped: whether it
+    succeeded, `resident_pages` says. Shared maps of it in this process stay valid and are read
+    from disk again when they are next used.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        end = status.st_size if last is None else last
+        for address, length in _mapped_here(status.st_ino, os.path.realpath(path), first, end):
+            _libc().madvise(address, length, mmap.MADV_DONTNEED)
+        os.posix_fadvise(descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _mapped_here(inode: int, path: str, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Where this process has bytes first to last of the file mapped: (address, bytes)."""
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        # 7f2c4c000000-7f2c4c021000 r--s 00000000 fe:00 1234    /path of the file
+        words = line.split(maxsplit=5)
+        if len(words) < 6 or words[4] != str(inode) or words[5] != path or words[1][3] != "s":
+            continue  # a private map may hold what was written to it and is nowhere else
+        begin, end = (int(word, 16) for word in words[0].split("-"))
+        offset = int(words[2], 16)
+        low = max(first // mmap.PAGESIZE * mmap.PAGESIZE, offset)
+        high = min(last, offset + end - begin)
+        if low < high:
+            yield begin + low - offset, high - low
+
+
+@functools.cache
+def _libc() -> Any:
+    if sys.platform == "win32":
+        raise OSError("the page cache of Windows is not looked at")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return libc
