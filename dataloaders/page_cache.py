@@ -26,6 +26,7 @@ __all__ = ["evict", "resident_pages", "will_read"]
 # Linux cuts a request for more than its readahead short, in silence; 128 KiB is the default, and
 # few devices have less.
 _REQUEST = 128 << 10
+_MOST = 1 << 30  # bytes a call: offsets in a file may say anything
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 
 
@@ -33,12 +34,12 @@ def will_read(values: npt.NDArray[Any]) -> None:
     """Has the kernel begin to read the pages under ``values``, one stretch of a mapped file.
 
     Costs a few microseconds where they are in memory already. It is advice: without support
-    nothing happens, and pages for which there is no room are not read.
+    nothing happens, pages for which there is no room are not read, nor more than 1 GiB.
     """
     if _WILLNEED is None or not values.nbytes:
         return
     address = int(values.__array_interface__["data"][0])
-    begin, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + values.nbytes
+    begin, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + min(values.nbytes, _MOST)
     madvise = _libc().madvise
     for at in range(begin, end, _REQUEST):
         # ctypes lets other threads run meanwhile; mmap.madvise does not.

@@ -35,6 +35,7 @@ MOST_WINDOW_ROWS = 1 << 18
 _WINDOW_BLOCKS = 128  # of a window by default, at least
 
 _LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # bytes that the disk is kept busy with
+_AT_ONCE = 32 << 20  # bytes asked for in one go: the first batch does not wait for a whole window
 _FASTEST = 16 << 30  # bytes a second; who takes more is not reading rows from a disk
 _LEAST_CHUNK, _MOST_CHUNK = 16, 1024  # rows that are given out between two looks ahead
 
@@ -191,10 +192,10 @@ class BlockShuffle(DistributedSampler[int]):
 
     def _given_out(self, runs: _Runs, moved: Iterator[Rows]) -> Iterator[int]:
         """The rows one by one, and a word to the kernel before those of another block begin."""
-        ahead = (
-            _Ahead(self.dataset, runs, self.window) if isinstance(self.dataset, ReadAhead) else None
-        )
         chunk = max(_LEAST_CHUNK, min(self.block, _MOST_CHUNK))
+        ahead = None
+        if isinstance(self.dataset, ReadAhead):
+            ahead = _Ahead(self.dataset, runs, self.window, chunk)
         given = 0
         for rows in moved:
             for at in range(0, len(rows), chunk):
@@ -231,14 +232,15 @@ class _Runs(NamedTuple):
 class _Ahead:
     """Asks for blocks before they are due, as far ahead as keeps a disk busy."""
 
-    def __init__(self, file: ReadAhead, runs: _Runs, window: int) -> None:
+    def __init__(self, file: ReadAhead, runs: _Runs, window: int, chunk: int) -> None:
         self._file = file
         self._row_bytes = max(1.0, file.row_bytes)
         self._runs = runs
         self._begins = np.cumsum(runs.lengths) - runs.lengths
-        self._half = -(-window // 2)
+        total = int(runs.lengths.sum())
+        self._half = total if window >= total else -(-window // 2)
         ahead = min(max(window * self._row_bytes / 4, _LEAST_AHEAD), _MOST_AHEAD)
-        self._reach = self._half + int(ahead / self._row_bytes) + 1
+        self._reach = self._half + int(ahead / self._row_bytes) + chunk
         self._next = 0
         self._seconds = 0.0
 
@@ -254,9 +256,13 @@ class _Ahead:
         last = int(np.searchsorted(begins, given + self._reach))
         # After such a pause: rows that were given out need no advice.
         passed = int(np.searchsorted(begins, given - self._half, side="right")) - 1
-        for run in range(max(self._next, passed), last):
+        run = max(self._next, passed)
+        asked = 0.0
+        while run < last and asked < _AT_ONCE:
             self._file.will_read(int(starts[run]), int(starts[run] + lengths[run]))
-        self._next = max(self._next, last)
+            asked += float(lengths[run]) * self._row_bytes
+            run += 1
+        self._next = run
 
 
 def _runs(rows: int, block: int, random: np.random.Philox) -> _Runs:

@@ -1,0 +1,192 @@
+"""What the kernel keeps of a file: asked for ahead, looked at, dropped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataloaders.cache.reader import CachedDataset
+from dataloaders.page_cache import evict, resident_pages, will_read
+from helpers.cached import build
+
+PAGE = mmap.PAGESIZE
+PAGES = 64
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's page cache")
+
+
+def on_disk(path: Path) -> Path:
+    """The file, all of it on disk; the test is skipped where a file cannot leave memory."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    evict(path)
+    if resident_pages(path).any():
+        pytest.skip("files stay in memory here (tmpfs), and cannot be evicted")
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "file"
+    found.write_bytes(os.urandom(PAGES * PAGE - 5))
+    return on_disk(found)
+
+
+def mapped(path: Path) -> np.ndarray:
+    with open(path, "rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    """Returns once it is so; the test's time limit ends the wait."""
+    while not reached():
+        time.sleep(0.002)
+
+
+def test_reading_brings_pages_and_evicting_drops_them(path: Path) -> None:
+    assert not resident_pages(path).any()
+    content = path.read_bytes()
+    assert resident_pages(path).all()
+    assert len(resident_pages(path)) == PAGES
+    evict(path)
+    assert not resident_pages(path).any()
+    assert path.read_bytes() == content
+
+
+def test_a_part_is_evicted(path: Path) -> None:
+    path.read_bytes()
+    evict(path, 16 * PAGE, 32 * PAGE)
+    found = resident_pages(path)
+    assert not found[16:32].any()
+    assert found[:16].all()
+    assert found[32:].all()
+
+
+def test_what_is_mapped_here_is_evicted_and_stays_valid(path: Path) -> None:
+    content = path.read_bytes()
+    first, second = mapped(path), mapped(path)[3 * PAGE :]
+    assert int(first.sum(dtype=np.int64)) >= int(second.sum(dtype=np.int64))
+    evict(path)
+    assert not resident_pages(path).any()
+    assert first.tobytes() == content
+    assert second.tobytes() == content[3 * PAGE :]
+
+
+def test_what_was_written_to_a_private_map_is_kept(path: Path) -> None:
+    with open(path, "rb") as file:
+        private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    private[:3] = b"abc"
+    evict(path)
+    assert private[:3] == b"abc"
+
+
+def test_what_another_process_has_mapped_stays_and_is_seen(path: Path) -> None:
+    source = (
+        "import mmap, sys\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "memory[:]\n"
+        "print('mapped', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", source, str(path)]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "mapped\n"
+    evict(path)
+    assert resident_pages(path).any()
+    other.communicate("")
+    evict(path)
+    assert not resident_pages(path).any()
+
+
+def test_what_will_be_read_comes(path: Path) -> None:
+    data = mapped(path)
+    will_read(data[PAGE + 1 : 9 * PAGE - 1])  # whole pages come, also where it begins inside
+    wait_for(lambda: bool(resident_pages(path)[1:9].all()))
+    will_read(data)
+    wait_for(lambda: bool(resident_pages(path).all()))
+
+
+def test_nothing_is_asked_for_nothing(path: Path) -> None:
+    data = mapped(path)
+    will_read(data[5:5])
+    will_read(data[PAGES * PAGE :])
+    assert not resident_pages(path).any()
+
+
+def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert resident_pages(tmp_path / "empty").shape == (0,)
+    evict(tmp_path / "empty")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for call in (resident_pages, evict):
+        with pytest.raises(FileNotFoundError):
+            call(tmp_path / "none")
+
+
+def pages_of(cached: CachedDataset, column: str, first: int, last: int) -> slice:
+    """The pages of the file with these rows of a column, by its own index."""
+    entry = next(each for each in cached.columns if each.name == column)
+    width = np.dtype(entry.dtype).itemsize
+    if entry.shape is not None:
+        places = [row * int(np.prod(entry.shape)) for row in (first, last)]
+    else:
+        assert entry.offsets is not None
+        count = (last + 1) * 8
+        table = np.fromfile(cached.path, "<u8", count // 8, offset=entry.offsets.offset)
+        places = [int(table[row]) for row in (first, last)]
+    begin, end = (entry.values.offset + place * width for place in places)
+    return slice(begin // PAGE, -(-end // PAGE))
+
+
+@pytest.mark.parametrize("column", ["fixed", "varied"])
+def test_rows_of_a_cache_come(tmp_path: Path, column: str) -> None:
+    random = np.random.default_rng(0)
+    samples = [
+        {
+            "fixed": random.integers(0, 256, 2 * PAGE, np.uint8),
+            "varied": random.integers(0, 256, (1 + row % 3, PAGE), np.uint8),
+            "label": row,
+        }
+        for row in range(40)
+    ]
+    build(tmp_path / "a.h5", samples)
+    cached = CachedDataset(tmp_path / "a.h5")
+    first = pages_of(cached, column, 3, 11)
+    assert first.stop - first.start >= 8
+    on_disk(cached.path)
+    cached.will_read(3, 11)
+    wait_for(lambda: bool(resident_pages(cached.path)[first].all()))
+    assert cached[3]["label"] == 3
+
+
+def test_rows_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [np.zeros(PAGE, np.uint8) for _ in range(8)])
+    cached = CachedDataset(tmp_path / "a.h5")
+    on_disk(cached.path)
+    for first, last in ((8, 9), (5, 5), (6, 2), (-3, 0)):
+        cached.will_read(first, last)
+    rows = pages_of(cached, "sample", 0, 8)
+    assert not resident_pages(cached.path)[rows].all()
+    cached.will_read(-3, 99)
+    wait_for(lambda: bool(resident_pages(cached.path)[rows].all()))
+
+
+def test_a_row_takes_what_the_columns_take(tmp_path: Path) -> None:
+    build(tmp_path / "a.h5", [{"a": np.zeros(10, "<f4"), "b": bytes(row)} for row in range(4)])
+    # 40 bytes; 0 + 1 + 2 + 3 bytes, and 5 offsets of 8.
+    assert CachedDataset(tmp_path / "a.h5").row_bytes == 40 + (6 + 40) / 4
+    build(tmp_path / "none.h5", [])
+    empty = CachedDataset(tmp_path / "none.h5")
+    assert empty.row_bytes == 0
+    empty.will_read(0, 5)

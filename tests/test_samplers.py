@@ -1,0 +1,473 @@
+"""BlockShuffle: all rows once, within its window, the same everywhere; and how random that is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, RandomSampler, Subset
+
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset
+from dataloaders.errors import OptionError
+from dataloaders.samplers import BlockShuffle
+from helpers.cached import build
+from helpers.processes import run_script
+
+lengths = st.integers(0, 400)
+blocks = st.integers(1, 90)
+windows = st.integers(1, 500)
+seeds = st.integers(-(2**63), 2**63 - 1)
+
+
+class Rows:
+    """A file that writes down what it is asked for ahead."""
+
+    def __init__(self, rows: int, row_bytes: float = 1.0) -> None:
+        self.rows = rows
+        self.row_bytes = row_bytes
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def will_read(self, first: int, last: int) -> None:
+        assert 0 <= first < last <= self.rows
+        self.asked.extend(range(first, last))
+
+
+def order(rows: int, **options: Any) -> list[int]:
+    return list(BlockShuffle(range(rows), **options))
+
+
+# All rows, once
+
+
+@given(lengths, blocks, windows, seeds, st.integers(0, 2**40))
+def test_every_row_comes_once(rows: int, block: int, window: int, seed: int, epoch: int) -> None:
+    sampler = BlockShuffle(range(rows), block=block, window=window, seed=seed)
+    sampler.set_epoch(epoch)
+    found = list(sampler)
+    assert sorted(found) == list(range(rows))
+    assert len(sampler) == rows
+    assert all(type(row) is int for row in found)
+
+
+@given(st.integers(0, 120), blocks, windows, st.integers(1, 130), st.booleans(), st.integers(0, 9))
+def test_ranks_share_as_torchs_do(
+    rows: int, block: int, window: int, of: int, drop_last: bool, seed: int
+) -> None:
+    options = {"num_replicas": of, "drop_last": drop_last, "seed": seed}
+    samplers = [
+        BlockShuffle(range(rows), block=block, window=window, rank=rank, **options)
+        for rank in range(of)
+    ]
+    shares = [list(sampler) for sampler in samplers]
+    theirs = DistributedSampler(range(rows), rank=0, **options)  # type: ignore[arg-type]
+    assert {len(share) for share in shares} == {len(theirs)} == {len(samplers[0])}
+    assert samplers[0].total_size == theirs.total_size
+    times = Counter(row for share in shares for row in share)
+    if rows >= of and (drop_last or rows % of == 0):
+        assert set(times.values()) <= {1}
+    if not drop_last:
+        assert set(times) == set(range(rows))
+        assert not rows or max(times.values()) - min(times.values()) <= 1
+
+
+# The window
+
+
+@given(st.integers(1, 600), st.integers(1, 40), st.integers(1, 300), st.integers(0, 99))
+def test_opened_blocks_wait_within_the_window(
+    rows: int, block: int, window: int, seed: int
+) -> None:
+    """Rows still to come, of blocks of which one came, are at most a window and a block."""
+    left = Counter(row // block for row in range(rows))
+    opened: dict[int, int] = {}
+    for row in order(rows, block=block, window=window, seed=seed):
+        number = row // block
+        opened[number] = opened.get(number, left[number]) - 1
+        assert sum(opened.values()) <= window + block
+
+
+def spent(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 200), st.integers(0, 99))
+def test_rows_are_asked_for_once_and_ahead_and_no_further(
+    rows: int, block: int, window: int, seed: int
+) -> None:
+    file = Rows(rows, row_bytes=1 << 20)
+    sampler = BlockShuffle(file, block=block, window=window, seed=seed)
+    for given_out, row in enumerate(sampler):
+        # 32 MiB are asked for at once: the first rows are given out while the window fills.
+        assert row in file.asked or given_out < window + 64
+        # Half a window, 64 MiB, the block that this ends in, and what comes between two looks.
+        assert len(file.asked) - given_out <= window / 2 + 64 + block + max(16, block) + 1
+        spent(0.0001)  # longer than memory takes for it: somebody reads these rows
+    assert sorted(file.asked) == list(range(rows))
+
+
+def test_a_list_of_the_epoch_reads_nothing() -> None:
+    """Wrappers that take all indices at once would otherwise have the whole file read."""
+    file = Rows(1_000_000, row_bytes=1 << 20)
+    assert len(list(BlockShuffle(file, seed=0))) == len(file)
+    assert len(file.asked) < len(file) / 2
+
+
+def test_what_was_not_asked_for_in_a_pause_is_asked_for_after_it() -> None:
+    file = Rows(4000, row_bytes=1 << 20)
+    rows = iter(BlockShuffle(file, block=10, window=100, seed=0))
+    at_once = [next(rows) for _ in range(2000)]
+    missing = set(at_once) - set(file.asked)
+    assert missing
+    spent(0.3)  # 16 GiB a second: time enough for all of these
+    later = list(rows)
+    assert set(later[100:]) <= set(file.asked)
+    assert missing - set(file.asked), "what came long ago is not read"
+    assert len(file.asked) == len(set(file.asked))
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 60), st.integers(1, 7))
+def test_a_rank_asks_for_its_own_rows_only(rows: int, block: int, window: int, of: int) -> None:
+    for rank in range(of):
+        file = Rows(rows)
+        found = list(BlockShuffle(file, block=block, window=window, num_replicas=of, rank=rank))
+        assert Counter(file.asked) == Counter(found)
+
+
+# The same everywhere
+
+KNOWN = [
+    [0, 2, 3, 1, 9, 8, 10, 12, 13, 14, 11, 16, 15, 18, 17, 19, 6, 7, 4, 5],
+    [5, 15, 13, 14, 6, 8, 4, 18, 1, 2, 17, 7, 9, 11, 16, 12, 10, 0, 19, 3],
+    [5, 17, 4, 3, 13, 1, 14, 12, 0, 2],
+]
+
+
+def test_the_order_is_the_same_on_every_machine() -> None:
+    """Written down once: these must never change."""
+    assert order(20, block=4, window=8, seed=0) == KNOWN[0]
+    assert order(20, block=4, window=99, seed=2**40) == KNOWN[1]
+    sampler = BlockShuffle(range(20), block=3, window=6, seed=-5, num_replicas=2, rank=1)
+    sampler.set_epoch(7)
+    assert list(sampler) == KNOWN[2]
+
+
+def test_seed_and_epoch_make_the_order() -> None:
+    sampler = BlockShuffle(range(500), block=7, window=60, seed=3)
+    first, second, third = list(sampler), list(sampler), list(sampler)
+    assert first != second != third
+    again = BlockShuffle(range(500), block=7, window=60, seed=3)
+    again.set_epoch(1)
+    assert list(again) == second
+    assert list(again) == second, "an epoch that was given stays"
+    again.set_epoch(0)
+    assert list(again) == first
+    assert order(500, block=7, window=60, seed=4) != first
+
+
+def test_two_iterators_do_not_disturb_each_other() -> None:
+    sampler = BlockShuffle(range(300), block=7, window=60, seed=3)
+    expected = [list(copy.copy(sampler)), order(300, block=7, window=60, seed=3)]
+    assert expected[0] == expected[1]
+    first, second = iter(sampler), iter(sampler)
+    pairs = list(zip(first, second, strict=True))
+    assert [row for row, _ in pairs] == expected[0]
+    assert sorted(row for _, row in pairs) == list(range(300))
+
+
+def test_no_seed_draws_what_torchs_sampler_draws() -> None:
+    def epochs(sampler: Any) -> tuple[list[list[int]], torch.Tensor]:
+        torch.manual_seed(5)
+        return [list(sampler), list(sampler)], torch.get_rng_state()
+
+    ours, state = epochs(BlockShuffle(range(100), block=5, window=30))
+    again, _ = epochs(BlockShuffle(range(100), block=5, window=30))
+    _, theirs = epochs(RandomSampler(range(100)))
+    assert ours == again
+    assert ours[0] != ours[1]
+    assert torch.equal(state, theirs)
+
+
+def test_a_seed_leaves_torchs_generator_alone() -> None:
+    state = torch.get_rng_state()
+    order(50, block=5, seed=1)
+    order(50, block=5, num_replicas=2, rank=0)  # ranks have to agree: seed 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_copies_and_pickles_go_on_alike() -> None:
+    sampler = BlockShuffle(range(100), block=5, window=30, seed=2)
+    list(sampler)
+    for made in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
+        assert list(made) == list(copy.copy(sampler))
+        assert (made.block, made.window, made.epoch) == (5, 30, 2)
+
+
+# How random
+
+
+def test_a_window_of_all_rows_is_a_full_shuffle() -> None:
+    """Each of the 24 orders of 4 rows comes as often as any other, and so with single blocks."""
+    for options in ({"block": 3, "window": 4}, {"block": 1, "window": 1}):
+        sampler = BlockShuffle(range(4), seed=1, **options)
+        times = Counter(tuple(sampler) for _ in range(4800))
+        assert set(times) == set(permutations(range(4)))
+        surprise = sum((count - 200) ** 2 / 200 for count in times.values())
+        assert surprise < 49.7  # chi square, 23 degrees of freedom: 1 in 1,000
+
+
+def test_every_row_comes_at_any_time_of_the_epoch() -> None:
+    rows, epochs = 600, 1000
+    sampler = BlockShuffle(range(rows), block=5, window=60, seed=0)
+    places = np.zeros((rows, 4))
+    quarters = np.arange(rows) * 4 // rows
+    for _ in range(epochs):
+        places[np.fromiter(sampler, np.int64), quarters] += 1
+    # A quarter of the time in each quarter; five standard deviations.
+    assert np.abs(places / epochs - 0.25).max() < 5 * (0.25 * 0.75 / epochs) ** 0.5
+
+
+def together(found: list[int], block: int, batch: int) -> float:
+    """How many of the neighbours within a block are in one batch."""
+    at = np.empty(len(found), np.int64)
+    at[found] = np.arange(len(found)) // batch
+    pairs = np.arange(len(found) - 1)
+    pairs = pairs[pairs % block != block - 1]
+    return float((at[pairs] == at[pairs + 1]).mean())
+
+
+def test_neighbours_meet_with_the_chance_that_is_stated() -> None:
+    rows, block, window, batch = 20_000, 10, 400, 20
+    sampler = BlockShuffle(range(rows), block=block, window=window, seed=0)
+    found = np.mean([together(list(sampler), block, batch) for _ in range(10)])
+    assert found == pytest.approx(batch / window, rel=0.05)
+
+
+def entropy(found: npt.NDArray[np.int64], classes: int, batch: int) -> float:
+    """Of the classes in a batch, in bits, on average; the rows are sorted by class."""
+    bits = []
+    for begin in range(0, len(found) - batch + 1, 5 * batch):
+        of = found[begin : begin + batch] * classes // len(found)
+        shares = np.bincount(of)[np.unique(of)] / batch
+        bits.append(-(shares * np.log2(shares)).sum())
+    return float(np.mean(bits))
+
+
+def test_the_classes_of_a_batch_are_as_mixed_as_the_documentation_states() -> None:
+    """1,281,167 images of 256 x 256 x 3 bytes in 1,000 classes, sorted by class; all defaults."""
+    rows = 1_281_167
+    sampler = BlockShuffle(Rows(rows, row_bytes=256 * 256 * 3 + 8), seed=0)
+    assert (sampler.block, sampler.window) == (10, 2730)
+    ours = np.fromiter(sampler, np.int64)
+    full = np.random.default_rng(0).permutation(rows)
+    for batch, share in ((64, 0.97), (256, 0.92)):
+        found = entropy(ours, 1000, batch) / entropy(full, 1000, batch)
+        assert found == pytest.approx(share, abs=0.005)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "block", "window"),
+    [
+        (256 * 256 * 3, 10, 2730),
+        (512 << 20, 1, 1),
+        (2 << 30, 1, 1),
+        (8, 2048, 262_144),
+        (0, 2048, 262_144),
+    ],
+)
+def test_the_usual_sizes(row_bytes: float, block: int, window: int) -> None:
+    sampler = BlockShuffle(Rows(9, row_bytes))
+    assert (sampler.block, sampler.window) == (block, window)
+
+
+def test_what_is_given_goes_before_what_is_usual() -> None:
+    sampler = BlockShuffle(Rows(9, 1000.0), block=3, window=5)
+    assert (sampler.block, sampler.window) == (3, 5)
+    assert BlockShuffle(range(9), block=3).window == 384
+    assert BlockShuffle(range(9), block=200_000).window == 400_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "block=None.* needs a cache, and range is none: say how many"),
+        ({"block": 0}, r"BlockShuffle\(block=0\): must be a whole number from 1 on"),
+        ({"block": 2.5}, r"BlockShuffle\(block=2.5\): must be a whole number"),
+        ({"block": True}, r"BlockShuffle\(block=True\): must be a whole number"),
+        ({"block": 2, "window": 0}, r"BlockShuffle\(window=0\): must be a whole number from 1"),
+        ({"block": 2, "seed": "a"}, r"BlockShuffle\(seed='a'\): must be a whole number"),
+        ({"block": 2, "num_replicas": 0}, r"BlockShuffle\(num_replicas=0\): must be"),
+        ({"block": 2, "num_replicas": 2, "rank": 2}, "ranks are counted from 0, so the last .* 1"),
+        ({"block": 2, "rank": -1}, r"BlockShuffle\(rank=-1\): must be a whole number from 0"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        BlockShuffle(range(9), **options)
+
+
+def test_an_epoch_and_a_rank_that_cannot_be() -> None:
+    sampler = BlockShuffle(range(9), block=2, rank=1)
+    with pytest.raises(OptionError, match=r"rank=1, num_replicas=1\): ranks are counted from 0"):
+        iter(sampler)
+    with pytest.raises(OptionError, match=r"BlockShuffle\(epoch=-1\)"):
+        sampler.set_epoch(-1)
+
+
+# In loaders
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: int) -> Any:
+        return {"image": np.full((4, 4), row % 256, np.uint8), "label": row}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dataloaders.cache import precompute
+
+    found = tmp_path_factory.mktemp("cache") / "numbers.h5"
+    precompute(Numbers(90), found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cached(path: Path) -> CachedDataset:
+    return CachedDataset(path)
+
+
+def batched(found: list[int], size: int) -> Iterator[list[int]]:
+    for begin in range(0, len(found), size):
+        yield found[begin : begin + size]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("backend", ["stock", "prefetch", "h5"])
+def test_every_backend_gives_its_order(
+    cached: CachedDataset, path: Path, backend: str, workers: int
+) -> None:
+    sampler = BlockShuffle(cached, block=4, window=20, seed=1)
+    of_h5 = backend == "h5"
+    loader = DataLoader(
+        Numbers(90) if of_h5 else cached,
+        batch_size=8,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        backend=H5(path, build="never") if of_h5 else backend,
+        device="cpu",
+    )
+    expected = BlockShuffle(range(90), block=4, window=20, seed=1)
+    for _ in range(2):
+        found = [batch["label"].tolist() for batch in loader]
+        assert found == list(batched(list(expected), 8))
+    loader.set_epoch(7)
+    expected.set_epoch(7)
+    assert [batch["label"].tolist() for batch in loader] == list(batched(list(expected), 8))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_with_seed_the_samples_follow_it(cached: CachedDataset, workers: int) -> None:
+    made = [
+        DataLoader(
+            cached,
+            batch_size=8,
+            sampler=BlockShuffle(cached, block=4, window=20, seed=1),
+            num_workers=workers,
+            seed=3,
+        )
+        for _ in range(2)
+    ]
+    epochs = [[batch["label"].tolist() for batch in loader] for loader in made for _ in range(2)]
+    assert epochs[:2] == epochs[2:]
+    assert epochs[0] != epochs[1]
+
+
+def test_a_subset_is_another_dataset(cached: CachedDataset) -> None:
+    with pytest.raises(OptionError, match="needs a cache, and Subset is none"):
+        BlockShuffle(Subset(cached, range(10)))
+    subset = Subset(cached, range(40, 90))
+    loader = DataLoader(subset, batch_size=10, sampler=BlockShuffle(subset, block=5, seed=0))
+    assert sorted(label for batch in loader for label in batch["label"].tolist()) == list(
+        range(40, 90)
+    )
+
+
+def test_an_empty_cache(tmp_path: Path) -> None:
+    build(tmp_path / "none.h5", [])
+    cached = CachedDataset(tmp_path / "none.h5")
+    sampler = BlockShuffle(cached, seed=0)
+    assert len(sampler) == 0
+    assert list(DataLoader(cached, sampler=sampler)) == []
+
+
+def test_lightning_leaves_it_as_it_is(cached: CachedDataset) -> None:
+    """It deals out samplers of others itself, from a list of the epoch."""
+    connector = pytest.importorskip("lightning.pytorch.trainer.connectors.data_connector")
+
+    class Trainer:
+        class _accelerator_connector:
+            use_distributed_sampler = True
+            is_distributed = True
+
+    asks = connector._DataConnector(Trainer())._requires_distributed_sampler
+    assert not asks(DataLoader(cached, sampler=BlockShuffle(cached)))
+    assert asks(DataLoader(cached, sampler=RandomSampler(cached)))
+
+
+def test_the_ranks_of_a_process_group(tmp_path: Path) -> None:
+    source = """
+        import os
+
+        import torch.distributed as dist
+
+        from dataloaders.samplers import BlockShuffle
+
+        rank = 0 if os.fork() else 1
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        sampler = BlockShuffle(range(31), block=3, window=9)
+        assert (len(sampler), sampler.rank, sampler.num_replicas) == (31, 0, 1)
+        store = dist.FileStore("store", 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        assert (len(sampler), sampler.rank, sampler.num_replicas) == (16, rank, 2)
+        shares = [None, None]
+        dist.all_gather_object(shares, list(sampler))
+        assert len(shares[0]) == len(shares[1]) == 16
+        assert set(shares[0]) | set(shares[1]) == set(range(31))
+        alone = BlockShuffle(range(31), block=3, seed=4, num_replicas=1)
+        assert (len(list(alone)), alone.rank) == (31, 0)
+        dist.destroy_process_group()
+        if rank == 0:
+            assert os.wait()[1] == 0
+            print("shared")
+        """
+    done = run_script(tmp_path, source)
+    assert done.stdout == "shared\n", done.stderr
