@@ -14,7 +14,7 @@ import functools
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
     return (flags & 1).astype(np.bool_)
 
 
-def evict(path: str | os.PathLike[str], first: int = 0, last: int | None = None) -> None:
-    """Drops bytes ``first`` to ``last`` of the file, or all, from the page cache. On Linux.
+def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] | None = None) -> None:
+    """Drops the file from the page cache, or parts of it: (first byte, last byte + 1). On Linux.
 
     Pages that are not yet on disk stay, and those that other processes have mapped: whether it
     succeeded, `resident_pages` says. Shared maps of it in this process stay valid and are read
@@ -77,27 +77,27 @@ def evict(path: str | os.PathLike[str], first: int = 0, last: int | None = None)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
-        end = status.st_size if last is None else last
-        for address, length in _mapped_here(status.st_ino, os.path.realpath(path), first, end):
-            _libc().madvise(address, length, mmap.MADV_DONTNEED)
-        os.posix_fadvise(descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
+        maps = list(_maps_here(status.st_ino, os.path.realpath(path)))
+        for first, last in [(0, status.st_size)] if parts is None else parts:
+            first = first // mmap.PAGESIZE * mmap.PAGESIZE
+            for address, offset, length in maps:
+                low, high = max(first, offset), min(last, offset + length)
+                if low < high:
+                    _libc().madvise(address + low - offset, high - low, mmap.MADV_DONTNEED)
+            os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
 
-def _mapped_here(inode: int, path: str, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Where this process has bytes first to last of the file mapped: (address, bytes)."""
+def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int, int]]:
+    """Where this process has the file mapped: address, the file's byte there, how many."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         # 7f2c4c000000-7f2c4c021000 r--s 00000000 fe:00 1234    /path of the file
         words = line.split(maxsplit=5)
         if len(words) < 6 or words[4] != str(inode) or words[5] != path or words[1][3] != "s":
             continue  # a private map may hold what was written to it and is nowhere else
         begin, end = (int(word, 16) for word in words[0].split("-"))
-        offset = int(words[2], 16)
-        low = max(first // mmap.PAGESIZE * mmap.PAGESIZE, offset)
-        high = min(last, offset + end - begin)
-        if low < high:
-            yield begin + low - offset, high - low
+        yield begin, int(words[2], 16), end - begin
 
 
 @functools.cache

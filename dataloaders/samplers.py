@@ -32,10 +32,9 @@ WINDOW_BYTES = 512 << 20
 """Of a window, by default."""
 MOST_WINDOW_ROWS = 1 << 18
 """Of a window, by default, where rows are small: they are in memory while they are sorted."""
-_WINDOW_BLOCKS = 128  # of a window by default, at least
+_WINDOW_BLOCKS = 64  # of a window by default, at least
 
 _LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # bytes that the disk is kept busy with
-_AT_ONCE = 32 << 20  # bytes asked for in one go: the first batch does not wait for a whole window
 _FASTEST = 16 << 30  # bytes a second; who takes more is not reading rows from a disk
 _LEAST_CHUNK, _MOST_CHUNK = 16, 1024  # rows that are given out between two looks ahead
 
@@ -87,9 +86,9 @@ class BlockShuffle(DistributedSampler[int]):
         dataset: what is sampled: a cache, or anything with a length. With ``backend="h5"`` over a
             dataset of yours, ``CachedDataset`` of the same file serves as well: the numbers of its
             rows are those of the samples.
-        block: rows that are read together. By default as many as take 2 MiB, at most 1/128 of the
+        block: rows that are read together. By default as many as take 2 MiB, at most 1/64 of the
             window; of another dataset than a cache it has to be said.
-        window: rows. By default as many as take 512 MiB, or 128 blocks where it is not known what
+        window: rows. By default as many as take 512 MiB, or 64 blocks where it is not known what
             a row takes; at most 262,144. It is not made to fit the machine's memory, since the
             order depends on it.
         seed: of the order. None: drawn from torch's default generator for each epoch, as
@@ -127,14 +126,11 @@ class BlockShuffle(DistributedSampler[int]):
         self.epoch = 0
         self._epoch_given = False
         self.seed: int | None = None if seed is None else _whole("seed", seed, least=-(2**63))  # type: ignore[assignment]
-        if not isinstance(dataset, ReadAhead) and block is None:
-            raise OptionError(
-                f"BlockShuffle(block=None) needs a cache, and {type(dataset).__name__} is none: "
-                "say how many neighbours are read together, such as block=32"
-            )
-        usual_block, usual_window = _usual(dataset, block)
-        self.block = _whole("block", usual_block if block is None else block, least=1)
-        self.window = _whole("window", usual_window if window is None else window, least=1)
+        if block is not None:
+            block = _whole("block", block, least=1)
+        if window is not None:
+            window = _whole("window", window, least=1)
+        self.block, self.window = _sizes(dataset, block, window)
         self._num_replicas = num_replicas
         self._rank = rank
         if num_replicas is not None:
@@ -256,13 +252,9 @@ class _Ahead:
         last = int(np.searchsorted(begins, given + self._reach))
         # After such a pause: rows that were given out need no advice.
         passed = int(np.searchsorted(begins, given - self._half, side="right")) - 1
-        run = max(self._next, passed)
-        asked = 0.0
-        while run < last and asked < _AT_ONCE:
+        for run in range(max(self._next, passed), last):
             self._file.will_read(int(starts[run]), int(starts[run] + lengths[run]))
-            asked += float(lengths[run]) * self._row_bytes
-            run += 1
-        self._next = run
+        self._next = max(self._next, last)
 
 
 def _runs(rows: int, block: int, random: np.random.Philox) -> _Runs:
@@ -341,14 +333,23 @@ def _bits(seed: int, epoch: int, rank: int, draw: int) -> np.random.Philox:
     )
 
 
-def _usual(dataset: Any, block: int | None) -> tuple[int, int]:
-    """The rows of a block and of a window, where nothing else is asked for."""
+def _sizes(dataset: Any, block: int | None, window: int | None) -> tuple[int, int]:
+    """The rows of a block and of a window; None: as many as are usual."""
     if isinstance(dataset, ReadAhead):
         row_bytes = max(1.0, dataset.row_bytes)
-        window = min(int(WINDOW_BYTES / row_bytes), MOST_WINDOW_ROWS)
-        return max(1, min(int(BLOCK_BYTES / row_bytes), window // _WINDOW_BLOCKS)), max(1, window)
-    given = _whole("block", block, least=1)
-    return given, max(2 * given, min(_WINDOW_BLOCKS * given, MOST_WINDOW_ROWS))
+        if window is None:
+            window = max(1, min(int(WINDOW_BYTES / row_bytes), MOST_WINDOW_ROWS))
+        if block is None:
+            block = max(1, min(int(BLOCK_BYTES / row_bytes), window // _WINDOW_BLOCKS))
+        return block, window
+    if block is None:
+        raise OptionError(
+            f"BlockShuffle(block=None) needs a cache, and {type(dataset).__name__} is none: say "
+            "how many neighbours are read together, such as block=32"
+        )
+    if window is None:
+        window = max(2 * block, min(_WINDOW_BLOCKS * block, MOST_WINDOW_ROWS))
+    return block, window
 
 
 def _has_group() -> bool:

@@ -60,13 +60,15 @@ def test_reading_brings_pages_and_evicting_drops_them(path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_part_is_evicted(path: Path) -> None:
+def test_parts_are_evicted(path: Path) -> None:
     path.read_bytes()
-    evict(path, 16 * PAGE, 32 * PAGE)
+    evict(path, [(16 * PAGE, 24 * PAGE), (24 * PAGE, 32 * PAGE)])
     found = resident_pages(path)
     assert not found[16:32].any()
     assert found[:16].all()
     assert found[32:].all()
+    evict(path, [])
+    assert (resident_pages(path) == found).all()
 
 
 def test_what_is_mapped_here_is_evicted_and_stays_valid(path: Path) -> None:
