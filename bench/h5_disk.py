@@ -196,7 +196,7 @@ def measure_disk(scale: Scale, folder: Path) -> Result:
 def built(folder: Path, length: int, stored: int) -> tuple[Photos, Path]:
     from torchvision.transforms import v2
 
-    dataset, path = Photos(length, stored, v2.Compose([v2.ToImage()])), folder / "photos.h5"
+    dataset, path = Photos(length, stored, v2.Compose([v2.PILToTensor()])), folder / "photos.h5"
     precompute(dataset, path)
     return dataset, path
 
