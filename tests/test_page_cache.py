@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from backends.h5.batches import batches_of
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.page_cache import evict, resident_pages, will_read
+from dataloaders.page_cache import DiskWatch, evict, resident_pages, tells_truth, will_read
 from helpers.cached import build
 
 PAGE = mmap.PAGESIZE
@@ -117,11 +119,48 @@ def test_what_will_be_read_comes(path: Path) -> None:
     wait_for(lambda: bool(resident_pages(path).all()))
 
 
+@pytest.mark.parametrize("missing", [(0, 1), (100, 164), (511, 512), (0, 512)])
+def test_a_look_first_does_not_miss_what_is_missing(
+    tmp_path: Path, missing: tuple[int, int]
+) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(512 * PAGE))
+    on_disk(large)
+    assert tells_truth(large)
+    large.read_bytes()
+    data = mapped(large)
+    will_read(data, look=True)  # all there
+    evict(large, [(missing[0] * PAGE, missing[1] * PAGE)])
+    if resident_pages(large)[slice(*missing)].all():
+        pytest.skip("the kernel keeps single pages of what it read as one")
+    will_read(data, look=True)
+    wait_for(lambda: bool(resident_pages(large).all()))
+
+
+def test_whose_pages_are_told(path: Path) -> None:
+    path.chmod(0o400)
+    assert tells_truth(path), "it is one's own"
+    other = Path("/proc/version")
+    assert tells_truth(other) == (os.geteuid() == 0)
+
+
 def test_nothing_is_asked_for_nothing(path: Path) -> None:
     data = mapped(path)
     will_read(data[5:5])
     will_read(data[PAGES * PAGE :])
     assert not resident_pages(path).any()
+
+
+def test_reads_that_waited_are_known_for_a_while(path: Path) -> None:
+    watch = DiskWatch()
+    assert watch.waited(), "nothing is known yet"
+    wait_for(lambda: not watch.waited())
+    data = mapped(path)
+    data[::PAGE].sum()  # from disk
+    assert [watch.waited() for _ in range(10)] == [True] * 10
+    wait_for(lambda: not watch.waited())
+    data[::PAGE].sum()  # from memory
+    assert not watch.waited()
 
 
 def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
@@ -170,6 +209,38 @@ def test_rows_of_a_cache_come(tmp_path: Path, column: str) -> None:
     cached.will_read(3, 11)
     wait_for(lambda: bool(resident_pages(cached.path)[first].all()))
     assert cached[3]["label"] == 3
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_rows_are_asked_for_together_once_reads_have_waited(tmp_path: Path, batches: bool) -> None:
+    samples = [torch.full((16 * PAGE,), row, dtype=torch.uint8) for row in range(16)]
+    build(tmp_path / "a.h5", samples)
+    cached = CachedDataset(tmp_path / "a.h5")
+    rows = [9, 2, 14]
+    places = [pages_of(cached, "sample", row, row + 1) for row in rows]
+    made = batches_of(cached)
+    assert not isinstance(made, str)
+
+    def read(these: list[int]) -> list[int]:
+        if batches:
+            batch = made.of(these, np.random.default_rng(0))
+            return batch[:, 0].tolist()
+        return [int(sample[0]) for sample in cached.__getitems__(these)]
+
+    def asked() -> bool:
+        found = resident_pages(cached.path)
+        return all(bool(found[place].all()) for place in places)
+
+    on_disk(cached.path)
+    assert read(rows) == rows  # waits, at least at the first page
+    evict(cached.path)
+    cached.about_to_read(rows)
+    wait_for(asked)
+    wait_for(lambda: not cached._disk.waited())
+    assert read(rows) == rows
+    evict(cached.path)
+    cached.about_to_read(rows)
+    assert not resident_pages(cached.path).any(), "reads from memory ask for nothing"
 
 
 def test_rows_that_are_not_there_are_left_out(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class Batches:
             return None
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
+        self.cached.about_to_read(numbers.tolist())
         task = Rows(numbers.astype(np.int64), memory, random)
         try:
             parts = [leaf(task) for leaf in self._leaves]

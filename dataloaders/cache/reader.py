@@ -13,7 +13,7 @@ import json
 import mmap
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
-from dataloaders.page_cache import will_read
+from dataloaders.page_cache import DiskWatch, tells_truth, will_read
 
 __all__ = ["CachedDataset", "changes"]
 
@@ -105,6 +105,7 @@ class CachedDataset(Dataset[Any]):
         else:
             self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
         self._data = data
+        self._disk, self._looks = DiskWatch(), tells_truth(self.path)
         paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
         self._calls: list[tuple[int, Callable[[Any], Any]]] = []
         for keys, call in self.tails:
@@ -129,6 +130,7 @@ class CachedDataset(Dataset[Any]):
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         """The samples of these rows, in this order."""
         found = [self._row(row) for row in rows]
+        self.about_to_read(found)
         columns = [column.leaves(found) for column in self._columns]
         if not columns:
             return [self._sample([]) for _ in found]
@@ -172,7 +174,17 @@ class CachedDataset(Dataset[Any]):
         if first < last:
             for column in self._columns:
                 for values in column.stretches(first, last):
-                    will_read(values)
+                    will_read(values, look=self._looks)
+
+    def about_to_read(self, rows: Iterable[int]) -> None:
+        """Say that these rows are read now: if they may be on disk, all are asked for at once.
+
+        Otherwise one page after the other would be found missing, waited for, and read with
+        whatever stands around it. Where reads have not waited lately, nothing is asked for.
+        """
+        if self._disk.waited():
+            for row in rows:
+                self.will_read(row, row + 1)
 
     @property
     def row_bytes(self) -> float:
