@@ -29,10 +29,20 @@ THEIRS = OURS.parent / "backends"
 
 # The layers: each file may import those before it at its top level, and any inside functions.
 LAYERS = (
-    {"errors", "flow", "pool", "workers", "waiting", "stats", "random_states", "specification"},
+    {
+        "errors",
+        "flow",
+        "page_cache",
+        "pool",
+        "workers",
+        "waiting",
+        "stats",
+        "random_states",
+        "specification",
+    },
     {"batch", "randomness", "plan"},
     {"backend", "registry", "learned"},
-    {"seeding", "auto"},
+    {"seeding", "auto", "samplers"},
     {"loader"},
 )
 
@@ -104,7 +114,7 @@ def test_the_arrows_go_one_way(level: int, layer: set[str]) -> None:
         assert not forbidden, f"{module}.py imports {forbidden}"
 
 
-@pytest.mark.parametrize("module", ["errors", "waiting", "workers"])
+@pytest.mark.parametrize("module", ["errors", "page_cache", "waiting", "workers"])
 def test_the_lowest_files_import_nothing_of_ours(module: str) -> None:
     known = imported(OURS / f"{module}.py", top_level=False)
     assert not [name for name in known if name.startswith(("dataloaders", "."))]
