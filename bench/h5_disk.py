@@ -259,9 +259,9 @@ class SmallPageCache(threading.Thread):
             count = int(resident.sum())
             self.most = max(self.most, count * mmap.PAGESIZE)
             if count > self._limit:
-                # Pages that came together go together.
+                # Pages that came together go together; those that just came may not be read yet.
                 last = np.partition(since[resident], count - self._limit)[count - self._limit]
-                evict(self._path, stretches(resident & (since <= last)))
+                evict(self._path, stretches(resident & (since <= min(last, now - 1))))
 
     def __enter__(self) -> SmallPageCache:
         self.start()

@@ -1,7 +1,7 @@
 """What the kernel keeps of a file in memory: asked for ahead, looked at, and dropped.
 
     will_read(values)      the pages under a mapped array: reading them begins, nobody waits
-    DiskWatch              has this process waited for a disk lately? then it pays to ask ahead
+    DiskWatch              did this process go to a disk lately? then it pays to ask ahead
     resident_pages(path)   which pages of a file are in memory now (mincore)
     evict(path)            out of memory with them: unmapped here, then dropped
 
@@ -31,7 +31,7 @@ __all__ = ["DiskWatch", "evict", "resident_pages", "tells_truth", "will_read"]
 # few devices have less.
 _REQUEST = 128 << 10
 _LOOKS = 8  # pages of a stretch
-_STAYS = 64  # reads for which one that waited is remembered
+_STAYS = 64  # looks for which it is remembered that a disk was read
 _MOST = 1 << 30  # bytes a call: offsets in a file may say anything
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 
@@ -76,23 +76,25 @@ def _seems_resident(begin: int, end: int) -> bool:
 
 
 class DiskWatch:
-    """Knows whether reads of this process went to a disk lately, by its major page faults.
+    """Knows whether this process went to a disk lately: by its page faults, and what was read.
 
     Asking for pages that are in memory costs up to a quarter of copying them; asking for those
     that are not saves most of the wait. One look costs a microsecond.
     """
 
     def __init__(self) -> None:
-        self._faults = -1  # as if it had: the first read may well have to
+        self._seen = (-1, -1)  # as if it had: the first read may well have to
         self._left = 0
 
-    def waited(self) -> bool:
-        """Whether a page was missing since the last look, or before one of the last 64."""
+    def reads(self) -> bool:
+        """Whether anything came from a disk since the last look, or before one of the last 64."""
         if sys.platform == "win32":
             return False
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        if faults != self._faults:
-            self._faults, self._left = faults, _STAYS
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        # What is asked for in time causes no fault; but it is read, and so this stays on.
+        seen = usage.ru_majflt, usage.ru_inblock
+        if seen != self._seen:
+            self._seen, self._left = seen, _STAYS
         elif self._left:
             self._left -= 1
         return self._left > 0

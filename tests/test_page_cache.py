@@ -151,16 +151,20 @@ def test_nothing_is_asked_for_nothing(path: Path) -> None:
     assert not resident_pages(path).any()
 
 
-def test_reads_that_waited_are_known_for_a_while(path: Path) -> None:
+def test_reads_from_disk_are_known_for_a_while(path: Path) -> None:
     watch = DiskWatch()
-    assert watch.waited(), "nothing is known yet"
-    wait_for(lambda: not watch.waited())
+    assert watch.reads(), "nothing is known yet"
+    wait_for(lambda: not watch.reads())
     data = mapped(path)
     data[::PAGE].sum()  # from disk
-    assert [watch.waited() for _ in range(10)] == [True] * 10
-    wait_for(lambda: not watch.waited())
+    assert [watch.reads() for _ in range(10)] == [True] * 10
+    wait_for(lambda: not watch.reads())
     data[::PAGE].sum()  # from memory
-    assert not watch.waited()
+    assert not watch.reads()
+    evict(path)
+    will_read(data)  # no fault, and yet a disk
+    wait_for(lambda: bool(resident_pages(path).all()))
+    assert watch.reads()
 
 
 def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
@@ -212,7 +216,7 @@ def test_rows_of_a_cache_come(tmp_path: Path, column: str) -> None:
 
 
 @pytest.mark.parametrize("batches", [False, True])
-def test_rows_are_asked_for_together_once_reads_have_waited(tmp_path: Path, batches: bool) -> None:
+def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path: Path, batches: bool) -> None:
     samples = [torch.full((16 * PAGE,), row, dtype=torch.uint8) for row in range(16)]
     build(tmp_path / "a.h5", samples)
     cached = CachedDataset(tmp_path / "a.h5")
@@ -236,7 +240,7 @@ def test_rows_are_asked_for_together_once_reads_have_waited(tmp_path: Path, batc
     evict(cached.path)
     cached.about_to_read(rows)
     wait_for(asked)
-    wait_for(lambda: not cached._disk.waited())
+    wait_for(lambda: not cached._disk.reads())
     assert read(rows) == rows
     evict(cached.path)
     cached.about_to_read(rows)

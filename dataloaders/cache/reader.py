@@ -180,9 +180,9 @@ class CachedDataset(Dataset[Any]):
         """Say that these rows are read now: if they may be on disk, all are asked for at once.
 
         Otherwise one page after the other would be found missing, waited for, and read with
-        whatever stands around it. Where reads have not waited lately, nothing is asked for.
+        whatever stands around it. While nothing comes from a disk, nothing is asked for.
         """
-        if self._disk.waited():
+        if self._disk.reads():
             for row in rows:
                 self.will_read(row, row + 1)
 
