@@ -1,6 +1,7 @@
 """What the kernel keeps of a file in memory: asked for ahead, looked at, and dropped.
 
     will_read(values)      the pages under a mapped array: reading them begins, nobody waits
+    expect_exactly(map)    a page that is missing is read alone
     DiskWatch              did this process go to a disk lately? then it pays to ask ahead
     resident_pages(path)   which pages of a file are in memory now (mincore)
     evict(path)            out of memory with them: unmapped here, then dropped
@@ -25,7 +26,7 @@ import numpy.typing as npt
 if sys.platform != "win32":
     import resource
 
-__all__ = ["DiskWatch", "evict", "resident_pages", "tells_truth", "will_read"]
+__all__ = ["DiskWatch", "evict", "expect_exactly", "resident_pages", "tells_truth", "will_read"]
 
 # Linux cuts a request for more than its readahead short, in silence; 128 KiB is the default, and
 # few devices have less.
@@ -53,6 +54,17 @@ def will_read(values: npt.NDArray[Any], *, look: bool = False) -> None:
     for at in range(begin, end, _REQUEST):
         # ctypes lets other threads run meanwhile; mmap.madvise does not.
         madvise(at, min(_REQUEST, end - at), _WILLNEED)
+
+
+def expect_exactly(memory: mmap.mmap, exactly: bool) -> None:
+    """Whether a missing page of this map is read by itself, or with others around it, as is usual.
+
+    By itself where what is needed is asked for by `will_read`: the few pages that are missed would
+    otherwise bring so much that a small page cache loses what was asked for.
+    """
+    advice = getattr(mmap, "MADV_RANDOM" if exactly else "MADV_NORMAL", None)
+    if advice is not None:
+        memory.madvise(advice)
 
 
 def tells_truth(path: str | os.PathLike[str]) -> bool:

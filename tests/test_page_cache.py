@@ -16,7 +16,14 @@ import torch
 
 from backends.h5.batches import batches_of
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.page_cache import DiskWatch, evict, resident_pages, tells_truth, will_read
+from dataloaders.page_cache import (
+    DiskWatch,
+    evict,
+    expect_exactly,
+    resident_pages,
+    tells_truth,
+    will_read,
+)
 from helpers.cached import build
 
 PAGE = mmap.PAGESIZE
@@ -135,6 +142,21 @@ def test_a_look_first_does_not_miss_what_is_missing(
         pytest.skip("the kernel keeps single pages of what it read as one")
     will_read(data, look=True)
     wait_for(lambda: bool(resident_pages(large).all()))
+
+
+def test_a_missing_page_is_read_alone_if_so_expected(path: Path) -> None:
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    expect_exactly(memory, True)
+    for page in (7, 30):
+        memory[page * PAGE]
+    found = np.flatnonzero(resident_pages(path)).tolist()
+    assert {7, 30} <= set(found)
+    assert len(found) <= 16  # 2, where pages are read in no larger units
+    expect_exactly(memory, False)
+    evict(path)
+    memory[30 * PAGE]
+    wait_for(lambda: resident_pages(path).sum() > 1)
 
 
 def test_whose_pages_are_told(path: Path) -> None:

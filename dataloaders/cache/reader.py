@@ -28,7 +28,7 @@ from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
-from dataloaders.page_cache import DiskWatch, tells_truth, will_read
+from dataloaders.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
 
 __all__ = ["CachedDataset", "changes"]
 
@@ -105,7 +105,7 @@ class CachedDataset(Dataset[Any]):
         else:
             self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
         self._data = data
-        self._disk, self._looks = DiskWatch(), tells_truth(self.path)
+        self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
         paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
         self._calls: list[tuple[int, Callable[[Any], Any]]] = []
         for keys, call in self.tails:
@@ -179,10 +179,14 @@ class CachedDataset(Dataset[Any]):
     def about_to_read(self, rows: Iterable[int]) -> None:
         """Say that these rows are read now: if they may be on disk, all are asked for at once.
 
-        Otherwise one page after the other would be found missing, waited for, and read with
-        whatever stands around it. While nothing comes from a disk, nothing is asked for.
+        Otherwise one page after the other would be found missing, waited for, and read with all
+        that stands around it. While nothing comes from a disk, nothing is asked for.
         """
-        if self._disk.reads():
+        reads = self._disk.reads()
+        if reads != self._exact:
+            self._exact = reads
+            expect_exactly(self._map, reads)
+        if reads:
             for row in rows:
                 self.will_read(row, row + 1)
 
