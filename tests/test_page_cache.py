@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from backends.h5.batches import batches_of
+from dataloaders.cache import precompute
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.page_cache import (
     DiskWatch,
@@ -289,3 +290,16 @@ def test_a_row_takes_what_the_columns_take(tmp_path: Path) -> None:
     empty = CachedDataset(tmp_path / "none.h5")
     assert empty.row_bytes == 0
     empty.will_read(0, 5)
+
+
+def test_rows_of_a_compressed_cache_come(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    random = np.random.default_rng(0)
+    samples = [random.integers(0, 200, (1 + row % 3, PAGE), np.uint8) for row in range(40)]
+    precompute(samples, tmp_path / "a.h5", num_workers=0, compress="zstd")
+    cached = CachedDataset(tmp_path / "a.h5")
+    assert cached.row_bytes > PAGE / 2
+    on_disk(cached.path)
+    cached.will_read(0, 40)
+    wait_for(lambda: bool(resident_pages(cached.path).mean() > 0.9))
+    assert (cached[7] == samples[7]).all()

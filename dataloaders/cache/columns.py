@@ -183,14 +183,19 @@ class ColumnReader:
         if self._codes is not None:
             yield self._codes[first:last]
         if self.entry.fixed:
-            yield self.values[first:last]
+            if self._pieces is None:
+                yield self._mapped[first:last]
+            else:
+                yield self._pieces.stretch(first * self._size, last * self._size)
             return
         offsets = self._offsets[first : last + 1]
         yield offsets
         if self._shapes is not None:
             yield self._shapes[first:last]
         if len(offsets):
-            yield self.values[int(offsets[0]) : int(offsets[-1])]
+            low, high = int(offsets[0]), int(offsets[-1])
+            pieces = self._pieces
+            yield self._mapped[low:high] if pieces is None else pieces.stretch(low, high)
 
     def _values(
         self, first: int, last: int, shape: list[int] | None, dimensions: int

@@ -86,6 +86,14 @@ class Pieces:
         lengths = np.minimum(self._table[:, 1], self._bytes)  # what the table says may be anything
         return int(lengths.sum(dtype=np.float64))
 
+    def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """The bytes of the file from the first to the last piece that has these values."""
+        low, high = first // self._piece, (last - 1) // self._piece
+        if not 0 <= low <= high < len(self._table):
+            return self._data[:0]
+        end = sum(self._table[high].tolist())
+        return self._data[int(self._table[low, 0]) : end]
+
     def take(self, first: int, last: int) -> npt.NDArray[Any]:
         """The values from number ``first`` to the one before ``last``, not to be written to.
 

@@ -195,6 +195,7 @@ class CachedDataset(Dataset[Any]):
         """What a row takes of the file, in bytes, on average; 0 without rows."""
         parts = (part for column in self.index.columns for part in column.parts())
         total = sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in parts)
+        total += sum(column.packed_bytes() or 0 for column in self._columns)
         return total / max(1, self.index.rows)
 
     @property
