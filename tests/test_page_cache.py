@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from backends.h5.batches import batches_of
-from dataloaders.cache import precompute
+from dataloaders.cache import join, precompute
 from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.shards import shard_path, shard_text
 from dataloaders.page_cache import (
     DiskWatch,
     evict,
@@ -268,6 +269,35 @@ def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path: Path, batche
     evict(cached.path)
     cached.about_to_read(rows)
     assert not resident_pages(cached.path).any(), "reads from memory ask for nothing"
+
+
+def test_rows_of_shards_come(tmp_path: Path) -> None:
+    samples = [np.full(8 * PAGE, row, np.uint8) for row in range(12)]
+    for rank in range(3):
+        build(
+            shard_path(tmp_path / "a.h5", rank, 3),
+            samples[4 * rank : 4 * rank + 4],
+            fingerprint={"length": 12, "shard": shard_text(rank, 3)},
+        )
+    join(tmp_path / "a.h5")
+    cached = CachedDataset(tmp_path / "a.h5")
+    shards = [CachedDataset(path) for path in cached.shards]
+    wanted = [(0, 3, 4), (1, 0, 4), (2, 0, 2)]
+    for shard in shards:
+        on_disk(shard.path)
+    cached.will_read(3, 10)
+    cached.will_read(-5, 0)
+    wait_for(
+        lambda: all(
+            resident_pages(shards[n].path)[pages_of(shards[n], "sample", low, high)].all()
+            for n, low, high in wanted
+        )
+    )
+    assert not resident_pages(shards[0].path)[pages_of(shards[0], "sample", 0, 2)].all()
+    assert [int(each[0]) for each in cached.__getitems__([11, 3, 4])] == [11, 3, 4]
+    assert 12 * 8 * PAGE < cached.row_bytes * 12 < 12 * 9 * PAGE
+    cached.shards[1].rename(tmp_path / "away")
+    CachedDataset.will_read(cached, 0, 12)  # what is mapped stays mapped
 
 
 def test_rows_that_are_not_there_are_left_out(tmp_path: Path) -> None:

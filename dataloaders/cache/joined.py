@@ -23,6 +23,7 @@ from dataloaders.cache.columns import ColumnReader
 from dataloaders.cache.index import ColumnEntry, Index, Shard
 from dataloaders.cache.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
+from dataloaders.page_cache import expect_exactly
 
 __all__ = ["JoinedColumn", "Shards", "groups"]
 
@@ -46,6 +47,23 @@ class Shards:
             self._starts.append(self._starts[-1] + shard.rows)
         self._starts_array = np.array(self._starts, np.int64)
         self._readers: dict[int, list[ColumnReader]] = {}
+        self._maps: list[mmap.mmap] = []
+        self._exactly = False
+
+    def expect_exactly(self, exactly: bool) -> None:
+        """How a page that is missing is read, as `page_cache.expect_exactly`."""
+        self._exactly = exactly
+        for mapped in self._maps:
+            expect_exactly(mapped, exactly)
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Of rows ``first`` to ``last - 1``: each shard's number, and its own first and last."""
+        number, _ = self.at(first)
+        while first < last:
+            start, end = self._starts[number], self._starts[number + 1]
+            if start < end:
+                yield number, first - start, min(last, end) - start
+            first, number = end, number + 1
 
     def at(self, row: int) -> tuple[int, int]:
         """The number of the shard that has this row, and the row's number in it."""
@@ -88,6 +106,9 @@ class Shards:
             raise CacheError(f"the shard {name} cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)
+        if self._exactly:
+            expect_exactly(mapped, True)
+        self._maps.append(mapped)
         data = np.frombuffer(mapped, np.uint8)
         return [ColumnReader(entry, index.rows, data) for entry in index.columns]
 
@@ -182,6 +203,15 @@ class JoinedColumn:
             return self.of(shard).view(own)
         except CacheError as error:
             raise self._located(shard, error) from error
+
+    def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
+        """As `ColumnReader.stretches`; nothing of a shard that cannot be opened."""
+        for shard, low, high in self.shards.between(first, last):
+            try:
+                column = self.of(shard)
+            except CacheError:  # whoever reads the row is told
+                continue
+            yield from column.stretches(low, high)
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """The leaves of these rows.

@@ -96,10 +96,10 @@ class CachedDataset(Dataset[Any]):
         data = np.frombuffer(self._map, np.uint8)
         rows = self.index.rows
         self._columns: list[ColumnReader | JoinedColumn]
-        if self.index.shards:
-            shards = Shards(self.path, self.index)
+        self._shards = Shards(self.path, self.index) if self.index.shards else None
+        if self._shards is not None:
             self._columns = [
-                JoinedColumn(entry, number, shards)
+                JoinedColumn(entry, number, self._shards)
                 for number, entry in enumerate(self.index.columns)
             ]
         else:
@@ -185,7 +185,10 @@ class CachedDataset(Dataset[Any]):
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
-            expect_exactly(self._map, reads)
+            if self._shards is None:
+                expect_exactly(self._map, reads)
+            else:
+                self._shards.expect_exactly(reads)
         if reads:
             for row in rows:
                 self.will_read(row, row + 1)
@@ -193,6 +196,8 @@ class CachedDataset(Dataset[Any]):
     @property
     def row_bytes(self) -> float:
         """What a row takes of the file, in bytes, on average; 0 without rows."""
+        if self._shards is not None:
+            return self.index.all_bytes / max(1, self.index.rows)
         parts = (part for column in self.index.columns for part in column.parts())
         total = sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in parts)
         total += sum(column.packed_bytes() or 0 for column in self._columns)
