@@ -31,6 +31,9 @@ class TakenAhead:
         self._transfer = transfer
         self._inner: Session | None = inner  # what it holds open must live as long as its batches
         self._taken_over = False
+        # What the thread may take before the first hand-over, if none of it is in flight: drawn
+        # when the first batch is asked for, as torch draws it where there are no workers.
+        self._first = max(0, transfer.permits - source.in_flight)
         self._length = len(source) if hasattr(source, "__len__") else None
         self._stop = weakref.finalize(self, trip.stop)
 
@@ -47,8 +50,9 @@ class TakenAhead:
                 )
             raise StopIteration
         failure: BaseException | None = None
+        first, self._first = self._first, 0
         try:
-            source.supply(1)
+            source.supply(first + 1)
         except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
             failure = error
         with stage("wait"):

@@ -57,8 +57,6 @@ class PrefetchSession(Session):
         else:
             trip = Trip(source, lane.transfer)
             batches = TakenAhead(source, trip, lane.transfer, self._inner)
-            # What the thread may take before the first hand-over, if none of it is in flight.
-            source.supply(max(0, lane.transfer.permits - source.in_flight))
             lane.courier.send(trip)
         # Where torch keeps persistent workers: Lightning and others shut them down there.
         loader.__dict__["_iterator"] = self._specification.__dict__.get("_iterator")
