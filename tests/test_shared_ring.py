@@ -282,7 +282,7 @@ def test_a_killed_worker_is_torchs_error_and_kept_batches_live_on() -> None:
     iterator: Any = iter(ours)
     kept = [next(iterator) for _ in range(3)]
     os.kill(iterator._workers[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="exited unexpectedly|is killed by signal"):
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|is killed by signal"):
         for _ in iterator:
             pass
     del iterator, ours
