@@ -61,7 +61,7 @@ def run(scale: Scale) -> Result:
 
 
 def measure(scale: Scale, folder: Path) -> Result:
-    length, side = scale.pick(full=1500, tiny=12), scale.pick(full=256, tiny=32)
+    length, side = scale.pick(full=3000, tiny=12), scale.pick(full=256, tiny=32)
     photos = make_photos(folder / "photos", count=scale.pick(full=64, tiny=4))
     cores, path = usable_cores(), folder / "a.h5"
     rows, data, met = [], {}, True

@@ -702,7 +702,7 @@ def test_an_estimate_says_what_it_will_take(tmp_path: Path) -> None:
     assert ragged.disk_needed == 2 * ragged.bytes
     assert told.disk_free > 0
     assert told.seconds > 0
-    assert told.rows == 13  # four chunks a worker
+    assert told.rows == 4  # sixteen chunks a worker
     assert replace(told, samples=1) != told
     assert list(tmp_path.iterdir()) == []
 

@@ -17,7 +17,7 @@ __all__ = ["Estimate", "estimate_of", "refuse_small_disk", "rows_of_chunk", "wor
 
 _CHUNK_BYTES = 32 << 20
 _CHUNK_SECONDS = 5.0
-_CHUNKS_PER_WORKER = 4
+_CHUNKS_PER_WORKER = 16  # the last ones leave workers without work
 _BYTES_PER_WORKER = 4 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
 
