@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from dataloaders.cache.reader import CachedDataset, changes
+from dataloaders.cache.changes import changes
+from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError
 from helpers.cached import Point, bits, build, mixed
 from helpers.processes import open_files, run_script
@@ -183,15 +184,18 @@ def test_what_is_expected(path: Path) -> None:
         CachedDataset(path, expect={"class": "Other", "torch": "2.1", "new": 1})
 
 
+WHEN = "when it was built"
+
+
 def test_changes() -> None:
-    assert changes({"torchvision": "0.26.0"}, {"torchvision": "0.27.0"}) == [
+    assert changes({"torchvision": "0.26.0"}, {"torchvision": "0.27.0"}, WHEN) == [
         "torchvision: 0.26.0 when it was built, 0.27.0 now"
     ]
-    assert changes({"sample 0": "12", "sample 7": "34"}, {"sample 0": "56", "sample 8": "78"}) == [
-        "the contents of sample 0, 8"
-    ]
-    assert changes({"a": "x" * 500}, {"a": "y" * 500})[0].count("...") == 2
-    assert changes({"a": [1, None]}, {"a": [1, None]}) == []
+    assert changes(
+        {"sample 0": "12", "sample 7": "34"}, {"sample 0": "56", "sample 8": "78"}, WHEN
+    ) == ["the contents of sample 0, 8"]
+    assert changes({"a": "x" * 500}, {"a": "y" * 500}, WHEN)[0].count("...") == 2
+    assert changes({"a": [1, None]}, {"a": [1, None]}, WHEN) == []
 
 
 # Files

@@ -22,7 +22,7 @@
     shards.py    the files of a joined cache         joined.py     the columns of one
     ranks.py     those who build shards meet         joining.py    shards -> one cache
     merge.py     the columns of shards as one's
-    printable.py what a file says, fit to be shown
+    printable.py what a file says, fit to be shown   changes.py    between fingerprints
 
 Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
 """

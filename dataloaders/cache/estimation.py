@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from dataloaders.cache.disk import free_bytes, size_of
@@ -46,6 +47,16 @@ class Estimate:
     disk_free: int
     num_workers: int
     rows: int
+
+    def __str__(self) -> str:
+        by = f"{self.num_workers} workers" if self.num_workers else "this process"
+        told = (
+            f"{self.samples:,} samples, about {size_of(self.bytes)} and "
+            f"{timedelta(seconds=round(self.seconds))} with {by}"
+        )
+        if self.disk_needed > self.bytes:
+            told += f"; {size_of(self.disk_needed)} while it is built"
+        return f"{told}; {size_of(self.disk_free)} are free"
 
 
 def workers_for(found: Findings, samples: int, *, builders: int = 1) -> int:

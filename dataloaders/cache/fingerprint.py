@@ -11,7 +11,7 @@ from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.study import Findings, Study
 from dataloaders.errors import OptionError
 
-__all__ = ["changes", "fingerprint", "fingerprint_of", "length_of"]
+__all__ = ["fingerprint", "fingerprint_of", "length_of"]
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 
@@ -40,16 +40,6 @@ def fingerprint_of(study: Study, found: Findings, dataset: Any, samples: int) ->
         **{name: _version(package) for name, package in _PACKAGES.items()},
         **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
     }
-
-
-def changes(before: Any, now: Any) -> list[str]:
-    """Each entry in which two of them differ, as ``name: this when it was begun, that now``."""
-    names = [*before, *(name for name in now if name not in before)]
-    return [
-        f"{name}: {before.get(name, 'nothing')} when it was begun, {now.get(name, 'nothing')} now"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
 
 
 def length_of(dataset: Any) -> int:

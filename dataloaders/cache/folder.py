@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dataloaders.cache.changes import changes
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.disk import sync_folder, writing
-from dataloaders.cache.fingerprint import changes
 from dataloaders.cache.index import Index
 from dataloaders.cache.journal import MOST, Journal, Record, read_journal
 from dataloaders.cache.placing import Placed
@@ -90,7 +90,7 @@ class BuildFolder:
             changed = ["it cannot be read"]
             if before is not None:
                 begun = before.pop("rows")
-                changed = changes(before, now)
+                changed = changes(before, now, "when it was begun")
                 if rows not in (None, begun):
                     changed.append(f"rows: {begun} when it was begun, {rows} now")
                 rows = rows if changed else begun

@@ -62,7 +62,7 @@ DIGEST = 16
 """Bytes of a digest: blake2b, unkeyed."""
 MOST_FIXED = 31
 """Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
-LARGEST_ROW = 1 << 30
+LARGEST_ROW = 1 << 28
 """Bytes of a row of a compressed column: as much as one sample may make a reader allocate."""
 LARGEST_PIECE = 1 << 18
 """Bytes that are compressed together, unless a single row of a fixed column has more."""

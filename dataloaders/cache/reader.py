@@ -21,16 +21,17 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from dataloaders.cache.changes import changes
 from dataloaders.cache.columns import ColumnReader, mapped
 from dataloaders.cache.index import ColumnEntry, Index, open_file
 from dataloaders.cache.joined import JoinedColumn, Shards
-from dataloaders.cache.printable import printable, shown
+from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
 from dataloaders.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
 
-__all__ = ["CachedDataset", "changes"]
+__all__ = ["CachedDataset"]
 
 Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
 """The keys to a leaf, and what is called on it."""
@@ -76,7 +77,7 @@ class CachedDataset(Dataset[Any]):
         self.classes: Classes = {}
         self._open()
         if expect is not None:
-            changed = changes(self.index.fingerprint, expect)
+            changed = changes(self.index.fingerprint, expect, "when it was built")
             if changed:
                 raise CacheError(
                     f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
@@ -306,24 +307,3 @@ class CachedDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"CachedDataset({str(self.path)!r}, {self.index.rows} rows)"
-
-
-def changes(built: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """What differs between the fingerprint of a cache and the one expected, entry by entry."""
-    found, contents = [], []
-    for name, value in json.loads(json.dumps(dict(expected))).items():
-        if name in built and built[name] == value:
-            continue
-        if name.startswith("sample "):  # their digests tell nobody anything
-            contents.append(name.removeprefix("sample "))
-        elif name not in built:
-            found.append(f"{name}: not known when it was built, {_shown(value)} now")
-        else:
-            found.append(f"{name}: {_shown(built[name])} when it was built, {_shown(value)} now")
-    if contents:
-        found.append(f"the contents of sample {', '.join(contents)}")
-    return found
-
-
-def _shown(value: Any) -> str:
-    return printable(value if isinstance(value, str) else json.dumps(value), 200)

@@ -13,6 +13,7 @@ from dataloaders.errors import OptionError
 
 if TYPE_CHECKING:
     from dataloaders.cache import CachedDataset
+    from dataloaders.cache.estimation import Estimate
     from dataloaders.cache.progress import BuildProgress
 
 __all__ = ["add_parsers", "carry_out"]
@@ -196,6 +197,7 @@ def _build(parsed: argparse.Namespace) -> int:
             overwrite=parsed.overwrite and not restarted(),
             compress=compress,
             progress=bar,
+            announce=bar.announce,
             wait=not parsed.no_wait,
             shard=part,
         )
@@ -316,6 +318,13 @@ class _Bar:
         if self._rich is not None:
             self._rich.stop()
         self._line.close()
+
+    def announce(self, estimate: Estimate) -> None:
+        """Show what it will take."""
+        if self._rich is not None:
+            self._rich.console.print(str(estimate), soft_wrap=True)
+        else:
+            self._line(f"build  {estimate}")
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show ``progress``."""

@@ -1,0 +1,34 @@
+"""What differs between two fingerprints, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dataloaders.cache.printable import printable
+
+__all__ = ["changes"]
+
+_CONTENTS = "sample "
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
+    """Each entry of ``now`` that is another one in ``before``, which was ``when`` it was built."""
+    found, contents = [], []
+    for name, value in json.loads(json.dumps(dict(now))).items():
+        if name in before and before[name] == value:
+            continue
+        if name.startswith(_CONTENTS):  # their digests tell nobody anything
+            contents.append(name.removeprefix(_CONTENTS))
+        elif name not in before:
+            found.append(f"{name}: not known {when}, {_shown(value)} now")
+        else:
+            found.append(f"{name}: {_shown(before[name])} {when}, {_shown(value)} now")
+    if contents:
+        found.append(f"the contents of sample {', '.join(contents)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return printable(value if isinstance(value, str) else json.dumps(value), 200)
