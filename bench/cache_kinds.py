@@ -45,7 +45,7 @@ def read(dataset: Any) -> None:
 
 
 def measure(scale: Scale, folder: Path) -> Result:
-    count, side = scale.pick(full=60, tiny=3), scale.pick(full=256, tiny=32)
+    count, side = scale.pick(full=60, tiny=8), scale.pick(full=256, tiny=32)
     dataset = photos(make_photos(folder / "photos", count=count), side, side * 7 // 8)
     builds: dict[str, Callable[[], object]] = {}
     reads: dict[str, Callable[[], object]] = {}

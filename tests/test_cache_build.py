@@ -408,7 +408,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"dataset: .*Failing when it was begun, .*Samples now"):
         precompute(Samples(), path, num_workers=0)
     shifted = Failing(tmp_path / "flag", (), shift=1)
-    with pytest.raises(CacheError, match=r"sample 0: \w{32} when it was begun, \w{32} now"):
+    with pytest.raises(CacheError, match="the contents of sample 0, 13, 26, 39"):
         precompute(shifted, path, num_workers=0)
     assert kept(path) == [0, 1, 2, 3, 4]  # and nothing was lost
     cached = precompute(shifted, path, num_workers=0, overwrite=True)

@@ -390,7 +390,7 @@ def test_an_unfinished_build_is_of_its_codec(tmp_path: Path) -> None:
         precompute(Broken(), tmp_path / "a.h5", compress="zstd", **options)
     with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, blosc"):
         precompute(Broken(), tmp_path / "a.h5", compress="blosc", **options)
-    with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, None now"):
+    with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, none now"):
         precompute(Broken(), tmp_path / "a.h5", **options)
 
 

@@ -31,4 +31,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> lis
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
     return printable(value if isinstance(value, str) else json.dumps(value), 200)

@@ -52,7 +52,7 @@ class Estimate:
         by = f"{self.num_workers} workers" if self.num_workers else "this process"
         told = (
             f"{self.samples:,} samples, about {size_of(self.bytes)} and "
-            f"{timedelta(seconds=round(self.seconds))} with {by}"
+            f"{timedelta(seconds=max(1, round(self.seconds)))} with {by}"
         )
         if self.disk_needed > self.bytes:
             told += f"; {size_of(self.disk_needed)} while it is built"

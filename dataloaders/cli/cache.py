@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,6 +298,7 @@ class _Bar:
 
         console = Console(stderr=True)
         self._rich = None
+        self._quiet = quiet
         self._line = ProgressLine(quiet=quiet)
         if console.is_terminal and not quiet:
             self._rich = Progress(
@@ -323,8 +325,8 @@ class _Bar:
         """Show what it will take."""
         if self._rich is not None:
             self._rich.console.print(str(estimate), soft_wrap=True)
-        else:
-            self._line(f"build  {estimate}")
+        elif not self._quiet:
+            print(f"build  {estimate}", file=sys.stderr)
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show ``progress``."""

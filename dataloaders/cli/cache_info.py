@@ -51,7 +51,7 @@ def info(path: str, *, sheet: str | None = None) -> int:
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
     for key, value in index.fingerprint.items():
-        if key == "head" or key.startswith("sample "):  # told above; digests
+        if key == "head" or key.startswith("sample ") or value is None:  # told above; digests
             continue
         text = value if isinstance(value, str) else json.dumps(value)
         print_(f"built from {printable(key, 200)}: {printable(text, 200)}")
