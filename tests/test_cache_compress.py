@@ -321,7 +321,7 @@ def test_a_file_that_is_compressed_otherwise_is_an_error(tmp_path: Path) -> None
     ):
         precompute(Pictures(), tmp_path / "a.h5", compress=Compressed("zstd", 9), num_workers=0)
     precompute(Pictures(), tmp_path / "b.h5", num_workers=0)
-    with pytest.raises(CacheError, match="compress: null when it was built, zstd, level 3 now"):
+    with pytest.raises(CacheError, match="compress: none when it was built, zstd, level 3 now"):
         precompute(Pictures(), tmp_path / "b.h5", compress="zstd", num_workers=0)
     done = precompute(Pictures(), tmp_path / "b.h5", compress="zstd", num_workers=0, overwrite=True)
     assert done.columns[0].packing is not None

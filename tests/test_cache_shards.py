@@ -202,7 +202,9 @@ def test_a_rank_goes_on_with_what_it_had(expected: Path, tmp_path: Path) -> None
     assert any("sample 17 of Numbered" in note for note in caught.value.__notes__)
     assert any("6 of 10 samples are kept in" in note for note in caught.value.__notes__)
     changed = Numbered(shift=1)
-    with pytest.raises(CacheError, match="unfinished build of something else; sample 0"):
+    with pytest.raises(
+        CacheError, match="unfinished build of something else; the contents of sample 0"
+    ):
         precompute(changed, path, **options)
     with pytest.raises(CacheError, match=r"unfinished build of something else; .*length: 41 .* 42"):
         precompute(Numbered(42), path, **options)

@@ -29,7 +29,8 @@ from dataloaders.cache import precompute
 from dataloaders.cache.cell import cell_of, leaf_of
 from dataloaders.cache.index import Index, seal
 from dataloaders.cache.journal import Journal, Record, read_journal
-from dataloaders.cache.reader import CachedDataset, changes
+from dataloaders.cache.changes import changes
+from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cache.verification import verify
 from dataloaders.cli import cache_info
@@ -96,7 +97,7 @@ def _file(data: bytes, folder: Path) -> None:
         check_places(cached.index, len(data))
         for message in attempts(cached):
             assert len(message) < 3000
-        changes(cached.index.fingerprint, {"f": 1, "dataset": "D"})
+        changes(cached.index.fingerprint, {"f": 1, "dataset": "D"}, "when it was built")
     for damage in verify(path):
         assert 0 <= damage.offset <= damage.offset + damage.bytes <= len(data)
 
