@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dataloaders.errors import CacheError
 
-__all__ = ["free_bytes", "size_of", "sync_folder", "writing"]
+__all__ = ["free_bytes", "size_of", "sync", "write_all", "writing"]
 
 
 def free_bytes(folder: str | Path) -> int:
@@ -37,13 +37,21 @@ def writing(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in ``folder`` survive a power loss."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Have the contents of a file, or the names in a folder, survive a power loss."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+    """Put all of ``data`` at this byte of an open file; the system may take it in parts."""
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(descriptor, left, offset)
+        left, offset = left[count:], offset + count
 
 
 def size_of(count: float) -> str:

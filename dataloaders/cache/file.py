@@ -28,6 +28,7 @@ from dataloaders.cache.checksums import checksums
 from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.compress import Compressed
+from dataloaders.cache.disk import write_all
 from dataloaders.cache.hdf5 import Chunked, Virtual, add_dataset, skeleton, writing_pieces
 from dataloaders.cache.index import (
     BLOCK,
@@ -258,7 +259,7 @@ def filled(
                         writer.write(extent.offset, values)
                 writer.settle()
             index = replace(index, checksums_digest=_write_checksums(index, writer))
-            _write_all(descriptor, 0, index.encode())
+            write_all(descriptor, 0, index.encode())
             os.fsync(descriptor)
             return Index.parse(descriptor, name)
         finally:
@@ -407,7 +408,7 @@ class Writer:
         for begin in range(0, len(data), _PIECE):
             # Copying into the page cache lets go of the interpreter's lock.
             piece = data[begin : begin + _PIECE]
-            written = self._threads.submit(_write_all, self.descriptor, offset + begin, piece)
+            written = self._threads.submit(write_all, self.descriptor, offset + begin, piece)
             self._under_way.append(written)
             if len(self._under_way) > _WAITING:
                 self._under_way.popleft().result()
@@ -422,13 +423,6 @@ class Writer:
         self._done += count
         if self._progress is not None:
             self._progress(self._done, self.whole)
-
-
-def _write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
-    left = memoryview(data)
-    while left:
-        count = os.pwrite(descriptor, left, offset)
-        left, offset = left[count:], offset + count
 
 
 def _write_compressed(
@@ -562,5 +556,5 @@ def _write_checksums(index: Index, writer: Writer) -> str:
         if number % _REPORTED == _REPORTED - 1:
             writer.advance(BLOCK * _REPORTED)
     writer.advance((end - start) % (BLOCK * _REPORTED))
-    _write_all(writer.descriptor, place.offset, table.tobytes())
+    write_all(writer.descriptor, place.offset, table.tobytes())
     return blake2b(table.tobytes(), digest_size=DIGEST).hexdigest()

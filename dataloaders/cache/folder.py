@@ -25,7 +25,7 @@ from typing import Any
 
 from dataloaders.cache.changes import changes
 from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.disk import sync_folder, writing
+from dataloaders.cache.disk import sync, writing
 from dataloaders.cache.index import Index
 from dataloaders.cache.journal import MOST, Journal, Record, read_journal
 from dataloaders.cache.placing import Placed
@@ -112,7 +112,7 @@ class BuildFolder:
             self._journal = Journal(self.path / "journal")
             # Before the file that it speaks of is swept away: else it would look as if in place.
             self._journal.set_assembled("")
-            sync_folder(self.path)
+            sync(self.path)
         self._rows = rows
         return rows
 
@@ -128,7 +128,7 @@ class BuildFolder:
             name = f"placed.{os.urandom(4).hex()}"  # workers that live on know others
             with writing(self.path):
                 self.placed = Placed(self.path, name, laid_out(self.path / name))
-                _sync(self.placed.path)
+                sync(self.placed.path)
                 _write_whole(settings, self.placed.save())
         return self.placed
 
@@ -161,10 +161,10 @@ class BuildFolder:
         """
         with writing(self.path):
             if record.file:
-                _sync(self.path / record.file)
+                sync(self.path / record.file)
             if record.placed and self.placed is not None:
-                _sync(self.placed.path)
-            sync_folder(self.path)  # the chunk's name, before the line that relies on it
+                sync(self.placed.path)
+            sync(self.path)  # the chunk's name, before the line that relies on it
             self._opened.append(record)
         self._new.add(record.chunk)
 
@@ -223,10 +223,10 @@ class BuildFolder:
 
     def put_in_place(self, whole: Path) -> None:
         """Rename a file of the folder, which is whole and on the disk, to the cache's own name."""
-        sync_folder(self.path)
+        sync(self.path)
         self._opened.set_assembled(whole.name)
         whole.rename(self._target)
-        sync_folder(self._target.parent)
+        sync(self._target.parent)
 
     def drop_assembled(self) -> None:
         """Remove `assembled`, unless it is whole: the chunks are what is kept."""
@@ -342,12 +342,4 @@ def _write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-    sync_folder(path.parent)
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    sync(path.parent)

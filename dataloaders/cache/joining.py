@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.disk import sync_folder, writing
+from dataloaders.cache.disk import sync, writing
 from dataloaders.cache.file import About, Progress, Writer, failures_of, filled, laid_out
 from dataloaders.cache.folder import building_folder
 from dataloaders.cache.hdf5 import Virtual
@@ -96,7 +96,7 @@ def joined_into(target: Path, paths: Sequence[Path], *, progress: Progress | Non
             with writing(target.parent):
                 index = _write(parts, unfinished, _failed(paths, parts), progress)
                 unfinished.rename(target)
-                sync_folder(target.parent)
+                sync(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
     return index

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dataloaders.cache.disk import write_all
+
 __all__ = ["MOST", "Journal", "Record", "read_journal"]
 
 MOST = 1 << 48
@@ -134,9 +136,7 @@ class Journal:
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode("ascii")
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         try:
-            written = 0
-            while written < len(line):
-                written += os.pwrite(self._file, line[written:], self._end + written)
+            write_all(self._file, self._end, line)
             os.fsync(self._file)
         except OSError:
             self._cut()  # a full disk: what is there stays readable, and can be gone on with

@@ -21,12 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from dataloaders.cache.chunk import Chunk, Column
+from dataloaders.cache.disk import write_all
 from dataloaders.cache.index import ColumnEntry, Index
 from dataloaders.cache.layout import Layouts
 from dataloaders.cache.sample import Cell
 from dataloaders.errors import CacheError
 
-__all__ = ["Place", "Placed", "Placement", "placeable"]
+__all__ = ["Place", "Placed", "Placement", "Placer", "placeable"]
 
 _LEAST_BYTES = 2048  # of a row: hdf5.py aligns such columns
 _ELSEWHERE = Cell("none", np.empty(0, np.uint8))
@@ -118,9 +119,7 @@ class Placer:
         for n, place in enumerate(self._places):
             data = cells[place.column].values.reshape(-1).view("|u1").data
             self.digests[n] = zlib.crc32(data, self.digests[n])
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._file, data[written:], place.at(row) + written)
+            write_all(self._file, place.at(row), data)
             self.placed += len(data)
             cells[place.column] = _ELSEWHERE
         return True
