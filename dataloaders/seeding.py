@@ -303,12 +303,12 @@ class _SeededMap:
         return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker)
 
     def _handed_on(self, keyed: _Keyed) -> _Fetched:
-        """The keys and their seeds, of which a `WholeBatches` makes a batch."""
+        """The keys and what seeds their samples, of which a `WholeBatches` makes a batch."""
         stable = [stable_key(key) for key in keyed.keys]
-        seeds = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)[:, 0].tolist()
+        seeding = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
         one_by_one = _SeededMap(self.dataset.dataset)
         one_by_one.in_worker = self.in_worker
-        rows = SeededRows(keyed.keys, seeds, lambda: one_by_one.__getitems__(keyed).samples)
+        rows = SeededRows(keyed.keys, seeding, lambda: one_by_one.__getitems__(keyed).samples)
         return _Fetched(rows, (0, 0, 0, 0), self.in_worker)
 
     def _fetch(

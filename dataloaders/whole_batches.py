@@ -13,6 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from dataloaders.batch import Batch
 
 __all__ = ["RowNumbers", "SeededRows", "WholeBatches"]
@@ -23,12 +26,13 @@ class SeededRows(NamedTuple):
 
     Attributes:
         keys: what the sampler gave.
-        seeds: for each, what torch's generator is seeded with around this sample; 32 bits.
+        words: for each, what the generators are seeded with around this sample; uint32 [n, 4], as
+            `dataloaders.transforms.draws.Draws` takes them.
         samples: a function that fetches them one by one, seeded as they are under stock.
     """
 
     keys: Sequence[Any]
-    seeds: Sequence[int]
+    words: npt.NDArray[np.uint32]
     samples: Any
 
 

@@ -324,7 +324,7 @@ class _Collated(WholeBatches):
         worker = get_worker_info()
         pool = self._pool if worker is None else None
         if isinstance(rows, SeededRows):
-            batch = self._batches.of(rows.keys, rows.seeds, pool)
+            batch = self._batches.of(rows.keys, rows.words[:, 0].tolist(), pool)
         else:
             batch = self._batches.of(rows, self._random(worker), pool)
         if batch is None:

@@ -1,0 +1,114 @@
+"""Which operator stands for which transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataloaders.transforms.actions import Action, Operator, Sizes
+from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.read import Member, read
+
+__all__ = ["Chain", "NotRead", "chain_of", "mode_of", "operator_of", "reads"]
+
+Reader = Callable[[Any, bool], Operator]
+"""(the user's transform, whether it is of v2) -> its operator; may raise `NotRead`."""
+
+_READERS: dict[str, Reader] = {}
+
+
+class NotRead(Exception):
+    """This transform cannot be read; the message says why and what to do."""
+
+
+def reads(*names: str) -> Callable[[Reader], Reader]:
+    """A function that reads torchvision's transforms of these names."""
+
+    def added(reader: Reader) -> Reader:
+        _READERS.update(dict.fromkeys(names, reader))
+        return reader
+
+    return added
+
+
+def operator_of(member: Member) -> Operator | str:
+    """The operator that stands for ``member``; or why there is none, in words."""
+    from . import auto, colour, containers, convert, geometry  # noqa: F401 - they fill the table
+
+    name = member.torchvision
+    if name is None:
+        return "it is code of your own"
+    reader = _READERS.get(name)
+    if reader is None:
+        return f"torchvision's {name} is not among the transforms that are read"
+    try:
+        return reader(member.transform, ".v2" in type(member.transform).__module__)
+    except NotRead as error:
+        return str(error)
+
+
+def mode_of(interpolation: Any) -> str:
+    """torchvision's name of an interpolation, such as "bilinear", given in any of its ways.
+
+    Raises:
+        NotRead: it is none that torchvision knows.
+    """
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import _interpolation_modes_from_int
+
+    if isinstance(interpolation, int):
+        interpolation = _interpolation_modes_from_int(interpolation)
+    try:
+        return str(InterpolationMode(interpolation).value)
+    except ValueError:
+        raise NotRead(f"interpolation={interpolation!r} is none of torchvision's") from None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain of transforms, as far as it could be read from its beginning.
+
+    Attributes:
+        members: those that were read.
+        operators: one for each.
+        rest: the members from the first one on that could not be read.
+        why: why that one could not, in words; None if there is no rest.
+    """
+
+    members: tuple[Member, ...]
+    operators: tuple[Operator, ...]
+    rest: tuple[Member, ...] = ()
+    why: str | None = None
+
+    @property
+    def random(self) -> bool:
+        """Whether two calls on the same image may differ."""
+        return any(operator.random for operator in self.operators)
+
+    def draw(self, words: Any, heights: Any, widths: Any) -> tuple[list[list[Action]], Sizes]:
+        """The actions of each member on a batch of n images, and the sizes that they end with.
+
+        Args:
+            words: [n, 4], as `Draws` takes them.
+            heights, widths: of the images before the first member, in pixels; [n].
+
+        Raises:
+            SampleError: torchvision would raise for one of them.
+        """
+        draws, sizes = Draws(np.asarray(words)), Sizes(heights, widths)
+        return [operator.draw(draws, sizes) for operator in self.operators], sizes
+
+
+def chain_of(transform: Any, where: str = "transform") -> Chain:
+    """``transform``, read member by member."""
+    members = read(transform, where) if transform is not None else ()
+    operators: list[Operator] = []
+    for position, member in enumerate(members):
+        found = operator_of(member)
+        if isinstance(found, str):
+            return Chain(members[:position], tuple(operators), members[position:], found)
+        operators.append(found)
+    return Chain(members, tuple(operators))

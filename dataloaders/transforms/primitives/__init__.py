@@ -1,0 +1,8 @@
+"""The deterministic steps that torchvision's transforms consist of, done by its own functions.
+
+    geometry.py  crop, pad, resize, flip, turn
+    colour.py    brightness, contrast, hue, grey, blur, tables of levels
+    convert.py   from PIL images to tensors, from bytes to floats
+
+torchvision is imported when a step is done, not here.
+"""
