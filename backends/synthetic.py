@@ -24,7 +24,7 @@ from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.plan import Plan, Stage
 from dataloaders.random_states import random_states_kept
-from dataloaders.specification import generators_of, iterates_itself, view_of
+from dataloaders.specification import device_of, generators_of, iterates_itself, view_of
 from dataloaders.synthesis import Recipe, TensorSpec, shortened
 
 __all__ = ["Synthetic", "TensorSpec"]
@@ -280,10 +280,4 @@ def _is_iterable(loader: Specification) -> bool:
 
 def _device(loader: Specification) -> torch.device:
     """Where batches are delivered: the loader's device, else the current CUDA device, else CPU."""
-    wanted = getattr(loader, "device", None)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted is not None:
-        device = torch.device(wanted)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
+    return device_of(getattr(loader, "device", None))

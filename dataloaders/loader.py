@@ -267,7 +267,7 @@ class DataLoader(_TorchLoader[T_co]):
             backend = registry.load(wanted)()
             obstacle = backend.explain(self._specification(backend)).obstacle
         except (UnknownBackend, MissingDependency) as error:
-            if isinstance(error, UnknownBackend) and wanted not in registry.PLANNED:
+            if isinstance(error, UnknownBackend):
                 raise UnknownBackend(f"${BACKEND_VARIABLE}: {error}") from None
             obstacle = str(error)
         if obstacle is None:

@@ -21,7 +21,7 @@ from dataloaders.errors import MissingDependency, UnknownBackend
 if TYPE_CHECKING:
     from dataloaders.backend import Backend
 
-__all__ = ["ENTRY_POINTS", "PLANNED", "Entry", "entries", "load", "shadowing_folder"]
+__all__ = ["ENTRY_POINTS", "Entry", "entries", "load", "shadowing_folder"]
 
 ENTRY_POINTS = "dataloaders.backends"
 """The entry point group through which a third party's package registers a backend."""
@@ -71,18 +71,19 @@ _OURS = {
             install="pip install h5py",
         ),
         Entry(
+            "dali",
+            "backends.dali:Dali",
+            "decoding and augmentation by NVIDIA DALI, of the dataset and transforms as they stand",
+            needs="NVIDIA DALI",
+            install="pip install nvidia-dali-cuda130",
+        ),
+        Entry(
             "synthetic",
             "backends.synthetic:Synthetic",
             "batches like the real ones, made once on the device and reissued",
         ),
     )
 }
-
-PLANNED = {
-    "dali": "decoding and augmentation as one NVIDIA DALI graph, on the GPU",
-}
-"""Backends that the documentation names and this version lacks: name to what they will do."""
-
 
 def entries() -> dict[str, Entry]:
     """Every backend that can be named, ours first, then those of installed packages."""
@@ -106,11 +107,6 @@ def load(name: str) -> type[Backend]:
     entry = _OURS.get(name) or entries().get(name)
     if entry is None:
         known = ", ".join(entries())
-        if name in PLANNED:
-            raise UnknownBackend(
-                f"backend={name!r} is planned and not built yet in this version; "
-                f"what exists: {known}"
-            )
         raise UnknownBackend(f"backend={name!r} is not a backend; the names are: {known}")
     module_name, _, class_name = entry.target.partition(":")
     try:
@@ -118,6 +114,8 @@ def load(name: str) -> type[Backend]:
             module = importlib.import_module(_installed_name(module_name))
         else:
             module = importlib.import_module(module_name)
+    except MissingDependency:
+        raise
     except ImportError as error:
         hint = f"; install it with: {entry.install}" if entry.install else ""
         raise MissingDependency(

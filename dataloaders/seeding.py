@@ -308,7 +308,12 @@ class _SeededMap:
         seeding = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
         one_by_one = _SeededMap(self.dataset.dataset)
         one_by_one.in_worker = self.in_worker
-        rows = SeededRows(keyed.keys, seeding, lambda: one_by_one.__getitems__(keyed).samples)
+        rows = SeededRows(
+            keyed.keys,
+            seeding,
+            lambda: one_by_one.__getitems__(keyed).samples,
+            _collation(keyed, keyed.keys),
+        )
         return _Fetched(rows, (0, 0, 0, 0), self.in_worker)
 
     def _fetch(
@@ -320,9 +325,7 @@ class _SeededMap:
         else:
             with random_states_kept(cuda=False):
                 samples = self._samples(keyed, keys, bulk)
-        # An empty batch, which only a custom batch sampler makes, has no first sample.
-        first = (stable_key(keys[0]), keyed.occurrences[0]) if keys else (0, -1)
-        return samples, words_of(*keyed.stream, *first, _COLLATE)
+        return samples, _collation(keyed, keys)
 
     def _samples(self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None) -> list[Any]:
         seed, epoch = keyed.stream
@@ -341,6 +344,13 @@ class _SeededMap:
                 f"{type(found).__name__}; let it return a list, or leave seed= out"
             )
         return found[0]
+
+
+def _collation(keyed: _Keyed, keys: list[Any]) -> _Words:
+    """What seeds the collation of these samples."""
+    # An empty batch, which only a custom batch sampler makes, has no first sample.
+    first = (stable_key(keys[0]), keyed.occurrences[0]) if keys else (0, -1)
+    return words_of(*keyed.stream, *first, _COLLATE)
 
 
 class _SeededIterable:

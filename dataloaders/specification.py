@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["batches_in", "generators_of", "iterates_itself", "view_of"]
+__all__ = ["batches_in", "device_of", "generators_of", "iterates_itself", "view_of"]
 
 
 def batches_in(loader: Any) -> int | None:
@@ -27,6 +27,19 @@ def batches_in(loader: Any) -> int | None:
         return len(loader)
     except (AttributeError, TypeError, NotImplementedError):
         return None
+
+
+def device_of(wanted: Any) -> torch.device:
+    """The device that ``wanted`` names; for None the current CUDA device if there is one, or CPU.
+
+    Of CUDA devices always with its number.
+    """
+    if wanted is None:
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def iterates_itself(kind: type[DataLoader[Any]]) -> bool:

@@ -29,11 +29,13 @@ class SeededRows(NamedTuple):
         words: for each, what the generators are seeded with around this sample; uint32 [n, 4], as
             `dataloaders.transforms.draws.Draws` takes them.
         samples: a function that fetches them one by one, seeded as they are under stock.
+        collation: what the generators are seeded with around a collate_fn of the user's.
     """
 
     keys: Sequence[Any]
     words: npt.NDArray[np.uint32]
     samples: Any
+    collation: tuple[int, int, int, int]
 
 
 class RowNumbers:

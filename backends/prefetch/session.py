@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dataloaders import specification
 from dataloaders.backend import Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.transforms import Tail
@@ -134,14 +135,9 @@ def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
     None where nobody asked for a device and there is no CUDA device: batches stay where they are.
     """
     wanted: Any = options.device if options.device is not None else getattr(loader, "device", None)
-    if wanted is None:
-        if not torch.cuda.is_available():
-            return None
-        wanted = "cuda"
-    device = torch.device(wanted)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
+    if wanted is None and not torch.cuda.is_available():
+        return None
+    return specification.device_of(wanted)
 
 
 _OURS = ("_session", "_session_backend", "_session_wanted", "_session_pid", "_placed")

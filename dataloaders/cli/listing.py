@@ -49,7 +49,4 @@ def _backends_table() -> Table:
             # A third party's module may fail at import in any way; the others are still listed.
             here = f"no: importing {entry.target} failed with {type(error).__name__}: {error}"
         table.add_row(entry.name, Text(entry.summary), Text(here))  # no markup in their words
-    for name, summary in registry.PLANNED.items():
-        if name not in registry.entries():
-            table.add_row(name, summary, "not built yet in this version")
     return table

@@ -97,6 +97,10 @@ class Draws:
             self._pythons[sample] = random.Random(low | high << 32)
         return self._pythons[sample]
 
+    def left(self, sample: int) -> tuple[int, random.Random | None]:
+        """How many words this sample's stream has given; and its ``random``, if that was used."""
+        return int(self._position[sample]), self._pythons.get(sample)
+
     def _extend(self) -> None:
         length = max(_FIRST_LENGTH, 2 * self._stream.shape[1])
         self._stream = np.empty((len(self), length), np.uint32)

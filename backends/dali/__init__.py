@@ -1,0 +1,99 @@
+"""Decoding and augmentation by NVIDIA DALI, of the dataset and transforms as they stand.
+
+    sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest ──> tail ──> collate
+    torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
+
+source of the images: sources/     the chain, cut up: plan.py, nodes.py     one epoch's settings: job.py
+DALI's pipeline: graph.py          behind it: behind.py, line.py, courier.py
+for the loop: session.py, epoch.py, collate.py, task.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dataloaders.backend import Backend, Session, Specification
+from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
+from dataloaders.plan import Plan
+
+from .needed import check_dali
+
+check_dali()
+
+from .describe import described  # noqa: E402 - whoever lacks DALI is told so first
+from .job import Job, job_of  # noqa: E402
+from .nodes import FAST  # noqa: E402
+from .session import DaliSession  # noqa: E402
+
+__all__ = ["Dali"]
+
+
+@dataclass(frozen=True)
+class Dali(Backend):
+    """Batches of torchvision datasets, decoded and augmented by DALI.
+
+    Same samples in the same order as torch's, and with ``seed=`` the same crops as stock. On the
+    CPU the pixels are torchvision's, to the bit; on a CUDA device what each operator is off by is
+    known (`explain` says it). What DALI does not do as torchvision does is done behind it,
+    exactly. A chain or a dataset that cannot be served is refused, with the reason.
+
+    Batches are delivered on the loader's ``device``, else on the current CUDA device if there is
+    one, else on the CPU. They are made ahead of the loop by threads of this process:
+    ``num_workers`` is not used. A batch may be kept for ever.
+
+    Attributes:
+        threads: of DALI's own, and as many for what is done behind it on the CPU; "auto": the
+            cores that this process may use, at most 32.
+        depth: batches between the sampler and the loop; "auto": 3.
+        fast: names of operators that may compute something else than torchvision's, because they
+            are quicker: see `backends.dali.nodes.FAST`.
+
+    Raises:
+        OptionError: an option has a value that it cannot take.
+    """
+
+    threads: int | Literal["auto"] = "auto"
+    depth: int | Literal["auto"] = "auto"
+    fast: Collection[str] = ()
+
+    name: ClassVar[str] = "dali"
+    delivers: ClassVar[Literal["host", "device"]] = "device"
+
+    def __post_init__(self) -> None:
+        for option in ("threads", "depth"):
+            value = getattr(self, option)
+            if value == "auto":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"Dali({option}={value!r}): must be an int of at least 1, or 'auto'")
+        if isinstance(self.fast, str) or not set(self.fast) <= set(FAST):
+            raise OptionError(
+                f"Dali(fast={self.fast!r}): must be names out of {', '.join(map(repr, FAST))}, as in "
+                f"fast=({next(iter(FAST))!r},)"
+            )
+        object.__setattr__(self, "fast", tuple(self.fast))  # it is compared and hashed
+
+    def explain(self, loader: Specification) -> Plan:
+        """Each transform and where it runs, or what stands in the way. Reads no sample."""
+        try:
+            job = self.job(loader)
+            if isinstance(job, str):
+                return Plan(self.name, obstacle=job)
+            return described(self.name, job, loader)
+        except DataLoadersError as error:
+            return Plan(self.name, obstacle=str(error))
+        except Exception as error:  # a loader may hold anything; explaining it must not fail
+            return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
+
+    def open(self, loader: Specification) -> Session:
+        """A session whose graph and threads are made at the first epoch."""
+        plan = self.explain(loader)
+        if plan.obstacle is not None:
+            raise BackendUnavailable(str(plan))
+        return DaliSession(self, loader)
+
+    def job(self, loader: Specification) -> Job | str:
+        """What is to be made of ``loader``, or what stands in the way."""
+        return job_of(self, loader)

@@ -1,0 +1,197 @@
+"""Batches out of images that are made and what the dataset has beside them.
+
+    images [n, C, H, W] ──a view each──> Source.sample() ──> samples ──> collate_fn ──> batch
+                                                                └─ torch's: the very images, unmoved
+
+All of it runs on the loop's thread: targets, ``target_transform`` and ``collate_fn`` are the
+user's code.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils import collate as torch_collate
+
+from dataloaders.batch import Batch
+from dataloaders.errors import add_note
+from dataloaders.random_states import random_states_kept
+from dataloaders.seeding import seed_generators
+
+from .behind import Images
+from .sources import Source
+from .task import Failed, Made, Redo, Task
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """Makes an epoch's batches; holds all that it needs of the loader.
+
+    Args:
+        dataset: the user's own.
+        source: of its images.
+        collate_fn: the loader's.
+        batched: whether it is given lists of samples (False: ``batch_size=None``).
+        wraps: whether a sample's image is a torchvision ``tv_tensors.Image``.
+        where: of each sample's image, the transform that is in the way of errors; for notes.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        source: Source,
+        collate_fn: Callable[[Any], Any],
+        *,
+        batched: bool,
+        wraps: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._source = source
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._wraps = wraps
+
+    def batch(self, made: Made) -> Batch:
+        """The batch of these images; raises what the user's code raises."""
+        task = made.task
+        views = self._views(made.images)
+        samples = self._samples(task, views)
+        if self._collate_fn is default_collate and self._batched:
+            return _collated(samples, views, made.images)
+        return self._collated(task, samples)
+
+    def redone(self, redo: Redo) -> Batch:
+        """The batch as the dataset itself makes it, or the error that it raises.
+
+        Raises:
+            Exception: the dataset's own; or what kept us from making the batch, if the dataset
+                cannot be asked.
+        """
+        task = redo.task
+        if not _gives_samples(self._dataset):
+            raise noted(redo.cause, task, redo.sample)
+        samples = []
+        with random_states_kept(cuda=False):
+            for place, key in enumerate(task.keys):
+                seed_generators(_words(task, place))
+                try:
+                    samples.append(self._dataset[key])
+                except Exception as error:
+                    raise noted(error, task, place) from None
+        if self._collate_fn is default_collate and self._batched:
+            return default_collate(samples)
+        return self._collated(task, samples)
+
+    def _samples(self, task: Task, views: Sequence[torch.Tensor]) -> list[Any]:
+        samples = []
+        seeded = task.rows is not None and self._source.user_code
+        with _states_of(seeded):
+            for place, (key, view) in enumerate(zip(task.keys, views, strict=True)):
+                if seeded:
+                    _seed_behind(task, place)
+                try:
+                    samples.append(self._source.sample(key, view))
+                except Exception as error:
+                    raise noted(error, task, place)
+        return samples
+
+    def _views(self, images: Images) -> Sequence[torch.Tensor]:
+        views: Sequence[torch.Tensor]
+        views = images if isinstance(images, list) else images.unbind(0)
+        if not self._wraps:
+            return views
+        from torchvision.tv_tensors import Image
+
+        return [view.as_subclass(Image) for view in views]
+
+    def _collated(self, task: Task, samples: list[Any]) -> Batch:
+        given = samples if self._batched else samples[0]
+        if self._collate_fn in (default_collate, default_convert) or task.rows is None:
+            return self._collate_fn(given)
+        with random_states_kept(cuda=False):
+            seed_generators(task.rows.collation)
+            return self._collate_fn(given)
+
+
+def noted(error: BaseException, task: Task | None, sample: int | None) -> BaseException:
+    """``error``, with a note that says which sample of which batch it is about."""
+    if task is None:
+        return error
+    if sample is None or sample >= len(task.keys):
+        names = ", ".join(str(key) for key in task.keys[:_NAMED])
+        more = ", ..." if len(task.keys) > _NAMED else ""
+        add_note(error, f"dataloaders: batch {task.number} of this epoch, samples {names}{more}")
+        return error
+    note = f"dataloaders: sample {task.keys[sample]}"
+    if sample < len(task.names) and task.names[sample]:
+        note += f" ({task.names[sample]})"
+    add_note(error, f"{note}, in batch {task.number} of this epoch")
+    return error
+
+
+_NAMED = 64
+"""Samples of a batch that an error names, at most."""
+
+
+def _collated(samples: list[Any], views: Sequence[torch.Tensor], images: Images) -> Batch:
+    """``default_collate``, which takes the images as they are where it would stack the views."""
+    table = dict(torch_collate.default_collate_fn_map)
+    torchs = table.get(torch.Tensor)
+    if torchs is torch_collate.collate_tensor_fn and isinstance(images, torch.Tensor):
+        table[torch.Tensor] = _Stack(views, images)
+    return torch_collate.collate(samples, collate_fn_map=table)
+
+
+class _Stack:
+    """torch's ``collate_tensor_fn``; of the views of one tensor, that tensor."""
+
+    def __init__(self, views: Sequence[torch.Tensor], images: torch.Tensor) -> None:
+        self._views = views
+        self._images = images
+        self._given = False
+
+    def __call__(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+        if len(batch) == len(self._views) and all(map(operator.is_, batch, self._views)):
+            if not self._given:
+                self._given = True
+                return self._images
+            return self._images.clone()  # an image that is twice in a sample
+        return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+
+
+def _gives_samples(dataset: Any) -> bool:
+    """Whether the dataset's class has a way to a sample of its own."""
+    own = getattr(type(dataset), "__getitem__", None)
+    return own is not None and own is not torch.utils.data.Dataset.__getitem__
+
+
+@contextmanager
+def _states_of(seeded: bool) -> Iterator[None]:
+    if not seeded:
+        yield
+        return
+    with random_states_kept(cuda=False):
+        yield
+
+
+def _seed_behind(task: Task, place: int) -> None:
+    """The generators as the chain leaves them: what the user's code finds behind it."""
+    seed_generators(_words(task, place))
+    if task.draws is None:
+        return
+    given, python = task.draws.left(place)
+    torch.rand(given)  # as many steps of the twister
+    if python is not None:
+        random.setstate(python.getstate())
+
+
+def _words(task: Task, place: int) -> tuple[int, int, int, int]:
+    one, two, three, four = (int(word) for word in task.words[place])
+    return one, two, three, four

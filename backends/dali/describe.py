@@ -1,0 +1,114 @@
+"""What DALI does with a loader, stage by stage, as `Plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from dataloaders.backend import Specification
+from dataloaders.plan import Plan, Stage
+from dataloaders.transforms.read import Member
+
+from .job import Job
+from .plan import Behind, InGraph
+
+__all__ = ["described"]
+
+
+def described(name: str, job: Job, loader: Specification) -> Plan:
+    """The plan of ``loader``, for which there is a ``job``."""
+    stages = [
+        Stage("sampler", "this process", _sampling(loader)),
+        _fetching(job),
+        *_images(job),
+        Stage("collate", "this process", _collation(loader)),
+    ]
+    return Plan(name, tuple(stages), str(job.device), notes=tuple(_notes(job, loader)))
+
+
+def _images(job: Job) -> Iterator[Stage]:
+    dali = f"DALI on {job.device}" if job.device.type == "cuda" else "DALI's CPU operators"
+    dali += "" if job.device.type == "cuda" else f", {_threads(job)}"
+    graph = job.work.graph
+    if job.source.kind == "encoded":
+        yield Stage("decode", dali, _decoding(job))
+    if graph.members:
+        yield Stage("augment", dali, f"{_names(graph.members)}: {_exactness(graph)}")
+    for part in job.work.parts:
+        names = _names(part.members)
+        if not isinstance(part, Behind):
+            where = str(job.device) if job.device.type == "cuda" else "a thread"
+            how = "by batch, torchvision's values to the bit"
+            yield Stage("normalise", where, f"{names}: {how}")
+            continue
+        why = graph.why if part is job.work.parts[0] else None
+        obstacle = None if why is None else f"not in DALI: {why}"
+        how = "image by image, torchvision's own functions"
+        yield Stage("augment", _threads(job), f"{names}: {how}", obstacle)
+
+
+def _fetching(job: Job) -> Stage:
+    if job.source.kind == "encoded":
+        return Stage("fetch", "threads", "files read ahead, sizes from their headers")
+    return Stage("fetch", "threads", "pixels in memory, by index")
+
+
+def _decoding(job: Job) -> str:
+    how = "RGB" if job.source.channels == 3 else "grey"
+    first = job.work.graph.nodes[0].primitive if job.work.graph.nodes else None
+    if first is not None and type(first).__name__ == "Crop":
+        how += ", only the window that is cut out"
+    return f"{how}; files that DALI decodes otherwise than Pillow: by Pillow, in threads"
+
+
+def _exactness(graph: InGraph) -> str:
+    known = [node.exact for node in graph.nodes if node.exact != "exact"]
+    return "; ".join(dict.fromkeys(known)) or "torchvision's pixels to the bit"
+
+
+def _notes(job: Job, loader: Specification) -> Iterator[str]:
+    yield f"up to {job.depth} batches are under way at once, made by threads of this process"
+    if loader.num_workers:
+        yield (
+            f"num_workers={loader.num_workers} is not used: files are read by threads; leave it "
+            "out, or keep it for other backends"
+        )
+    if loader.batch_sampler is None:
+        yield "batch_size=None: images are made one by one; a batch_size makes better use of DALI"
+    if job.source.user_code:
+        yield "target_transform and the like run on the loop's thread"
+    if job.device.type == "cuda":
+        yield "DALI on a CUDA device was not yet run on a GPU"
+
+
+def _sampling(loader: Specification) -> str:
+    if loader.batch_sampler is None:
+        return type(loader.sampler).__name__
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    how = type(loader.batch_sampler).__name__
+    if inner is not None:
+        how += f" of {type(inner).__name__}"
+    if loader.batch_size is not None:
+        how += f", {loader.batch_size} a batch"
+        how += ", last short batch dropped" if loader.drop_last else ""
+    return how
+
+
+def _collation(loader: Specification) -> str:
+    if loader.batch_sampler is None:
+        return "none: samples one by one"
+    if loader.collate_fn is default_collate:
+        return "torch's default_collate; images are stacked already"
+    function: Any = loader.collate_fn
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name}, of samples whose images are views of one tensor"
+
+
+def _names(members: tuple[Member, ...]) -> str:
+    return ", ".join(str(member) for member in members)
+
+
+def _threads(job: Job) -> str:
+    return "1 thread" if job.threads == 1 else f"{job.threads} threads"

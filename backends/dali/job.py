@@ -1,0 +1,77 @@
+"""What is to be made of a loader's dataset, and where: settled anew at each ``iter()``.
+
+    dataset ──source_for──> Source ─┐
+    its transform ──work_of──> Work ┼──> Job, or what stands in the way
+    options, device ────────────────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dataloaders.backend import Specification
+from dataloaders.specification import device_of, iterates_itself
+from dataloaders.workers import usable_cores
+
+from .plan import Work, work_of
+from .sources import Source, source_for
+
+if TYPE_CHECKING:
+    from . import Dali
+
+__all__ = ["Job", "job_of"]
+
+_MOST_THREADS = 32
+_DEPTH = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """How one loader's batches are made.
+
+    Attributes:
+        source: of the images.
+        work: what is done to them.
+        device: where they are delivered.
+        threads: of DALI's, and as many for what is done behind it on the CPU.
+        depth: batches between the sampler and the loop.
+        batch_size: images in a batch; 1 where the loader does not tell.
+    """
+
+    source: Source
+    work: Work
+    device: torch.device
+    threads: int
+    depth: int
+    batch_size: int
+
+
+def job_of(options: Dali, loader: Specification) -> Job | str:
+    """The job, or what stands in the way and what to do about it."""
+    if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
+        return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
+    if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
+        return (
+            "an iterable dataset has no samples by index; give it __getitem__ and __len__, or use "
+            "backend='prefetch'"
+        )
+    device = device_of(getattr(loader, "device", None))
+    source = source_for(loader.dataset)
+    if isinstance(source, str):
+        return source
+    where = "cuda" if device.type == "cuda" else "cpu"
+    work = work_of(source.transform, form=source.form, device=where, fast=options.fast)
+    if isinstance(work, str):
+        return work
+    threads = usable_cores() if options.threads == "auto" else options.threads
+    return Job(
+        source,
+        work,
+        device,
+        min(threads, _MOST_THREADS) if options.threads == "auto" else threads,
+        _DEPTH if options.depth == "auto" else options.depth,
+        loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1,
+    )

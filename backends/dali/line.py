@@ -1,0 +1,180 @@
+"""The assembly line: files and random numbers into the graph, and images out of it.
+
+    Task: read ──> drawn ──> fed ═══ DALI's threads or the GPU ═══ taken ──> behind ──> Made
+                     └─ up to ``RUNS`` batches are in the graph at once ─┘
+
+One thread works on it at a time. A batch that DALI fails on is made once more, of files that Pillow
+decoded; if that fails too, the dataset itself is asked (`Redo`), whose error is then the one that
+counts. Other batches go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import torch
+
+from dataloaders.pool import HostPool
+from dataloaders.transforms.actions import SampleError, Sizes, drawn
+from dataloaders.transforms.draws import Draws
+
+from .behind import Each, Images, Step, Whole, dense, memory_of
+from .graph import Graph, GraphFailed
+from .job import Job
+from .plan import Behind
+from .sources import Failed as NotRead
+from .sources import Found
+from .task import Failed, Made, Redo, Task
+
+__all__ = ["RUNS", "Line"]
+
+RUNS = 2
+"""Batches inside the graph: one that is worked on, and the next one for threads that are done."""
+
+
+class Line:
+    """Makes images; its graph is kept from one epoch to the next where it serves both."""
+
+    def __init__(self) -> None:
+        self._graph: Graph | None = None
+        self._key: Any = None
+        self._largest = 1
+        self._stream: Any = None
+        self._empty = memory_of(HostPool())
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, job: Job) -> None:
+        """Get ready for an epoch of ``job``."""
+        key = (job.work.graph.nodes, job.source.kind, job.source.channels, job.device, job.threads)
+        if key != self._key:
+            self.end()
+        self._job, self._key = job, key
+        self._largest = max(self._largest, job.batch_size)
+        self._steps = [self._step(part) for part in job.work.parts]
+
+    def start(self, task: Task) -> None:
+        """Draw and feed a batch whose files are read; if it fails, ``task.item`` says so."""
+        try:
+            found = task.reading.result()
+            task.names = [image.name for image in found]
+            if self._has_failed(task, found):
+                return
+            sizes = _sizes(found)
+            task.draws = Draws(task.words)
+            task.actions = drawn(self._job.work.chain.operators, task.draws, sizes)
+            task.graph = self._graph_for(len(found))
+            self._feed(task.graph, task, found)
+        except SampleError as error:
+            task.item = Redo(task, error, error.sample)
+        except Exception as error:
+            task.item = Redo(task, error)
+
+    def finish(self, task: Task) -> None:
+        """Set ``task.item`` of the oldest batch in the graph."""
+        if task.item is not None:
+            return
+        try:
+            task.item = self._made(task, task.graph)
+        except GraphFailed as failure:
+            self._again(task, failure)
+        except Exception as error:
+            task.item = Redo(task, error)
+
+    def drop(self, tasks: Iterable[Task]) -> None:
+        """Forget what is in the graph: nobody wants it any more."""
+        for task in tasks:
+            if task.item is None and task.graph is not None:
+                with suppress(Exception):  # it would have failed
+                    task.graph.take()
+
+    def close(self) -> None:
+        """Give the graph back; another one is made when it is needed."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with suppress(Exception):  # what failed may fail once more when it is closed
+                graph.close()
+
+    def end(self) -> None:
+        """Close, and end the threads."""
+        self.close()
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def _made(self, task: Task, graph: Graph) -> Made:
+        with self._on_stream():
+            images: Images = graph.take()
+            for step in self._steps:
+                images = step(images, task.actions)
+            images = dense(images, self._empty)
+            ready = None
+            if self._stream is not None:
+                ready = torch.cuda.Event()
+                ready.record(self._stream)
+        return Made(task, images, ready)
+
+    def _again(self, task: Task, failure: GraphFailed) -> None:
+        """Make the batch of files that Pillow decoded, or find the one that it cannot."""
+        graph = None
+        try:
+            found = self._job.source.images(task.keys, decode=True)
+            if not self._has_failed(task, found):
+                graph = self._new_graph(len(found))
+                self._feed(graph, task, found)
+                task.item = self._made(task, graph)
+        except Exception:
+            task.item = Redo(task, failure.cause, failure.sample)
+        finally:
+            if graph is not None:
+                graph.close()
+
+    def _has_failed(self, task: Task, found: Sequence[Found]) -> bool:
+        for sample, image in enumerate(found):
+            if isinstance(image, NotRead):
+                task.item = Failed(image.error, task, sample)
+                return True
+        return False
+
+    def _feed(self, graph: Graph, task: Task, found: Sequence[Any]) -> None:
+        actions = [task.actions[place] for place in self._job.work.graph.places]
+        graph.feed([image.data for image in found], actions, _sizes(found))
+
+    def _graph_for(self, images: int) -> Graph:
+        if self._graph is None or images > self._largest:
+            # One that is still at work is held by its tasks, and ends with the last of them.
+            self._largest = max(self._largest, images)
+            self._graph = self._new_graph(self._largest)
+        return self._graph
+
+    def _new_graph(self, images: int) -> Graph:
+        return Graph(
+            self._job.work.graph.nodes,
+            batch_size=images,
+            device=self._job.device if self._job.device.type == "cuda" else torch.device("cpu"),
+            threads=self._job.threads,
+            depth=RUNS,
+            encoded=self._job.source.kind == "encoded",
+            channels=self._job.source.channels,
+        )
+
+    def _step(self, part: Any) -> Step:
+        if not isinstance(part, Behind):
+            return Whole(part, self._empty)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._job.threads, "dataloaders-dali-behind")
+        return Each(part, self._threads, self._job.threads)
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        if self._job.device.type != "cuda":
+            return nullcontext()
+        if self._stream is None:
+            torch.cuda.set_device(self._job.device)
+            self._stream = torch.cuda.Stream(self._job.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
+
+
+def _sizes(found: Sequence[Any]) -> Sizes:
+    return Sizes([image.height for image in found], [image.width for image in found])

@@ -1,0 +1,165 @@
+"""What DALI holds open for one loader: the order of its samples, and a lane with graph and threads.
+
+    epoch() ──> order: stock over the loader with keys in place of samples
+            ──> lane: Line (graph, threads behind it) + Courier (thread) + readers, kept
+            ──> DaliEpoch
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from dataloaders import registry
+from dataloaders.backend import Session, Specification
+from dataloaders.batch import Batch
+from dataloaders.errors import BackendUnavailable
+from dataloaders.plan import Plan
+from dataloaders.specification import view_of
+from dataloaders.whole_batches import RowNumbers
+
+from .collate import Assembly
+from .courier import Courier, Trip
+from .epoch import DaliEpoch, Keys
+from .line import Line
+from .sources import Source
+
+if TYPE_CHECKING:
+    from . import Dali
+
+__all__ = ["DaliSession"]
+
+
+class DaliSession(Session):
+    """The graph, threads and order of one loader, across its epochs."""
+
+    def __init__(self, options: Dali, loader: Specification) -> None:
+        self._options = options
+        self._loader = weakref.ref(loader)
+        self._view: Specification | None = None
+        self._order: Session | None = None
+        self._lane: _Lane | None = None
+
+    def epoch(self) -> Iterator[Batch]:
+        """Batches of one epoch, made ahead of use."""
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader of this session is gone: keep it while iterating")
+        job = self._options.job(loader)
+        if isinstance(job, str):
+            raise BackendUnavailable(str(Plan(self._options.name, obstacle=job)))
+        lane = self._free_lane()
+        order: Any = self._ordered(loader).epoch()
+        trip = Trip(job)
+        batches = DaliEpoch(
+            order,
+            base_seed=int(order._base_seed),
+            read=lane.reader(job.source),
+            depth=job.depth,
+            trip=trip,
+            assembly=Assembly(
+                loader.dataset,
+                job.source,
+                loader.collate_fn,
+                batched=loader.batch_sampler is not None,
+                wraps=job.work.wraps,
+            ),
+            device=job.device,
+            length=_length(order),
+            holds=(lane, self._view, self._order),
+        )
+        lane.serve(batches, trip)
+        if loader.num_workers > 0:
+            batches.draw_now()  # as torch does where there are workers
+        return batches
+
+    def close(self) -> None:
+        """End the running epoch, its threads and its graph."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close()
+        if self._order is not None:
+            self._order.close()
+        self._order = self._view = None
+
+    def _ordered(self, loader: Specification) -> Session:
+        """torch's order: stock, over a view of the loader that gives keys."""
+        changes = {
+            "dataset": RowNumbers(loader.dataset),
+            "collate_fn": Keys(),
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "timeout": 0,
+            "worker_init_fn": None,
+            "pin_memory": False,
+            "_iterator": None,
+        }
+        if loader.batch_sampler is None:  # batch_size=None: batches of one, taken apart again
+            changes["batch_sampler"] = BatchSampler(loader.sampler, 1, False)
+        if self._order is None or self._view is None:
+            self._view = view_of(loader, **changes)
+            self._order = registry.load("stock")(gather=False).open(self._view)  # type: ignore[call-arg]
+        else:  # the epoch, and what the user has set since
+            self._view.__dict__.update({**loader.__dict__, **changes})
+        return self._order
+
+    def _free_lane(self) -> _Lane:
+        """The kept lane, if no other iterator is using it; else one for this epoch alone."""
+        if self._lane is None:
+            self._lane = _Lane()
+        return _Lane() if self._lane.busy else self._lane
+
+
+class _Lane:
+    """A line, its courier and its readers; they serve one iterator at a time."""
+
+    def __init__(self) -> None:
+        self._courier = Courier(Line())
+        self._readers = ThreadPoolExecutor(_READERS, "dataloaders-dali-read")
+        self._batches: weakref.ref[DaliEpoch] | None = None
+        # The thread lives until its trips are made, even if this lane is dropped before.
+        self._end = weakref.finalize(self, _end, self._courier, self._readers)
+
+    @property
+    def busy(self) -> bool:
+        batches = self._given()
+        return batches is not None and batches.running
+
+    def reader(self, source: Source) -> Callable[[Sequence[Any]], Future[Any]]:
+        """What begins to read the images of some keys."""
+        readers = self._readers
+        return lambda keys: readers.submit(source.images, list(keys))
+
+    def serve(self, batches: DaliEpoch, trip: Trip) -> None:
+        self._batches = weakref.ref(batches)
+        self._courier.send(trip)
+
+    def close(self) -> None:
+        batches = self._given()
+        if batches is not None and batches.running:
+            batches.closed()
+        self._end()
+
+    def _given(self) -> DaliEpoch | None:
+        return None if self._batches is None else self._batches()
+
+
+_READERS = 4
+
+
+def _end(courier: Courier, readers: ThreadPoolExecutor) -> None:
+    courier.end()
+    readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _length(order: Any) -> int | None:
+    try:
+        return len(order)
+    except Exception:  # torch's TypeError for most; samplers may raise what they like
+        return None

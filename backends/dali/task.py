@@ -1,0 +1,100 @@
+"""One batch on its way: what the sampler gave, what was read, and what became of it.
+
+    Task ──line──> Made        the images, where the batch is delivered
+                   Redo        something went wrong: the dataset itself is asked, sample by sample
+                   Failed      what is raised in place of the batch
+                   Ended       the epoch is over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.transforms.actions import Action
+from dataloaders.transforms.draws import Draws
+from dataloaders.whole_batches import SeededRows
+
+if TYPE_CHECKING:
+    from .behind import Images
+
+__all__ = ["Ended", "Failed", "Item", "Made", "Redo", "Task"]
+
+
+@dataclass(eq=False)
+class Task:
+    """One batch of n samples.
+
+    Attributes:
+        number: of the batch in its epoch, from 1.
+        keys: what the sampler gave.
+        words: for each sample, what its random numbers are made of; uint32 [n, 4].
+        rows: the same under ``seed=``; else None.
+        reading: what the source has of each, once it is read.
+        names: of the files, once they are read.
+        actions: of the whole chain, one for each of its primitives.
+        draws: the streams behind the chain's own numbers.
+        graph: which has it under way.
+        item: what became of it, once that is known.
+    """
+
+    number: int
+    keys: Sequence[Any]
+    words: npt.NDArray[np.uint32]
+    rows: SeededRows | None
+    reading: Future[Any]
+    names: list[str] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    draws: Draws | None = None
+    graph: Any = None
+    item: Item | None = None
+
+
+class Ended:
+    """The epoch is over."""
+
+
+@dataclass(eq=False)
+class Made:
+    """A batch's images.
+
+    Attributes:
+        images: one tensor or a list of them.
+        ready: an event behind the work on them on a CUDA device; None elsewhere.
+    """
+
+    task: Task
+    images: Images
+    ready: Any = None
+
+
+@dataclass(eq=False)
+class Redo:
+    """A batch that could not be made, with the reason."""
+
+    task: Task
+    cause: BaseException
+    sample: int | None = None
+
+
+@dataclass(eq=False)
+class Failed:
+    """What is raised in place of a batch.
+
+    Attributes:
+        error: as it is raised.
+        task: of the batch; None if the sampler failed.
+        sample: which one it was, by its place in the batch; None if that is not known.
+    """
+
+    error: BaseException
+    task: Task | None = None
+    sample: int | None = None
+
+
+Item: TypeAlias = "Made | Redo | Failed | Ended"
