@@ -1,0 +1,318 @@
+"""One graph of DALI, kept across epochs: images decoded, then those steps that have a node.
+
+    feed(images, actions, sizes) ──> inputs of a run ──> DALI's threads ──> take(): uint8 images
+      on one thread, `depth` runs ahead                                      on another one
+
+    encoded files   first step a Crop, windows inside   only the window is decoded
+                    else                                decoded whole, cut out then
+    pixels                                              as they are
+
+DALI's executor is not safe to call from two threads: each call here takes its turn. A run that
+fails takes no other one with it: the pipeline is made anew and fed with what was still to come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from nvidia.dali import Pipeline, fn, types
+from torch import Tensor
+
+from dataloaders.transforms.actions import Action, Sizes
+
+from .nodes import Images, Input, Node, Window
+from .outputs import handed_over
+
+__all__ = ["Graph", "GraphFailed"]
+
+Array = npt.NDArray[Any]
+
+_IMAGES = "images"
+
+
+class GraphFailed(Exception):
+    """DALI could not do one run.
+
+    Attributes:
+        cause: DALI's own error.
+        sample: the position in the batch of the image that it failed on, if DALI says so.
+    """
+
+    def __init__(self, cause: BaseException, sample: int | None = None) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.sample = sample
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One batch on its way. DALI reads the images where they are, so they are held here."""
+
+    images: list[Array]
+    values: Mapping[str, Array]
+    windowed: bool
+
+
+class Graph:
+    """Encoded files or pixels in, uint8 images out, batch by batch.
+
+    Args:
+        nodes: the steps that it does, in order.
+        batch_size: images in a run, at most.
+        device: where it decodes and works: the CPU, or a CUDA device.
+        threads: of DALI's.
+        depth: runs that may be fed before the oldest is taken, at most.
+        encoded: whether it is given files, or pixels.
+        channels: of the images that it makes of files: 3 (RGB) or 1 (grey).
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        *,
+        batch_size: int,
+        device: torch.device,
+        threads: int,
+        depth: int = 2,
+        encoded: bool = True,
+        channels: int = 3,
+    ) -> None:
+        self._nodes = tuple(nodes)
+        self._batch_size = batch_size
+        self._device = device
+        self._threads = threads
+        self._depth = depth
+        self._encoded = encoded
+        self._channels = channels
+        self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder cuts the windows out
+        self._runs: deque[_Run] = deque()
+        self._gate, self._lock = threading.Lock(), threading.Lock()
+        self._closed = False
+        _ALIVE.add(self)
+
+    def __len__(self) -> int:
+        """Runs that were fed and not yet taken."""
+        return len(self._runs)
+
+    def feed(
+        self, images: Sequence[Array], actions: Sequence[Action], sizes: Sizes | None = None
+    ) -> None:
+        """Begin a run; DALI works on it from now on.
+
+        Args:
+            images: 1 to ``batch_size`` of them: files, uint8 [bytes], or pixels, uint8
+                [H, W, C]. They are read where they are and must stay as they are until taken.
+            actions: one for each node, in order, drawn for these images.
+            sizes: of the images; pixels need none.
+
+        Raises:
+            RuntimeError: ``depth`` runs wait to be taken already, or the graph was closed.
+            ValueError: what was given does not fit the graph.
+        """
+        run = self._run_of(images, actions, sizes)
+        with self._turn():
+            if len(self._runs) >= self._depth:
+                raise RuntimeError(
+                    f"{len(self._runs)} runs wait to be taken, and depth={self._depth}: "
+                    "take() one before the next feed()"
+                )
+            try:
+                self._begin(run)
+            except Exception:
+                self._begin_anew()  # DALI may hold some of the run's inputs, and not the others
+                raise
+            self._runs.append(run)
+
+    def take(self) -> Tensor | list[Tensor]:
+        """The images of the oldest run, when they are made; safe to keep.
+
+        uint8 [n, C, H, W], or a list of n [C, H, W] where their sizes differ or they do not lie
+        in one piece of memory; on the graph's device, where CUDA's current stream may use them.
+
+        Raises:
+            GraphFailed: DALI could not do it. The other runs go on.
+            RuntimeError: nothing was fed, or the graph was closed.
+        """
+        with self._turn():
+            if not self._runs:
+                raise RuntimeError("no run waits to be taken: feed() one first")
+            run = self._runs.popleft()
+            pipeline = self._pipelines[run.windowed]
+            try:
+                (made,) = pipeline.share_outputs(self._stream())
+                pipeline.release_outputs()
+                return handed_over(made)
+            except Exception as error:
+                failed = GraphFailed(error, _sample_in(str(error)))
+                self._begin_anew()
+                raise failed from error
+
+    def close(self) -> None:
+        """End the pipelines and their threads; what is being made is dropped. Tensors stay."""
+        with self._turn(closing=True):
+            self._closed = True
+            self._runs.clear()
+            self._pipelines.clear()
+
+    @contextmanager
+    def _turn(self, closing: bool = False) -> Iterator[None]:
+        # Whoever waits stands in the gate: a thread that takes again and again cannot overtake
+        # the one that feeds.
+        with self._gate:
+            self._lock.acquire()
+        try:
+            if self._closed and not closing:
+                raise RuntimeError("this graph was closed, or was made before a fork")
+            yield
+        finally:
+            self._lock.release()
+
+    def _run_of(
+        self, images: Sequence[Array], actions: Sequence[Action], sizes: Sizes | None
+    ) -> _Run:
+        if not 1 <= len(images) <= self._batch_size:
+            raise ValueError(f"{len(images)} images: a run takes 1 to {self._batch_size}")
+        if len(actions) != len(self._nodes):
+            raise ValueError(f"{len(actions)} actions for a graph of {len(self._nodes)} nodes")
+        if sizes is not None:
+            sizes = Sizes(sizes.height, sizes.width)  # they are moved on, node by node
+        elif not self._encoded:
+            sizes = Sizes([len(image) for image in images], [image.shape[1] for image in images])
+        elif self._nodes:
+            raise ValueError("files were given without the sizes of their images")
+        values: dict[str, Array] = {}
+        windowed = False
+        for place, (node, action) in enumerate(zip(self._nodes, actions, strict=True)):
+            assert sizes is not None
+            before = sizes.height, sizes.width
+            own = node.values(action, sizes)
+            if place == 0 and self._encoded and isinstance(node, Window):
+                windowed = _decodable(own, *before)
+            values.update({_name(place, input_): own[input_.name] for input_ in node.inputs})
+        return _Run(list(images), values, windowed)
+
+    def _begin(self, run: _Run) -> None:
+        pipeline = self._pipelines.get(run.windowed)
+        if pipeline is None:
+            pipeline = self._pipelines[run.windowed] = self._built(run.windowed)
+        pipeline.feed_input(_IMAGES, run.images)
+        for name, array in run.values.items():
+            pipeline.feed_input(name, array)
+        pipeline.schedule_run()
+
+    def _begin_anew(self) -> None:
+        """DALI says that a pipeline is no longer valid after an error."""
+        self._pipelines.clear()
+        for run in self._runs:
+            self._begin(run)
+
+    def _stream(self) -> Any:
+        """The stream on which the images will be used: DALI orders its own work before it."""
+        return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+
+    def _built(self, windowed: bool) -> Pipeline:
+        cuda = self._device.type == "cuda"
+        pipeline = Pipeline(
+            batch_size=self._batch_size,
+            num_threads=self._threads,
+            device_id=self._device.index or 0 if cuda else None,
+            # With this executor each output has memory of its own, and runs begin when they are
+            # scheduled, however many: a larger depth would have the first schedule_run() begin
+            # as many at once, fed or not.
+            exec_dynamic=True,
+            prefetch_queue_depth=1,
+        )
+        with pipeline:
+            given = [
+                {input_.name: _source(_name(place, input_), input_) for input_ in node.inputs}
+                for place, node in enumerate(self._nodes)
+            ]
+            images = self._decoded(given[0] if windowed else None)
+            for node, own in list(zip(self._nodes, given, strict=True))[1 if windowed else 0 :]:
+                images = node.build(images, own)
+            pipeline.set_outputs(images)
+        pipeline.build()
+        return pipeline
+
+    def _decoded(self, window: Mapping[str, Images] | None) -> Images:
+        cuda = self._device.type == "cuda"
+        if not self._encoded:
+            pixels = fn.external_source(
+                name=_IMAGES, dtype=types.UINT8, ndim=3, layout="HWC", no_copy=True
+            )
+            if cuda:
+                return pixels.gpu()
+            # What comes out of a graph without steps must not be the memory that was given.
+            return pixels if self._nodes else fn.copy(pixels)
+        files = fn.external_source(name=_IMAGES, dtype=types.UINT8, ndim=1, no_copy=True)
+        options: dict[str, Any] = {
+            "device": "mixed" if cuda else "cpu",
+            "output_type": types.RGB if self._channels == 3 else types.GRAY,
+            "adjust_orientation": False,  # torchvision does not turn images by their EXIF data
+        }
+        if cuda:
+            # Chroma as libjpeg makes it; and one engine for all, so that a sample's pixels do
+            # not depend on its place in the batch.
+            options.update(jpeg_fancy_upsampling=True, hw_decoder_load=0.0)
+        if window is None:
+            return fn.decoders.image(files, **options)
+        return fn.decoders.image_slice(
+            files, start=window["anchor"], shape=window["shape"], axis_names="HW", **options
+        )
+
+
+def _decodable(window: Mapping[str, Array], height: Array, width: Array) -> bool:
+    """Whether the decoder may cut all of these windows out.
+
+    It has no pixels outside of an image; and where a window is one pixel wide, libjpeg does not
+    look at the neighbouring chroma: up to 4 levels off.
+    """
+    (top, left), (rows, columns) = window["anchor"].T, window["shape"].T
+    inside = (top >= 0) & (left >= 0) & (top + rows <= height) & (left + columns <= width)
+    return bool((inside & (rows > 0) & ((columns > 1) | (width == 1))).all())
+
+
+def _name(place: int, input_: Input) -> str:
+    return f"{place}_{input_.name}"
+
+
+def _source(name: str, input_: Input) -> Images:
+    dtype = types.FLOAT if input_.dtype is np.float32 else types.INT32
+    return fn.external_source(name=name, dtype=dtype, ndim=input_.ndim)
+
+
+def _sample_in(message: str) -> int | None:
+    found = re.search(r"sample #(\d+)", message)
+    return int(found.group(1)) if found else None
+
+
+_ALIVE: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    """The threads of a pipeline are not in the child, and its end would wait for them for ever."""
+    for graph in _ALIVE:
+        graph._closed = True
+        graph._gate, graph._lock = threading.Lock(), threading.Lock()
+        graph._runs.clear()
+        for pipeline in graph._pipelines.values():
+            backend = pipeline._pipe
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # it is never destroyed
+            pipeline._pipe = None
+        graph._pipelines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)

@@ -1,0 +1,223 @@
+"""Which steps of a chain DALI does, and how each of them becomes a node of its graph.
+
+    Primitive ──node_for──> Node, or why there is none
+                            ├─ inputs, values    what each sample has of its own, as DALI takes it
+                            └─ build             the operators of DALI, given those as inputs
+
+A sample that a step leaves out (`Action.where`) gets numbers that change nothing: the graph is the
+same for every batch. Where DALI computes something else than torchvision does, there is a node
+only if its name is among ``fast``. DALI is imported when a graph is built, not here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.transforms.actions import Action, Primitive, Sizes
+from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
+
+__all__ = ["FAST", "Form", "Images", "Input", "Node", "Window", "node_for"]
+
+Images: TypeAlias = Any
+"""A ``DataNode`` of DALI's: uint8 images [H, W, C] of a batch, or what each of them has."""
+
+Form: TypeAlias = str
+"""What an image would be in torchvision's hands: "pil", "bytes" (a uint8 tensor) or "floats"."""
+
+Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+FAST = {
+    "resize": "99.9 % of levels within 1 of torchvision's, single ones up to 19 off",
+}
+"""Names of operators of DALI that compute something else than torchvision, and what they do."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a node is given for each sample.
+
+    Attributes:
+        name: among the inputs of its node.
+        dtype: of the numbers: int32 or float32.
+        ndim: 0 for one number a sample, 1 for several.
+    """
+
+    name: str
+    dtype: type[np.generic] = np.int32
+    ndim: int = 0
+
+
+@dataclass(frozen=True)
+class Node(ABC):
+    """How DALI does a primitive.
+
+    Attributes:
+        primitive: what is done.
+        exact: "exact" if its pixels are torchvision's; else how far they are off, in words.
+        inputs: what it is given for each sample.
+    """
+
+    primitive: Primitive
+    exact: str = "exact"
+    inputs: ClassVar[tuple[Input, ...]] = ()
+
+    @abstractmethod
+    def values(self, action: Action, sizes: Sizes) -> Values:
+        """An array [n, ...] for each of its inputs, contiguous; moves ``sizes`` on."""
+
+    @abstractmethod
+    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+        """The images after this step; called while a pipeline of DALI is being defined."""
+
+
+@dataclass(frozen=True)
+class Window(Node):
+    """A part of the image; zeros outside of it. The decoder can do it too: see `graph`."""
+
+    inputs: ClassVar[tuple[Input, ...]] = (
+        Input("anchor", np.int32, 1),
+        Input("shape", np.int32, 1),
+    )
+
+    def values(self, action: Action, sizes: Sizes) -> Values:
+        """See `Node`."""
+        top, left, height, width = (
+            _or(action, action.numbers[name], neutral)
+            for name, neutral in (
+                ("top", 0),
+                ("left", 0),
+                ("height", sizes.height),
+                ("width", sizes.width),
+            )
+        )
+        sizes.become(height, width)
+        return {
+            "anchor": np.stack((top, left), 1).astype(np.int32),
+            "shape": np.stack((height, width), 1).astype(np.int32),
+        }
+
+    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+        """See `Node`."""
+        from nvidia.dali import fn
+
+        return fn.slice(
+            images,
+            start=given["anchor"],
+            shape=given["shape"],
+            axis_names="HW",
+            out_of_bounds_policy="pad",
+            fill_values=0,
+        )
+
+
+@dataclass(frozen=True)
+class Flip(Node):
+    """Mirrored, those samples that are."""
+
+    inputs: ClassVar[tuple[Input, ...]] = (Input("flipped"),)
+
+    def values(self, action: Action, sizes: Sizes) -> Values:
+        """See `Node`."""
+        return {"flipped": _taken(action, len(sizes)).astype(np.int32)}
+
+    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+        """See `Node`."""
+        from nvidia.dali import fn
+
+        upright = isinstance(self.primitive, HorizontalFlip)
+        along = {"horizontal": given["flipped"]} if upright else {"vertical": given["flipped"]}
+        # An argument that is left out is 1 for the one and 0 for the other.
+        return fn.flip(images, **{"horizontal": 0, "vertical": 0, **along})
+
+
+@dataclass(frozen=True)
+class Resized(Node):
+    """Another size, by one of DALI's filters.
+
+    Attributes:
+        filter: its name among DALI's ``INTERP_...``.
+        antialias: whether the filter grows where an image shrinks.
+    """
+
+    filter: str = "TRIANGULAR"
+    antialias: bool = True
+    inputs: ClassVar[tuple[Input, ...]] = (Input("size", np.float32, 1),)
+
+    def values(self, action: Action, sizes: Sizes) -> Values:
+        """See `Node`."""
+        height = _or(action, action.numbers["height"], sizes.height)
+        width = _or(action, action.numbers["width"], sizes.width)
+        sizes.become(height, width)
+        return {"size": np.stack((height, width), 1).astype(np.float32)}
+
+    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+        """See `Node`."""
+        from nvidia.dali import fn, types
+
+        return fn.resize(
+            images,
+            size=given["size"],
+            interp_type=getattr(types, f"INTERP_{self.filter}"),
+            antialias=self.antialias,
+        )
+
+
+def node_for(
+    primitive: Primitive, *, form: Form, device: str, fast: Collection[str] = ()
+) -> Node | str:
+    """The node that does ``primitive``; or, in words, why DALI does not do it.
+
+    Args:
+        primitive: a step of a chain.
+        form: what an image would be at this place of the chain.
+        device: "cpu" or "cuda": where DALI's operators run.
+        fast: names out of `FAST`: operators that may do what they do otherwise than torchvision.
+    """
+    if form == "floats":
+        return "images are floats at this place, and DALI is given bytes"
+    maker = _MAKERS.get(type(primitive))
+    if maker is None:
+        return f"{type(primitive).__name__} is not among what DALI does as torchvision does it"
+    return maker(primitive, form, device, fast)
+
+
+_FILTERS = {"bilinear": "TRIANGULAR", "bicubic": "CUBIC", "lanczos": "LANCZOS3"}
+
+
+def _resize(primitive: Any, form: Form, device: str, fast: Collection[str]) -> Node | str:
+    mode = primitive.interpolation
+    smooth = form == "pil" or bool(primitive.antialias)
+    if form == "bytes" and mode == "bilinear" and not smooth:
+        return Resized(primitive, "1 level", "LINEAR", antialias=False)
+    if mode not in _FILTERS or not smooth:
+        filtered = mode if smooth else f"{mode} without antialias"
+        return f"DALI has no filter that is torchvision's {filtered}"
+    if device == "cpu" and "resize" not in fast:
+        return (
+            "DALI's filters on the CPU take longer than Pillow's and torch's and differ from them "
+            "by up to 19 levels"
+        )
+    return Resized(primitive, FAST["resize"], _FILTERS[mode])
+
+
+_MAKERS: dict[type[Primitive], Callable[[Any, Form, str, Collection[str]], Node | str]] = {
+    Crop: lambda primitive, *_: Window(primitive),
+    HorizontalFlip: lambda primitive, *_: Flip(primitive),
+    VerticalFlip: lambda primitive, *_: Flip(primitive),
+    Resize: _resize,
+}
+
+
+def _taken(action: Action, count: int) -> npt.NDArray[np.bool_]:
+    return np.ones(count, np.bool_) if action.where is None else action.where
+
+
+def _or(action: Action, value: npt.NDArray[Any], neutral: Any) -> npt.NDArray[Any]:
+    """``value`` for the samples that take the action, ``neutral`` for the others."""
+    return value if action.where is None else np.where(action.where, value, neutral)
