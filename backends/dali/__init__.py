@@ -1,0 +1,1 @@
+"""torchvision's transforms as one DALI graph, fed from the user's own dataset."""
