@@ -1,11 +1,12 @@
 """The encoded files behind a dataset: what it would decode, as bytes, and the target beside it.
 
-    ImageFolder, DatasetFolder    samples[i] ──> path ──┐
-    one with encoded(), target()  ──> bytes or path ────┼──> EncodedFile ──> RGB ──transform──┐
-    Subset, ConcatDataset         of these, nested ─────┘    target ──────────────────────> sample
+    torchvision's own (vision_files.py)  ──> path ───────┐
+    one with encoded(), target()  ──> bytes or path ─────┼──> EncodedFile ──> RGB ──transform──┐
+    Subset, ConcatDataset         of these, nested ──────┘    target ──────────────────────> sample
 
 For whoever keeps such files, or decodes them elsewhere. That these files and transforms give the
-dataset's own samples is not known here: whoever relies on it compares a few.
+dataset's own samples is not known here: whoever relies on it compares a few. ``encoded()`` may be
+called on any thread, several at once, and should draw no random numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from dataloaders.errors import CacheError
+from dataloaders.errors import BackendUnavailable, CacheError
+from dataloaders.vision_files import Files, files_of
 
-__all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "Source", "opened", "source_of"]
+__all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "Source", "gets_many_as", "opened", "source_of"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
@@ -46,17 +48,23 @@ _OWN = (
 )
 
 
+_OTHER_MODE = "which the dataset hands on as it is, and only RGB is known to come out the same"
+
+
 class EncodedFile:
     """An image as the file that it came from.
 
     Args:
         data: the file's bytes.
         name: of the file, for messages.
+        as_it_is: whether the dataset hands the image on in the mode that the file has, which then
+            has to be RGB.
     """
 
-    def __init__(self, data: bytes, name: str = "") -> None:
+    def __init__(self, data: bytes, name: str = "", *, as_it_is: bool = False) -> None:
         self.data = data
         self.name = name
+        self.as_it_is = as_it_is
 
     @property
     def format(self) -> str:
@@ -86,6 +94,8 @@ class EncodedFile:
         self._decoded(image)
 
     def _decoded(self, image: Any) -> Any:
+        if self.as_it_is and image.mode != "RGB":
+            raise ValueError(f"it is of mode {image.mode}, {_OTHER_MODE}")
         try:
             return image.convert("RGB")
         except Exception as error:  # of bytes that anybody may have written: any of Pillow's
@@ -120,8 +130,22 @@ class Source(ABC):
         """The file of sample ``index``, read from where it is."""
 
     @abstractmethod
+    def image(self, index: int) -> Any:
+        """The PIL image of mode RGB that the dataset itself loads for sample ``index``.
+
+        Raises:
+            BaseException: what the dataset raises, of the same type and text.
+            BackendUnavailable: it is of another mode, and the dataset hands it on so.
+        """
+
+    @abstractmethod
     def target(self, index: int) -> Any:
         """What sample ``index`` has beside its image; nothing is decoded for it."""
+
+    @property
+    @abstractmethod
+    def user_code(self) -> bool:
+        """Whether `target` or `sample` run code of the user's."""
 
     @abstractmethod
     def transform(self, index: int) -> Callable[[Any], Any] | None:
@@ -142,10 +166,10 @@ def source_of(dataset: Any) -> Source | str:
     kind = type(dataset)
     if callable(getattr(dataset, "encoded", None)) and callable(getattr(dataset, "target", None)):
         return _Own(dataset)
-    if kind.__getitem__ is Subset.__getitem__ and _gets_many_as(kind, Subset):
+    if kind.__getitem__ is Subset.__getitem__ and gets_many_as(kind, Subset):
         inner = source_of(dataset.dataset)
         return inner if isinstance(inner, str) else _Part(inner, dataset.indices)
-    if kind.__getitem__ is ConcatDataset.__getitem__ and _gets_many_as(kind, ConcatDataset):
+    if kind.__getitem__ is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
         parts = []
         for each in dataset.datasets:
             part = source_of(each)
@@ -161,53 +185,105 @@ def _folder_of(dataset: Any) -> Source | str:
     unknown = f"{name} is not known to decode files; give it the methods {_OWN}"
     try:
         from torchvision import get_image_backend
-        from torchvision.datasets.folder import DatasetFolder, default_loader, pil_loader
+        from torchvision.datasets.folder import default_loader, pil_loader
+
+        files = files_of(dataset)
     except ImportError:
         return unknown
-    kind = type(dataset)
-    if kind.__getitem__ is not DatasetFolder.__getitem__ or not _gets_many_as(kind, DatasetFolder):
+    if files is None:
         return unknown
-    if dataset.loader not in (default_loader, pil_loader) or get_image_backend() != "PIL":
-        loader = getattr(dataset.loader, "__name__", repr(dataset.loader))
+    loader = getattr(dataset, files.loader, None)
+    if loader is not None and (
+        loader not in (default_loader, pil_loader) or get_image_backend() != "PIL"
+    ):
+        loads = getattr(loader, "__name__", repr(loader))
         return (
-            f"{name} loads files by {loader} (image backend {get_image_backend()!r}), and what is "
+            f"{name} loads files by {loads} (image backend {get_image_backend()!r}), and what is "
             "known is torchvision's default loader with Pillow; use that one, or give the dataset "
             f"the methods {_OWN}"
         )
-    return _Folder(dataset)
+    obstacle = files.obstacle(dataset) or _joint_obstacle(dataset, files)
+    if obstacle is not None:
+        return f"{name}: {obstacle}"
+    return _Known(dataset, files, loader)
 
 
-def _gets_many_as(kind: type, base: type) -> bool:
+def _joint_obstacle(dataset: Any, files: Files) -> str | None:
+    from torchvision.datasets.vision import StandardTransform
+
+    if not files.joint or not dataset.transforms or type(dataset.transforms) is StandardTransform:
+        return None
+    return (
+        "its transforms= is applied to image and target at once; give what is for the image as "
+        "transform=, and what is for the target as target_transform="
+    )
+
+
+def gets_many_as(kind: type, base: type) -> bool:
     """Whether a loader's way to ask for many samples is that of ``base``."""
     return getattr(kind, "__getitems__", None) is getattr(base, "__getitems__", None)
 
 
-class _Folder(Source):
-    """torchvision's ImageFolder and DatasetFolder."""
+class _Known(Source):
+    """One of torchvision's datasets.
 
-    def __init__(self, dataset: Any) -> None:
+    Args:
+        dataset: the user's.
+        files: how it finds its samples.
+        loader: what loads a file; None: Pillow, by the file's name.
+    """
+
+    def __init__(self, dataset: Any, files: Files, loader: Callable[[Any], Any] | None) -> None:
         self._dataset = dataset
+        self._files = files
+        self._loader = loader
+        self._as_it_is = files.as_it_is and loader is None
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def encoded(self, index: int) -> EncodedFile:
-        return _read(self._dataset.samples[index][0])
+        return _read(self._files.path(self._dataset, index), as_it_is=self._as_it_is)
+
+    def image(self, index: int) -> Any:
+        path = self._files.path(self._dataset, index)
+        if self._loader is not None:
+            return self._loader(path)
+        from PIL import Image
+
+        with Image.open(path) as image:
+            if not self._as_it_is:
+                return image.convert("RGB")
+            image.load()
+            if image.mode == "RGB":
+                return image.copy()
+            raise BackendUnavailable(
+                f"{os.fspath(path)} is an image of mode {image.mode}, {_OTHER_MODE}; use "
+                "backend='prefetch', or a dataset of your own that converts to RGB"
+            )
 
     def target(self, index: int) -> Any:
-        target, change = self._dataset.samples[index][1], self._dataset.target_transform
+        target, change = self._files.target(self._dataset, index), self._of("target_transform")
         return target if change is None else change(target)
 
+    @property
+    def user_code(self) -> bool:
+        return self._of("target_transform") is not None
+
     def transform(self, index: int) -> Callable[[Any], Any] | None:
-        found: Callable[[Any], Any] | None = self._dataset.transform
+        found: Callable[[Any], Any] | None = self._of("transform")
         return found
 
     @property
     def transforms(self) -> list[Any]:
-        return [self._dataset.transform]
+        return [self._of("transform")]
 
     def sample(self, index: int, image: Any) -> Any:
         return image, self.target(index)
+
+    def _of(self, name: str) -> Any:
+        holder = self._dataset.transforms if self._files.joint else self._dataset
+        return getattr(holder, name, None)
 
 
 class _Own(Source):
@@ -220,7 +296,9 @@ class _Own(Source):
         return len(self._dataset)
 
     def encoded(self, index: int) -> EncodedFile:
-        found = self._dataset.encoded(index)
+        return self._file(index, self._dataset.encoded(index))
+
+    def _file(self, index: int, found: Any) -> EncodedFile:
         if isinstance(found, (str, os.PathLike)):
             return _read(found)
         if isinstance(found, (bytes, bytearray, memoryview)):
@@ -230,8 +308,21 @@ class _Own(Source):
             "must give the bytes of an encoded file, or its path"
         )
 
+    def image(self, index: int) -> Any:
+        from PIL import Image
+
+        found = self._dataset.encoded(index)
+        if not isinstance(found, (str, os.PathLike)):
+            found = io.BytesIO(self._file(index, found).data)
+        with Image.open(found, formats=FORMATS) as image:
+            return image.convert("RGB")
+
     def target(self, index: int) -> Any:
         return self._dataset.target(index)
+
+    @property
+    def user_code(self) -> bool:
+        return True
 
     def transform(self, index: int) -> Callable[[Any], Any] | None:
         return getattr(self._dataset, "transform", None)
@@ -258,6 +349,13 @@ class _Part(Source):
 
     def encoded(self, index: int) -> EncodedFile:
         return self._source.encoded(self._indices[index])
+
+    def image(self, index: int) -> Any:
+        return self._source.image(self._indices[index])
+
+    @property
+    def user_code(self) -> bool:
+        return self._source.user_code
 
     def target(self, index: int) -> Any:
         return self._source.target(self._indices[index])
@@ -287,6 +385,14 @@ class _Row(Source):
         source, inner = self._at(index)
         return source.encoded(inner)
 
+    def image(self, index: int) -> Any:
+        source, inner = self._at(index)
+        return source.image(inner)
+
+    @property
+    def user_code(self) -> bool:
+        return any(source.user_code for source in self._sources)
+
     def target(self, index: int) -> Any:
         source, inner = self._at(index)
         return source.target(inner)
@@ -304,13 +410,15 @@ class _Row(Source):
         return source.sample(inner, image)
 
     def _at(self, index: int) -> tuple[Source, int]:
+        if index < 0:
+            index += len(self)
         number = bisect_right(self._ends, index)
         before = self._ends[number - 1] if number else 0
         return self._sources[number], index - before
 
 
-def _read(path: str | os.PathLike[str]) -> EncodedFile:
-    return EncodedFile(Path(path).read_bytes(), os.fspath(path))
+def _read(path: str | os.PathLike[str], *, as_it_is: bool = False) -> EncodedFile:
+    return EncodedFile(Path(path).read_bytes(), os.fspath(path), as_it_is=as_it_is)
 
 
 def _told(error: BaseException) -> str:

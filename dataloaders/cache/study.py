@@ -39,7 +39,7 @@ from dataloaders.random_states import random_states_kept
 from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.table import same_bits
 
-__all__ = ["Findings", "Study"]
+__all__ = ["Findings", "Study", "same_samples"]
 
 _PROVED = 4
 _MEASURED = 16
@@ -218,7 +218,7 @@ class Study:
                 return "samples go through its transforms in different ways"
             calls = now
             # A tail with generators of its own gives other values each time: nothing to compare.
-            if not _same(ours, theirs) and _same(self._theirs(index), theirs):
+            if not same_samples(ours, theirs) and same_samples(self._theirs(index), theirs):
                 return "what its transforms give is changed or seeded elsewhere in the dataset"
         return calls if calls else _UNREAD
 
@@ -330,7 +330,8 @@ def _difference(one: _Cells, other: _Cells) -> str:
     return ""
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_samples(one: Any, other: Any) -> bool:
+    """Whether they are of the same types, structure and values, to the bit."""
     try:
         return not _difference(split(one), split(other))
     except CacheError:
@@ -342,12 +343,12 @@ def _equal(one: Any, other: Any) -> bool:
         plain = one.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
         return one.layout is other.layout is torch.strided and same_bits(*plain)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(same_samples(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same_samples, one, other))
     if hasattr(one, "__dict__") and type(one) is type(other):
         if any(True for _ in leaves(one)):
-            return all(map(_same, leaves(one), leaves(other)))
+            return all(map(same_samples, leaves(one), leaves(other)))
         own: Any = type(one).__eq__
-        return _same(vars(one), vars(other)) if own is object.__eq__ else bool(one == other)
+        return same_samples(vars(one), vars(other)) if own is object.__eq__ else bool(one == other)
     return type(one) is type(other) and bool(one == other)
