@@ -85,6 +85,7 @@ _OURS = {
     )
 }
 
+
 def entries() -> dict[str, Entry]:
     """Every backend that can be named, ours first, then those of installed packages."""
     found = dict(_OURS)

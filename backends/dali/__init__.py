@@ -1,11 +1,15 @@
 """Decoding and augmentation by NVIDIA DALI, of the dataset and transforms as they stand.
 
-    sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest ──> tail ──> collate
-    torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
+sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest ──> tail ──> collate
+torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
 
-source of the images: sources/     the chain, cut up: plan.py, nodes.py     one epoch's settings: job.py
-DALI's pipeline: graph.py          behind it: behind.py, line.py, courier.py
-for the loop: session.py, epoch.py, collate.py, task.py
+job.py       what is made, settled at each iter()     describe.py   the same, as a plan
+plan.py      the chain cut up: graph, behind, tail    nodes.py      what DALI does exactly
+sources/     the images of a dataset, by index        header, odd   files that Pillow decodes
+graph.py     DALI's pipeline                          behind.py     what is done behind it
+line.py      both, on a thread: courier.py            task.py       a batch on its way
+session.py   what lives across epochs                 epoch.py      what a loop iterates
+collate.py   batches of images, targets and the rest
 """
 
 from __future__ import annotations
@@ -67,16 +71,21 @@ class Dali(Backend):
             if value == "auto":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"Dali({option}={value!r}): must be an int of at least 1, or 'auto'")
+                raise OptionError(
+                    f"Dali({option}={value!r}): must be an int of at least 1, or 'auto'"
+                )
         if isinstance(self.fast, str) or not set(self.fast) <= set(FAST):
             raise OptionError(
-                f"Dali(fast={self.fast!r}): must be names out of {', '.join(map(repr, FAST))}, as in "
-                f"fast=({next(iter(FAST))!r},)"
+                f"Dali(fast={self.fast!r}): must be names out of {', '.join(map(repr, FAST))}, as "
+                f"in fast=({next(iter(FAST))!r},)"
             )
         object.__setattr__(self, "fast", tuple(self.fast))  # it is compared and hashed
 
     def explain(self, loader: Specification) -> Plan:
-        """Each transform and where it runs, or what stands in the way. Reads no sample."""
+        """Each transform and where it runs, or what stands in the way.
+
+        Reads up to four samples of a dataset when asked of it for the first time.
+        """
         try:
             job = self.job(loader)
             if isinstance(job, str):

@@ -169,9 +169,7 @@ def _pixels(picture: Any) -> torch.Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)
 
 
-def _together(
-    images: Images, made: list[torch.Tensor], touched: Sequence[int]
-) -> Images:
+def _together(images: Images, made: list[torch.Tensor], touched: Sequence[int]) -> Images:
     """``made`` as one tensor again, in the memory of ``images`` where that fits."""
     first = made[0]
     if any(m.shape != first.shape or m.dtype is not first.dtype for m in made):

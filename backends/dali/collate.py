@@ -26,7 +26,7 @@ from dataloaders.seeding import seed_generators
 
 from .behind import Images
 from .sources import Source
-from .task import Failed, Made, Redo, Task
+from .task import Made, Redo, Task
 
 __all__ = ["Assembly"]
 
@@ -40,7 +40,6 @@ class Assembly:
         collate_fn: the loader's.
         batched: whether it is given lists of samples (False: ``batch_size=None``).
         wraps: whether a sample's image is a torchvision ``tv_tensors.Image``.
-        where: of each sample's image, the transform that is in the way of errors; for notes.
     """
 
     def __init__(
@@ -84,7 +83,8 @@ class Assembly:
                 try:
                     samples.append(self._dataset[key])
                 except Exception as error:
-                    raise noted(error, task, place) from None
+                    noted(error, task, place)
+                    raise
         if self._collate_fn is default_collate and self._batched:
             return default_collate(samples)
         return self._collated(task, samples)
@@ -99,7 +99,8 @@ class Assembly:
                 try:
                     samples.append(self._source.sample(key, view))
                 except Exception as error:
-                    raise noted(error, task, place)
+                    noted(error, task, place)
+                    raise
         return samples
 
     def _views(self, images: Images) -> Sequence[torch.Tensor]:

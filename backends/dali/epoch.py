@@ -1,6 +1,6 @@
 """What a loop iterates: keys drawn and batches finished on its own thread, images made elsewhere.
 
-    next(): sampler ──keys, words──> Task ──readers──> Trip ═══ line ═══> Item ──Assembly──> batch
+next(): sampler ──keys, words──> Task ──readers──> Trip ═══ line ═══> Item ──Assembly──> batch
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """What is to be made of a loader's dataset, and where: settled anew at each ``iter()``.
 
-    dataset ──source_for──> Source ─┐
-    its transform ──work_of──> Work ┼──> Job, or what stands in the way
-    options, device ────────────────┘
+dataset ──source_for──> Source ─┐
+its transform ──work_of──> Work ┼──> Job, or what stands in the way
+options, device ────────────────┘
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +27,12 @@ __all__ = ["Job", "job_of"]
 
 _MOST_THREADS = 32
 _DEPTH = 3
+
+
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, Source | str]] = (
+    weakref.WeakKeyDictionary()
+)
+"""That a source is the dataset's own is proved on samples: once for each loader and dataset."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +66,7 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
             "backend='prefetch'"
         )
     device = device_of(getattr(loader, "device", None))
-    source = source_for(loader.dataset)
+    source = _source(loader)
     if isinstance(source, str):
         return source
     where = "cuda" if device.type == "cuda" else "cpu"
@@ -75,3 +82,11 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
         _DEPTH if options.depth == "auto" else options.depth,
         loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1,
     )
+
+
+def _source(loader: Specification) -> Source | str:
+    dataset, found = _KNOWN.get(loader, (None, ""))
+    if dataset is not loader.dataset:
+        found = source_for(loader.dataset)
+        _KNOWN[loader] = loader.dataset, found
+    return found

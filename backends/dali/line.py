@@ -112,7 +112,7 @@ class Line:
             images = dense(images, self._empty)
             ready = None
             if self._stream is not None:
-                ready = torch.cuda.Event()
+                ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record(self._stream)
         return Made(task, images, ready)
 

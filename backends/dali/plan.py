@@ -196,9 +196,7 @@ def _graph(places: Sequence[_Place], device: str, fast: Collection[str]) -> InGr
             break
         nodes.append(node)
         taken.append(place)
-    return InGraph(
-        tuple(nodes), tuple(place.number for place in taken), _members(taken), why
-    )
+    return InGraph(tuple(nodes), tuple(place.number for place in taken), _members(taken), why)
 
 
 def _parts(places: Sequence[_Place]) -> Iterator[Part]:

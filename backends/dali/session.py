@@ -1,8 +1,8 @@
 """What DALI holds open for one loader: the order of its samples, and a lane with graph and threads.
 
-    epoch() ──> order: stock over the loader with keys in place of samples
-            ──> lane: Line (graph, threads behind it) + Courier (thread) + readers, kept
-            ──> DaliEpoch
+epoch() ──> order: stock over the loader with keys in place of samples
+        ──> lane: Line (graph, threads behind it) + Courier (thread) + readers, kept
+        ──> DaliEpoch
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import BatchSampler
 
 from dataloaders import registry

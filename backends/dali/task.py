@@ -1,9 +1,9 @@
 """One batch on its way: what the sampler gave, what was read, and what became of it.
 
-    Task ──line──> Made        the images, where the batch is delivered
-                   Redo        something went wrong: the dataset itself is asked, sample by sample
-                   Failed      what is raised in place of the batch
-                   Ended       the epoch is over
+Task ──line──> Made        the images, where the batch is delivered
+               Redo        something went wrong: the dataset itself is asked, sample by sample
+               Failed      what is raised in place of the batch
+               Ended       the epoch is over
 """
 
 from __future__ import annotations
