@@ -375,16 +375,12 @@ def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
     assert done.stderr.count("stays stock") == 1
 
 
-@pytest.mark.parametrize(
-    ("backend", "says"),
-    [("dali", "planned and not built yet"), ("nonsense", "the names are: stock, prefetch")],
-)
 def test_run_refuses_a_backend_that_is_not_there(
-    backend: str, says: str, command: Callable[..., Done], tmp_path: Path
+    command: Callable[..., Done], tmp_path: Path
 ) -> None:
-    done = command("run", "--backend", backend, write(tmp_path, "print('ran')"))
+    done = command("run", "--backend", "nonsense", write(tmp_path, "print('ran')"))
     assert done.status == 2
-    assert says in done.err
+    assert "the names are: stock, prefetch" in done.err
     assert "ran" not in done.out
 
 
@@ -458,7 +454,7 @@ def test_backends_are_listed_with_what_they_lack(
     assert rows["synthetic"].rstrip().endswith("yes")
     assert rows["prefetch"].rstrip().endswith("yes")
     assert rows["h5"].rstrip().endswith("yes")
-    assert "not built yet in this version" in rows["dali"]
+    assert rows["dali"].rstrip().endswith("yes")
     assert "from the package third" in rows["odd"]
     assert "no_such_module" in done.out
     assert "CUDA: " in done.out

@@ -40,7 +40,7 @@ class Mine(Stock):
 
 def test_ours_are_found_by_name() -> None:
     assert registry.load("stock") is backends.stock.Stock
-    assert list(registry.entries())[:4] == ["stock", "prefetch", "h5", "synthetic"]
+    assert list(registry.entries())[:4] == ["stock", "prefetch", "h5", "dali"]
     for name, entry in registry.entries().items():
         assert entry.name == name
         assert entry.summary
@@ -55,12 +55,41 @@ def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
     assert issubclass(UnknownBackend, DataLoadersError)
 
 
-@pytest.mark.parametrize("name", ["dali"])
-def test_a_planned_name_is_answered_as_planned(name: str) -> None:
-    if name in registry.entries():
-        pytest.skip(f"{name} is built by now")
-    with pytest.raises(UnknownBackend, match=f"'{name}' is planned and not built yet .*: stock"):
-        DataLoader(DATASET, backend=name)
+@pytest.mark.parametrize(
+    ("stand_in", "says"),
+    [
+        ("raise ImportError('no DALI here')", "which cannot be imported (no DALI here)"),
+        ("__version__ = '0.9.3'", "needs NVIDIA DALI 1.50 or newer, and 0.9.3 is installed"),
+    ],
+    ids=["missing", "too old"],
+)
+def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(
+    stand_in: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia" / "dali").mkdir(parents=True)
+    (tmp_path / "nvidia" / "__init__.py").write_text("")
+    (tmp_path / "nvidia" / "dali" / "__init__.py").write_text(stand_in)
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from dataloaders import DataLoader
+        from dataloaders.errors import MissingDependency
+        for cuda in ("13.0", "12.8", None):
+            torch.version.cuda = cuda
+            try:
+                DataLoader(range(8), backend="dali").explain()
+                iter(DataLoader(range(8), backend="dali"))
+            except MissingDependency as error:
+                print(error)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line, package in zip(lines, ("cuda130", "cuda120", "cuda130"), strict=True):
+        assert says in line
+        assert line.endswith(f"install it with: pip install --upgrade nvidia-dali-{package}")
 
 
 def test_a_third_party_registers_through_its_entry_point(
@@ -191,10 +220,3 @@ class TestEnvironment:
             plan = loader.explain()
             assert plan.backend == "stock"
             assert "stays stock" in str(plan)
-
-    def test_a_planned_one_leaves_the_loader_stock(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        if "dali" in registry.entries():
-            pytest.skip("dali is built by now")
-        monkeypatch.setenv(VARIABLE, "dali")
-        with pytest.warns(BackendWarning, match="planned and not built yet"):
-            assert len(list(DataLoader(DATASET))) == len(DATASET)

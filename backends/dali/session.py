@@ -97,10 +97,11 @@ class DaliSession(Session):
             "timeout": 0,
             "worker_init_fn": None,
             "pin_memory": False,
-            "_iterator": None,
         }
         if loader.batch_sampler is None:  # batch_size=None: batches of one, taken apart again
             changes["batch_sampler"] = BatchSampler(loader.sampler, 1, False)
+        # Not what holds this session open: it would hold itself.
+        changes.update({name: None for name in _OPEN if name in loader.__dict__})
         if self._order is None or self._view is None:
             self._view = view_of(loader, **changes)
             self._order = registry.load("stock")(gather=False).open(self._view)  # type: ignore[call-arg]
@@ -150,6 +151,8 @@ class _Lane:
 
 
 _READERS = 4
+
+_OPEN = ("_iterator", "_session", "_placed", "_source")
 
 
 def _end(courier: Courier, readers: ThreadPoolExecutor) -> None:

@@ -5,6 +5,7 @@ A `Case` makes the arguments of one loader afresh, so that two loaders share no 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -222,6 +223,17 @@ def _empty() -> dict[str, Any]:
     return {"dataset": nothing, "batch_size": 2, "sampler": SequentialSampler(nothing)}
 
 
+def _images(kind: str) -> dict[str, Any]:
+    from torchvision import transforms
+
+    from . import photos
+
+    chain = transforms.Compose(
+        [transforms.Resize((14, 18)), transforms.CenterCrop(12), transforms.ToTensor()]
+    )
+    return {"dataset": getattr(photos, kind)(chain), "batch_size": 4, "shuffle": True}
+
+
 CASES = (
     Case("tensors", lambda: {"dataset": _tensors(), "batch_size": 4}),
     Case("tensors shuffled", lambda: {"dataset": _tensors(), "batch_size": 4, "shuffle": True}),
@@ -305,5 +317,14 @@ CASES = (
             "batch_size": 3,
             "shuffle": True,
         },
+    ),
+    *(
+        Case(name, functools.partial(_images, kind))
+        for name, kind in (
+            ("folder of photos", "folder"),
+            ("photos by their files", "Files"),
+            ("pixels in memory", "Digits"),
+            ("photos opened by own code", "Opened"),
+        )
     ),
 )

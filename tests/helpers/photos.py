@@ -1,0 +1,115 @@
+"""Image datasets as people have them: folders, files by a protocol, arrays, code of one's own."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.datasets import CIFAR10, MNIST, ImageFolder
+
+__all__ = ["SIZE", "Digits", "Files", "Opened", "Tiny", "folder", "picture", "write_folder"]
+
+SIZE = 11
+"""Images in each: prime, so that no batch size but 1 divides it."""
+
+Transform = Callable[[Any], Any] | None
+
+
+def picture(number: int, height: int | None = None, width: int | None = None) -> Image.Image:
+    """A smooth picture of RGB, another one for each number."""
+    random = np.random.default_rng(number)
+    height = height or 20 + 7 * (number % 5)
+    width = width or 24 + 5 * (number % 4)
+    coarse = random.integers(0, 256, (max(1, height // 4), max(1, width // 4), 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height))
+
+
+def write_folder(root: Path, images: int = SIZE, format: str = "JPEG") -> Path:
+    """Classes of JPEG files, as ImageFolder reads them."""
+    for number in range(images):
+        place = root / f"class{number % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        picture(number).save(place / f"{number:03}.{format.lower()}", format, quality=90)
+    return root
+
+
+@functools.cache
+def _shared() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="dataloaders-photos-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return write_folder(root)
+
+
+def folder(transform: Transform = None, target_transform: Transform = None) -> ImageFolder:
+    """An ImageFolder of `SIZE` JPEG files, the same files in all of this process."""
+    return ImageFolder(_shared(), transform, target_transform)
+
+
+class Files(Dataset[Any]):
+    """A dataset with the protocol's two methods, and samples that are dicts."""
+
+    def __init__(self, transform: Transform = None) -> None:
+        self.paths = sorted(_shared().rglob("*.jpeg"))
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def encoded(self, index: int) -> Path:
+        return self.paths[index]
+
+    def target(self, index: int) -> int:
+        return 3 * index
+
+    def assemble(self, image: Any, target: int) -> dict[str, Any]:
+        return {"image": image, "meta": {"label": target, "name": f"n{target}"}}
+
+    def __getitem__(self, index: int) -> Any:
+        image: Any = Image.open(self.paths[index]).convert("RGB")
+        image = image if self.transform is None else self.transform(image)
+        return self.assemble(image, self.target(index))
+
+
+class Digits(MNIST):
+    """torchvision's MNIST, of noise that is in memory from the start."""
+
+    def __init__(self, transform: Transform = None, target_transform: Transform = None) -> None:
+        self.data = torch.randint(
+            0, 256, (SIZE, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+        )
+        self.targets = torch.arange(SIZE) % 10
+        self.transform = transform
+        self.target_transform = target_transform
+
+
+class Tiny(CIFAR10):
+    """torchvision's CIFAR10, of noise that is in memory from the start."""
+
+    def __init__(self, transform: Transform = None) -> None:
+        self.data = np.random.default_rng(2).integers(0, 256, (SIZE, 32, 32, 3), np.uint8)
+        self.targets = [number % 10 for number in range(SIZE)]
+        self.transform = transform
+        self.target_transform = None
+
+
+class Opened(Dataset[Any]):
+    """A dataset of somebody's own, which decodes by code of its own and calls its transform."""
+
+    def __init__(self, transform: Transform = None) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        image: Any = picture(index)
+        return image if self.transform is None else self.transform(image), index

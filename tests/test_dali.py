@@ -1,0 +1,209 @@
+"""backend="dali": stock's samples, order and crops; endings and errors; what it says of itself.
+
+Pixels on the CPU are held against stock's to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    ConcatDataset,
+    RandomSampler,
+    Subset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from dataloaders import DataLoader
+from helpers.compare import assert_same, run_epochs, seed_everything
+from helpers.photos import SIZE, Digits, Files, Tiny, folder
+
+pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+V1 = transforms.Compose(
+    [
+        transforms.RandomResizedCrop(16),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ]
+)
+V2 = v2.Compose(
+    [
+        v2.ToImage(),
+        v2.RandomResizedCrop(16, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ]
+)
+BYTES = transforms.Compose([transforms.RandomResizedCrop(12), transforms.PILToTensor()])
+FIXED = transforms.Compose([transforms.Resize((14, 18)), transforms.ToTensor()])
+ERASED = transforms.Compose(
+    [transforms.RandomCrop(12), transforms.ToTensor(), transforms.RandomErasing(p=0.5)]
+)
+CHAINS = {"v1": V1, "v2": V2, "bytes": BYTES, "fixed": FIXED, "erased": ERASED}
+
+
+def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """The same loader on stock and on dali."""
+    options = {"batch_size": 4, **options}
+    ours: DataLoader[Any] = DataLoader(dataset, backend="dali", device="cpu", **options)
+    return DataLoader(dataset, **options), ours
+
+
+# The same as stock under seed=
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_crops_are_stocks_to_the_bit(chain: Any) -> None:
+    theirs, ours = pair(folder(chain), shuffle=True, seed=5)
+    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda: folder(V1, target_transform=str),
+        lambda: Files(V1),
+        lambda: Tiny(V1),
+        lambda: Digits(transforms.Compose([transforms.RandomCrop(20), transforms.ToTensor()])),
+        lambda: Subset(folder(V1), [3, 1, 1, 8, 2]),
+        lambda: ConcatDataset([folder(V1), Subset(folder(V1), range(4))]),
+    ],
+    ids=["target_transform", "protocol", "CIFAR10", "MNIST", "subset", "concat"],
+)
+def test_samples_of_every_kind_of_dataset_are_stocks(dataset: Callable[[], Any]) -> None:
+    theirs, ours = pair(dataset(), shuffle=True, seed=1, drop_last=True)
+    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+
+
+def test_stocks_workers_and_set_epoch_change_nothing() -> None:
+    theirs, ours = pair(folder(V1), shuffle=True, seed=2, num_workers=2)
+    for loader in (theirs, ours):
+        loader.set_epoch(7)
+    first = list(ours)
+    assert_same(first, list(theirs))
+    ours.set_epoch(8)
+    assert not torch.equal(next(iter(ours))[0], first[0][0])
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda data: RandomSampler(data, replacement=True, num_samples=17),
+        lambda data: WeightedRandomSampler([float(n + 1) for n in range(SIZE)], 9),
+        lambda data: DistributedSampler(data, num_replicas=3, rank=1, seed=4),
+    ],
+    ids=["replacement", "weighted", "distributed"],
+)
+def test_samplers_are_torchs(sampler: Callable[[Any], Any]) -> None:
+    data = folder(V1)
+    theirs, ours = pair(data, sampler=sampler(data), seed=3)
+    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+
+
+def test_the_users_random_target_transform_finds_the_generators_as_under_stock() -> None:
+    theirs, ours = pair(folder(V1, target_transform=blurred), seed=6)
+    before = torch.get_rng_state()
+    got = list(ours)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_same(got, list(theirs))
+
+
+def blurred(target: int) -> float:
+    return target + float(torch.rand(()))
+
+
+# Without seed=
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_without_a_seed_order_and_generators_are_torchs(num_workers: int) -> None:
+    data = folder(FIXED)
+    theirs: Any = torch.utils.data.DataLoader(data, 4, shuffle=True, num_workers=num_workers)
+    ours: Any = DataLoader(data, 4, shuffle=True, num_workers=num_workers, backend="dali")
+    expected, got = run_epochs(theirs), run_epochs(ours)
+    assert_same(got.batches, expected.batches)
+    assert_same(got.states, expected.states)
+    assert got.length == expected.length == 3
+
+
+def test_without_a_seed_crops_follow_torchs_base_seed() -> None:
+    _, ours = pair(folder(V1))
+    epochs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        epochs.append(torch.cat([images for images, _ in ours]))
+    assert torch.equal(epochs[0], epochs[1])
+    assert not torch.equal(epochs[0], epochs[2])
+    torch.manual_seed(1)
+    twice = [torch.cat([images for images, _ in ours]) for _ in range(2)]
+    assert not torch.equal(twice[0], twice[1])
+
+
+# Collation
+
+
+def test_a_collate_fn_of_the_users_own_gets_samples_and_stocks_random_numbers() -> None:
+    theirs, ours = pair(folder(V2), seed=4, collate_fn=mixed)
+    assert_same(list(ours), list(theirs))
+
+
+def mixed(samples: list[Any]) -> Any:
+    images, targets = v2.MixUp(num_classes=3)(*default_collate(samples))
+    return {"images": images, "targets": targets, "type": type(samples[0][0]).__name__}
+
+
+def test_samples_one_by_one() -> None:
+    theirs, ours = pair(folder(V1), seed=4, batch_size=None)
+    assert_same(list(ours), list(theirs))
+    assert len(ours) == len(list(ours)) == SIZE
+
+
+def test_images_of_several_sizes_meet_torchs_error_or_the_users_collate_fn() -> None:
+    theirs, ours = pair(folder(transforms.ToTensor()), seed=1)
+    for loader in (theirs, ours):
+        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+            next(iter(loader))
+    theirs, ours = pair(folder(transforms.ToTensor()), seed=1, collate_fn=list)
+    assert_same(list(ours), list(theirs))
+
+
+def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch() -> None:
+    data = Twice(V1)
+    theirs, ours = pair(data, seed=1)
+    got = list(ours)
+    assert_same(got, list(theirs))
+    got[0]["one"].zero_()
+    assert got[0]["two"].any()
+
+
+class Twice(Files):
+    def assemble(self, image: Any, target: int) -> dict[str, Any]:
+        return {"one": image, "two": image}
+
+
+def test_batches_may_be_kept_and_written_to() -> None:
+    _, ours = pair(folder(BYTES), seed=1)
+    kept = list(ours)
+    before = [images.clone() for images, _ in kept]
+    for images, _ in ours:
+        images.zero_()
+    assert_same([images for images, _ in kept], before)
+
+
+def test_state_of_the_loops_own_generators_is_left_alone_between_batches() -> None:
+    _, ours = pair(folder(ERASED), shuffle=True, seed=1)
+    seed_everything()
+    states = [torch.get_rng_state() for _ in ours]
+    assert all(torch.equal(state, states[0]) for state in states)
