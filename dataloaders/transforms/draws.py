@@ -81,7 +81,8 @@ class Draws:
         """uint32 [n, count]: the next words of each stream, which stays where it is."""
         self._at_hand(count)
         columns = self._column[:, None] + np.arange(count)
-        return self._window[self._rows[:, None], columns]
+        found: npt.NDArray[np.uint32] = self._window[self._rows[:, None], columns]
+        return found
 
     def skip(self, count: Any, where: Where = None) -> None:
         """Move the streams on by ``count`` words, a number or [n]."""
@@ -216,8 +217,7 @@ class Normal:
 def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
     """float32 in [0, 1): what ``torch.rand`` makes of each word."""
     values = (words & np.uint32(0xFFFFFF)).astype(np.float32)
-    values *= np.float32(2.0**-24)
-    return values
+    return np.asarray(values * np.float32(2.0**-24), np.float32)
 
 
 def between(words: npt.NDArray[np.uint32], low: Any, high: Any) -> npt.NDArray[np.float32]:
@@ -227,7 +227,7 @@ def between(words: npt.NDArray[np.uint32], low: Any, high: Any) -> npt.NDArray[n
     if _fused():
         low64 = low32.astype(np.float64)
         # Exact: 24 bits times 24 bits.
-        product = unit(words) * width.astype(np.float64)
+        product = unit(words).astype(np.float64) * width
         total = product + low64
         if not _exact(low64, width):
             total = _to_odd(total, product, low64)
@@ -250,7 +250,7 @@ def _fused() -> bool:
     width = np.float32(1.0) - low
     if np.array_equal(made, value * width + low):
         return False
-    if np.array_equal(made, (value * np.float64(width) + np.float64(low)).astype(np.float32)):
+    if np.array_equal(made, (value.astype(np.float64) * width + low).astype(np.float32)):
         return True
     raise AssertionError("torch.Tensor.uniform_ makes numbers of words in a way not known here")
 
