@@ -6,30 +6,11 @@ from typing import Any
 
 import pytest
 import torchvision.transforms as v1
-from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
 
-from helpers.drawn import check_exact, picture
+from helpers.drawn import FORMS, check_exact, images_of
 
-SIZES = [(23, 17), (8, 40), (31, 32)]
 BOTH = {"v1": v1, "v2": v2}
-
-
-def images_of(form: str) -> list[Any]:
-    """Three images of different sizes, as ``form`` says."""
-    mode = "L" if "grey" in form else "RGB"
-    images: list[Any] = [picture(*size, mode) for size in SIZES]
-    if "tensor" in form:
-        images = [functional.pil_to_tensor(image) for image in images]
-    if "floats" in form:
-        images = [image / 255 for image in images]
-    if "tv" in form:
-        images = [tv_tensors.Image(image) for image in images]
-    return images
-
-
-FORMS = ["PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv"]
 
 CHAINS: dict[str, Any] = {
     "jitter": lambda lib: lib.ColorJitter(0.4, 0.4, 0.4, 0.1),

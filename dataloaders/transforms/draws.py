@@ -18,7 +18,8 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,6 +37,9 @@ _WINDOW = 64
 # of a last pair for the next call.
 _AT_ONCE = 16
 _WORDS_OF_A_PAIR = 4
+# So many bits in a row are found at one place of a stream only: 24 of each word.
+_TELLING = 5
+_FARTHEST = 2**16
 
 
 class Draws:
@@ -60,6 +64,7 @@ class Draws:
         self._furthest = 0
         self._pythons: dict[int, random.Random] = {}
         self._kept: dict[int, tuple[tuple[tuple[int, int], ...], int]] = {}
+        self._generators: dict[int, tuple[torch.Generator, int]] = {}
 
     def __len__(self) -> int:
         return len(self._words)
@@ -165,6 +170,23 @@ class Draws:
             low, high = (int(word) for word in self._words[sample, 2:])
             self._pythons[sample] = random.Random(low | high << 32)
         return self._pythons[sample]
+
+    @contextmanager
+    def generator(self, sample: int) -> Iterator[torch.Generator]:
+        """A generator that stands where torch's does for this sample; its stream goes on after it.
+
+        For a few numbers that no other method draws, such as those of Dirichlet's distribution.
+        """
+        seed, position = int(self._words[sample, 0]), int(self.position[sample])
+        generator, before = self._generators.get(sample, (None, 0))
+        if generator is None:
+            generator = torch.Generator().manual_seed(seed)
+        _pass_over(generator, position - before)
+        yield generator
+        taken = _taken(generator, seed, position)
+        self.skip(taken, self._rows == sample)
+        # Kept, for it may have kept the second of a pair of normal values, as torch's does.
+        self._generators[sample] = generator, position + taken
 
     def _at_hand(self, count: int) -> None:
         """See to it that each window has the next ``count`` words."""
@@ -333,6 +355,26 @@ def _place(generator: torch.Generator, seed: int, position: int) -> None:
 def _pass_over(generator: torch.Generator, words: int) -> None:
     if words:
         torch.empty(words).uniform_(generator=generator)  # one word a value
+
+
+def _taken(generator: torch.Generator, seed: int, position: int) -> int:
+    """How many words ``generator`` has given since it stood at ``position`` of this stream.
+
+    Raises:
+        RuntimeError: they are too many to look for.
+    """
+    state = generator.get_state()
+    following = torch.empty(_TELLING).uniform_(generator=generator).numpy()
+    generator.set_state(state)
+    count = 2 * _WINDOW
+    while count <= _FARTHEST:
+        stream = unit(_streams([seed], [position], count)[0])
+        windows = np.lib.stride_tricks.sliding_window_view(stream, _TELLING)
+        found = np.flatnonzero((windows == following).all(axis=1))
+        if len(found):
+            return int(found[0])
+        count *= 4
+    raise RuntimeError(f"more than {_FARTHEST // 4} words were drawn for one sample at once")
 
 
 @functools.cache

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision import tv_tensors
 from torchvision.transforms.functional import get_dimensions
+from torchvision.transforms.v2 import functional
 
 from dataloaders.random_states import random_states_kept
 from dataloaders.randomness import words
@@ -21,9 +23,28 @@ from dataloaders.transforms.actions import Action, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
 
+FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv")
+"""In which an image may come to a transform."""
+
+
+def images_of(form: str, sizes: Sequence[tuple[int, int]] = ((23, 17), (8, 40), (31, 32))) -> Any:
+    """An image of each of ``sizes``, (height, width), in one of `FORMS`."""
+    mode = "L" if "grey" in form else "RGB"
+    images: list[Any] = [picture(*size, mode) for size in sizes]
+    if "tensor" in form:
+        images = [functional.pil_to_tensor(image) for image in images]
+    if "floats" in form:
+        images = [image / 255 for image in images]
+    if "tv" in form:
+        images = [tv_tensors.Image(image) for image in images]
+    return images
+
 
 def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """A PIL image of slopes, edges and noise: with dark, light, grey and coloured parts."""
+    """A PIL image of slopes, edges and noise: with dark, light, grey and coloured parts.
+
+    Of odd width: pale, so that no level is black or white.
+    """
     generator = np.random.default_rng((seed, height, width))
     y, x = np.mgrid[0:height, 0:width]
     slopes = np.stack([x * 255 / width, y * 200 / height + 20, (x + y) * 255 / (width + height)])
@@ -34,6 +55,8 @@ def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.
         :, None, None
     ]
     pixels[1:, height // 2 :, -width // 4 :] = pixels[0, height // 2 :, -width // 4 :]
+    if width % 2:  # not all levels from 0 to 255
+        pixels = 20 + pixels * 0.7
     return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "RGB").convert(mode)
 
 
