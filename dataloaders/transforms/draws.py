@@ -184,7 +184,8 @@ class Draws:
         _pass_over(generator, position - before)
         yield generator
         taken = _taken(generator, seed, position)
-        self.skip(taken, self._rows == sample)
+        self._column[sample] += taken
+        self._furthest = max(self._furthest, int(self._column[sample]))
         # Kept, for it may have kept the second of a pair of normal values, as torch's does.
         self._generators[sample] = generator, position + taken
 
@@ -369,10 +370,9 @@ def _taken(generator: torch.Generator, seed: int, position: int) -> int:
     count = 2 * _WINDOW
     while count <= _FARTHEST:
         stream = unit(_streams([seed], [position], count)[0])
-        windows = np.lib.stride_tricks.sliding_window_view(stream, _TELLING)
-        found = np.flatnonzero((windows == following).all(axis=1))
-        if len(found):
-            return int(found[0])
+        for place in np.flatnonzero(stream == following[0]).tolist():
+            if np.array_equal(stream[place : place + _TELLING], following):
+                return int(place)
         count *= 4
     raise RuntimeError(f"more than {_FARTHEST // 4} words were drawn for one sample at once")
 
