@@ -187,10 +187,9 @@ def _seed_behind(task: Task, place: int) -> None:
     seed_generators(_words(task, place))
     if task.draws is None:
         return
-    given, python = task.draws.left(place)
-    torch.rand(given)  # as many steps of the twister
-    if python is not None:
-        random.setstate(python.getstate())
+    with task.draws.generator(place) as generator:
+        torch.default_generator.set_state(generator.get_state())
+    random.setstate(task.draws.python(place).getstate())
 
 
 def _words(task: Task, place: int) -> tuple[int, int, int, int]:
