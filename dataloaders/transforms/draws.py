@@ -9,22 +9,33 @@ the same values to the bit, in about 2 microseconds a sample and a few a call.
 
 torch's generator is MT19937 with Knuth's initialisation by one word, as NumPy's legacy seeding is
 (Matsumoto and Nishimura, 1998); how words become numbers is ATen's ``TransformationHelper.h``.
+What ATen makes of many words in ways that differ between machines, `normal` and `choose` leave to
+torch itself, at the place where the stream is.
 """
 
 from __future__ import annotations
 
+import functools
 import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-__all__ = ["Draws", "Where"]
+__all__ = ["Draws", "Normal", "Where"]
 
 Where: TypeAlias = "npt.NDArray[np.bool_] | None"
 """For each sample whether it draws, or takes part; None: all do."""
 
-_FIRST_LENGTH = 64
+_WINDOW = 64
+# ATen fills 16 normal values at a time; fewer than that it draws two by two, and keeps the second
+# of a last pair for the next call.
+_AT_ONCE = 16
+_WORDS_OF_A_PAIR = 4
 
 
 class Draws:
@@ -41,25 +52,46 @@ class Draws:
     def __init__(self, words: npt.ArrayLike) -> None:
         self._words = np.asarray(words, np.uint64).reshape(-1, 4)
         self._rows = np.arange(len(self._words))
-        self._position = np.zeros(len(self._words), np.int64)
-        self._stream = np.empty((len(self._words), 0), np.uint32)
+        # Of each stream a window is at hand; `_column` is where in its window the stream is, and
+        # no column is beyond `_furthest`.
+        self._window = np.empty((len(self._words), 0), np.uint32)
+        self._begin = np.zeros(len(self._words), np.int64)
+        self._column = np.zeros(len(self._words), np.int64)
+        self._furthest = 0
         self._pythons: dict[int, random.Random] = {}
+        self._kept: dict[int, tuple[tuple[tuple[int, int], ...], int]] = {}
 
     def __len__(self) -> int:
         return len(self._words)
 
+    @property
+    def position(self) -> npt.NDArray[np.int64]:
+        """int64 [n]: how many words each stream has given."""
+        return self._begin + self._column
+
     def words(self, where: Where = None) -> npt.NDArray[np.uint32]:
         """uint32 [n]: the next 32 bits of each stream, which all else is made of."""
-        if len(self) and self._position.max() >= self._stream.shape[1]:
-            self._extend()
-        found = self._stream[self._rows, self._position]
-        self._position += 1 if where is None else where
+        self._at_hand(1)
+        found = self._window[self._rows, self._column]
+        self._column += 1 if where is None else where
+        self._furthest += 1
         return found
+
+    def ahead(self, count: int) -> npt.NDArray[np.uint32]:
+        """uint32 [n, count]: the next words of each stream, which stays where it is."""
+        self._at_hand(count)
+        columns = self._column[:, None] + np.arange(count)
+        return self._window[self._rows[:, None], columns]
+
+    def skip(self, count: Any, where: Where = None) -> None:
+        """Move the streams on by ``count`` words, a number or [n]."""
+        steps = np.broadcast_to(np.asarray(count, np.int64), len(self))
+        self._column += steps if where is None else np.where(where, steps, 0)
+        self._furthest = int(self._column.max(initial=0))
 
     def rand(self, where: Where = None) -> npt.NDArray[np.float32]:
         """float32 [n] in [0, 1): ``torch.rand(1)``."""
-        values = (self.words(where) & np.uint32(0xFFFFFF)).astype(np.float32)
-        return np.asarray(values * np.float32(2.0**-24), np.float32)
+        return unit(self.words(where))
 
     def below(self, probability: float, where: Where = None) -> npt.NDArray[np.bool_]:
         """bool [n]: ``torch.rand(1) < probability``; false for those that do not draw."""
@@ -68,9 +100,7 @@ class Draws:
 
     def uniform(self, low: Any, high: Any, where: Where = None) -> npt.NDArray[np.float32]:
         """float32 [n]: ``torch.empty(1).uniform_(low, high)``; the bounds: numbers or [n]."""
-        low32 = np.asarray(low, np.float32)
-        width = np.asarray(high, np.float32) - low32
-        return np.asarray(self.rand(where) * width + low32, np.float32)
+        return between(self.words(where), low, high)
 
     def randint(self, low: Any, high: Any, where: Where = None) -> npt.NDArray[np.int64]:
         """int64 [n] from ``low`` to ``high - 1``: ``torch.randint(low, high, (1,))``.
@@ -90,6 +120,44 @@ class Draws:
             found[:, place], found[self._rows, other] = there, here
         return found
 
+    def choose(self, weights: Sequence[float], where: Where = None) -> npt.NDArray[np.int64]:
+        """int64 [n]: ``torch.multinomial(torch.tensor(weights), 1)``; 0 without a draw."""
+        chances = torch.tensor(weights)
+        found = np.zeros(len(self), np.int64)
+        generator, position = torch.Generator(), self.position
+        for sample in _those(where, len(self)):
+            _place(generator, int(self._words[sample, 0]), int(position[sample]))
+            found[sample] = int(torch.multinomial(chances, 1, generator=generator))
+        self.skip(_words_of_a_choice(len(weights)), where)
+        return found
+
+    def normal(self, shapes: npt.NDArray[np.int64], where: Where = None) -> npt.NDArray[np.object_]:
+        """`Normal` [n]: ``torch.empty(shape).normal_()``, to be made later; None without a draw.
+
+        Args:
+            shapes: int64 [n, dimensions].
+        """
+        found = np.full(len(self), None, object)
+        counts, position = shapes.prod(axis=1), self.position
+        taken = np.zeros(len(self), np.int64)
+        for sample in _those(where, len(self)):
+            place, count = int(position[sample]), int(counts[sample])
+            before, end = self._kept.get(sample, ((), 0))
+            steps = (*before, (place - end, count))
+            found[sample] = Normal(
+                int(self._words[sample, 0]), steps, tuple(map(int, shapes[sample]))
+            )
+            if count >= _AT_ONCE:
+                taken[sample] = count + (_AT_ONCE if count % _AT_ONCE else 0)
+            elif count:
+                fresh = count - bool(before)
+                taken[sample] = (fresh + 1) // 2 * _WORDS_OF_A_PAIR
+                self._kept.pop(sample, None)
+                if fresh % 2:
+                    self._kept[sample] = (steps, place + int(taken[sample]))
+        self.skip(taken, where)
+        return found
+
     def python(self, sample: int) -> random.Random:
         """What stands for the module ``random`` around this sample; it goes on where it was."""
         if sample not in self._pythons:
@@ -97,10 +165,185 @@ class Draws:
             self._pythons[sample] = random.Random(low | high << 32)
         return self._pythons[sample]
 
-    def _extend(self) -> None:
-        length = max(_FIRST_LENGTH, 2 * self._stream.shape[1])
-        self._stream = np.empty((len(self), length), np.uint32)
-        bits: Any = np.random.MT19937(0)
-        for row, word in enumerate(self._words[:, 0].tolist()):
-            bits._legacy_seeding(word)
-            self._stream[row] = bits.random_raw(length)
+    def _at_hand(self, count: int) -> None:
+        """See to it that each window has the next ``count`` words."""
+        width = self._window.shape[1]
+        if self._furthest + count <= width or not len(self):
+            return
+        # The bound was a rough one: samples that did not draw count as if they had.
+        self._furthest = int(self._column.max())
+        if self._furthest + count <= width:
+            return
+        if width < count:
+            self._window = np.empty((len(self), max(_WINDOW, count)), np.uint32)
+            late = self._rows
+        else:
+            late = np.flatnonzero(self._column + count > width)
+        self._begin[late] += self._column[late]
+        self._column[late] = 0
+        self._window[late] = _streams(
+            self._words[late, 0].tolist(), self._begin[late].tolist(), self._window.shape[1]
+        )
+        self._furthest = int(self._column.max())
+
+
+@dataclass(frozen=True)
+class Normal:
+    """``torch.empty(shape).normal_()`` at one place of one stream.
+
+    Attributes:
+        seed: what the generator is seeded with.
+        steps: how many words are passed over, and how many normal values drawn; in turn. The last
+            values are the ones: of those before, torch has kept half a pair.
+        shape: of the tensor.
+    """
+
+    seed: int
+    steps: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+
+    def values(self) -> torch.Tensor:
+        """float32 of that shape."""
+        generator = torch.Generator()
+        generator.manual_seed(self.seed)
+        made = torch.empty(0)
+        for words, count in self.steps:
+            _pass_over(generator, words)
+            made = torch.empty(count).normal_(generator=generator)
+        return made.reshape(self.shape)
+
+
+def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+    """float32 in [0, 1): what ``torch.rand`` makes of each word."""
+    values = (words & np.uint32(0xFFFFFF)).astype(np.float32)
+    values *= np.float32(2.0**-24)
+    return values
+
+
+def between(words: npt.NDArray[np.uint32], low: Any, high: Any) -> npt.NDArray[np.float32]:
+    """float32: what ``uniform_(low, high)`` makes of each word; the bounds: numbers or arrays."""
+    low32, high32 = np.asarray(low, np.float32), np.asarray(high, np.float32)
+    width = high32 - low32
+    if _fused():
+        low64 = low32.astype(np.float64)
+        # Exact: 24 bits times 24 bits.
+        product = unit(words) * width.astype(np.float64)
+        total = product + low64
+        if not _exact(low64, width):
+            total = _to_odd(total, product, low64)
+        found = total.astype(np.float32)
+    else:
+        found = np.asarray(unit(words) * width + low32, np.float32)
+    if _turns_back():
+        np.copyto(found, low32, where=found == high32)
+    return found
+
+
+@functools.cache
+def _fused() -> bool:
+    """Whether torch's ``uniform_`` multiplies and adds in one, with one rounding.
+
+    Its compiler chose that where the processor has it; so ask, of values where it matters.
+    """
+    made, value = _made(0.08, 1.0)
+    low = np.float32(0.08)
+    width = np.float32(1.0) - low
+    if np.array_equal(made, value * width + low):
+        return False
+    if np.array_equal(made, (value * np.float64(width) + np.float64(low)).astype(np.float32)):
+        return True
+    raise AssertionError("torch.Tensor.uniform_ makes numbers of words in a way not known here")
+
+
+@functools.cache
+def _turns_back() -> bool:
+    """Whether ``uniform_`` gives the lower bound where rounding gave the upper; not all torch do.
+
+    Between these two about every second value is rounded up.
+    """
+    made, _ = _made(1.0, 1.0 + 2.0**-23)
+    return not (made > 1.0).any()
+
+
+def _made(low: float, high: float) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """64 values of ``uniform_``, and those between 0 and 1 of the same words."""
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    made: npt.NDArray[np.float32] = (
+        torch.empty(64, dtype=torch.float32, device="cpu")
+        .uniform_(low, high, generator=generator)
+        .numpy()
+    )
+    return made, unit(_streams([0], [0], len(made))[0])
+
+
+def _exact(low: npt.NDArray[np.float64], width: npt.NDArray[np.float32]) -> bool:
+    """Whether 53 bits hold any sum of ``low`` and of ``width`` times 24 bits: of usual bounds."""
+    size = np.abs(low)
+    return bool(np.all((size == 0) | ((size <= 16 * width) & (size * 2.0**20 >= width))))
+
+
+def _to_odd(
+    total: npt.NDArray[np.float64], one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """``one + other``, whose nearest is ``total``, so rounded that rounding again does no harm.
+
+    Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008: of the two numbers
+    around an inexact sum the one whose last bit is set.
+    """
+    part = total - one
+    lost = (one - (total - part)) + (other - part)
+    even = (total.view(np.int64) & 1) == 0
+    return np.where((lost != 0) & even, np.nextafter(total, np.copysign(np.inf, lost)), total)
+
+
+class _Twister(threading.local):
+    """NumPy's generator, one a thread: making one takes as long as seeding it seventy times."""
+
+    def __init__(self) -> None:
+        self.bits: Any = np.random.MT19937(0)
+
+
+_TWISTER = _Twister()
+
+
+def _streams(seeds: list[int], begins: list[int], count: int) -> npt.NDArray[np.uint32]:
+    """uint32 [n, count]: the words of each stream from its beginning on."""
+    bits = _TWISTER.bits
+    seed, words = bits._legacy_seeding, bits.random_raw
+    found = []
+    for word, begin in zip(seeds, begins, strict=True):
+        seed(word)
+        if begin:
+            words(begin, output=False)
+        found.append(words(count))
+    return np.concatenate(found).astype(np.uint32).reshape(len(seeds), count)
+
+
+def _those(where: Where, size: int) -> Sequence[int]:
+    return range(size) if where is None else np.flatnonzero(where).tolist()
+
+
+def _place(generator: torch.Generator, seed: int, position: int) -> None:
+    """``generator`` as it is when it was seeded so and has given ``position`` words."""
+    generator.manual_seed(seed)
+    _pass_over(generator, position)
+
+
+def _pass_over(generator: torch.Generator, words: int) -> None:
+    if words:
+        torch.empty(words).uniform_(generator=generator)  # one word a value
+
+
+@functools.cache
+def _words_of_a_choice(size: int) -> int:
+    """How many words torch takes to choose among so many: found out, for builds differ in it."""
+    generator = torch.Generator()
+    _place(generator, 0, 0)
+    torch.multinomial(torch.ones(size), 1, generator=generator)
+    next_ones = torch.empty(8).uniform_(generator=generator).numpy()
+    stream = unit(_streams([0], [0], 4 * size + 64)[0])
+    for taken in range(len(stream) - len(next_ones)):
+        if np.array_equal(stream[taken : taken + len(next_ones)], next_ones):
+            return taken
+    raise AssertionError(f"torch.multinomial among {size} takes words in a way not known here")
