@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["as_file"]
+__all__ = ["as_file", "pixels_into"]
 
 _BAND_PIXELS = 1 << 18
 """What Pillow gives out at once: its own way to all bytes of a large image copies it twice."""
@@ -28,10 +28,15 @@ def as_file(image: Any) -> npt.NDArray[np.uint8]:
     header = np.frombuffer(b"P6\n%d %d\n255\n" % (width, height), np.uint8)
     file = np.empty(len(header) + 3 * width * height, np.uint8)
     file[: len(header)] = header
-    place = len(header)
-    rows = max(1, _BAND_PIXELS // max(1, width))
+    pixels_into(file[len(header) :], image)
+    return file
+
+
+def pixels_into(flat: npt.NDArray[np.uint8], image: Any) -> None:
+    """Put the pixels of ``image``, a PIL image of mode RGB or L, into ``flat``, row by row."""
+    width, height = image.size
+    rows, place = max(1, _BAND_PIXELS // max(1, width)), 0
     for top in range(0, height, rows):
         band = image.crop((0, top, width, min(height, top + rows))).tobytes()
-        file[place : place + len(band)] = np.frombuffer(band, np.uint8)
+        flat[place : place + len(band)] = np.frombuffer(band, np.uint8)
         place += len(band)
-    return file

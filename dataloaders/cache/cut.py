@@ -31,6 +31,7 @@ __all__ = [
     "Run",
     "cuts_of",
     "equal_state",
+    "part_at",
     "put",
     "sample_of",
     "told",
@@ -144,7 +145,7 @@ class Cut:
             return False
         try:
             return all(
-                _at(row, path) is part
+                part_at(row, path) is part
                 for (_, path), (_, part) in zip(calls, self.made, strict=True)
             )
         except (LookupError, TypeError, AttributeError):
@@ -306,7 +307,12 @@ def _places(value: Any, part: Any, path: Path = ()) -> Iterator[Path]:
             yield from _places(inner, part, (*path, key))
 
 
-def _at(value: Any, path: Path) -> Any:
+def part_at(value: Any, path: Path) -> Any:
+    """The part of the sample ``value`` at ``path``.
+
+    Raises:
+        LookupError, TypeError, AttributeError: it has none.
+    """
     for key in path:
         value = getattr(value, key) if hasattr(value, "_fields") else value[key]
     return value

@@ -84,6 +84,7 @@ class ArraySource(Source):
     """Pixels in memory; what the dataset holds is looked at anew for each batch."""
 
     kind = "pixels"
+    at_once = True
 
     def __init__(self, dataset: Any, layout: _Layout) -> None:
         self._dataset = dataset

@@ -21,6 +21,7 @@ class Part(Source):
         self._source = source
         self._indices = indices
         self.kind, self.channels, self.form = source.kind, source.channels, source.form
+        self.at_once = source.at_once
 
     @property
     def transform(self) -> Any:
