@@ -58,8 +58,10 @@ def sizes_of(files: Sequence[np.ndarray]) -> Sizes:
     return Sizes([image.height for image in images], [image.width for image in images])
 
 
-def nodes_of(*primitives: Primitive, fast: Sequence[str] = ("resize",)) -> list[Node]:
-    found = [node_for(p, form="pil", device="cpu", fast=fast) for p in primitives]
+def nodes_of(
+    *primitives: Primitive, fast: Sequence[str] = ("resize",), device: str = "cpu"
+) -> list[Node]:
+    found = [node_for(p, form="pil", device=device, fast=fast) for p in primitives]
     assert not [node for node in found if isinstance(node, str)]
     return found  # type: ignore[return-value]
 

@@ -41,6 +41,8 @@ Array = npt.NDArray[Any]
 
 _IMAGES = "images"
 
+_TYPES = {np.int32: types.INT32, np.uint8: types.UINT8, np.float32: types.FLOAT}
+
 
 class GraphFailed(Exception):
     """DALI could not do one run.
@@ -75,7 +77,7 @@ class Graph:
         threads: of DALI's.
         depth: runs that may be fed before the oldest is taken, at most.
         encoded: whether it is given files, or pixels.
-        channels: of the images that it makes of files: 3 (RGB) or 1 (grey).
+        channels: of the images: 3 (RGB) or 1 (grey); pixels may have 4 where no node looks at them.
     """
 
     def __init__(
@@ -241,7 +243,7 @@ class Graph:
             ]
             images = self._decoded(given[0] if windowed else None)
             for node, own in list(zip(self._nodes, given, strict=True))[1 if windowed else 0 :]:
-                images = node.build(images, own)
+                images = node.build(images, own, self._channels)
             pipeline.set_outputs(images)
         pipeline.build()
         return pipeline
@@ -289,8 +291,7 @@ def _name(place: int, input_: Input) -> str:
 
 
 def _source(name: str, input_: Input) -> Images:
-    dtype = types.FLOAT if input_.dtype is np.float32 else types.INT32
-    return fn.external_source(name=name, dtype=dtype, ndim=input_.ndim)
+    return fn.external_source(name=name, dtype=_TYPES[input_.dtype], ndim=input_.ndim)
 
 
 def _sample_in(message: str) -> int | None:

@@ -22,7 +22,19 @@ import numpy.typing as npt
 from dataloaders.transforms.actions import Action, Primitive, Sizes
 from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
 
-__all__ = ["FAST", "Form", "Images", "Input", "Node", "Window", "node_for"]
+__all__ = [
+    "FAST",
+    "Form",
+    "Images",
+    "Input",
+    "Maker",
+    "Node",
+    "Values",
+    "Window",
+    "node_for",
+    "own_or",
+    "taken",
+]
 
 Images: TypeAlias = Any
 """A ``DataNode`` of DALI's: uint8 images [H, W, C] of a batch, or what each of them has."""
@@ -30,12 +42,17 @@ Images: TypeAlias = Any
 Form: TypeAlias = str
 """What an image would be in torchvision's hands: "pil", "bytes" (a uint8 tensor) or "floats"."""
 
+Maker: TypeAlias = "Callable[[Any, Form, str, Collection[str]], Node | str]"
+"""(primitive, form, device, fast) -> its node, or why there is none."""
+
 Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 FAST = {
+    "blur": "1 level",
+    "hue": "turned in another colour space: mostly a few levels, strong colours up to 130 off",
     "resize": "99.9 % of levels within 1 of torchvision's, single ones up to 19 off",
 }
-"""Names of operators of DALI that compute something else than torchvision, and what they do."""
+"""Names of operators of DALI that compute something else than torchvision, and how far off."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ class Input:
 
     Attributes:
         name: among the inputs of its node.
-        dtype: of the numbers: int32 or float32.
+        dtype: of the numbers: int32, uint8 or float32.
         ndim: 0 for one number a sample, 1 for several.
     """
 
@@ -72,8 +89,14 @@ class Node(ABC):
         """An array [n, ...] for each of its inputs, contiguous; moves ``sizes`` on."""
 
     @abstractmethod
-    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
-        """The images after this step; called while a pipeline of DALI is being defined."""
+    def build(self, images: Images, given: Mapping[str, Images], channels: int) -> Images:
+        """The images after this step; called while a pipeline of DALI is being defined.
+
+        Args:
+            images: of a batch.
+            given: for each of its inputs.
+            channels: of the images, 1 or 3.
+        """
 
 
 @dataclass(frozen=True)
@@ -88,7 +111,7 @@ class Window(Node):
     def values(self, action: Action, sizes: Sizes) -> Values:
         """See `Node`."""
         top, left, height, width = (
-            _or(action, action.numbers[name], neutral)
+            own_or(action, action.numbers[name], neutral)
             for name, neutral in (
                 ("top", 0),
                 ("left", 0),
@@ -102,7 +125,7 @@ class Window(Node):
             "shape": np.stack((height, width), 1).astype(np.int32),
         }
 
-    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+    def build(self, images: Images, given: Mapping[str, Images], channels: int) -> Images:
         """See `Node`."""
         from nvidia.dali import fn
 
@@ -124,9 +147,9 @@ class Flip(Node):
 
     def values(self, action: Action, sizes: Sizes) -> Values:
         """See `Node`."""
-        return {"flipped": _taken(action, len(sizes)).astype(np.int32)}
+        return {"flipped": taken(action, len(sizes)).astype(np.int32)}
 
-    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+    def build(self, images: Images, given: Mapping[str, Images], channels: int) -> Images:
         """See `Node`."""
         from nvidia.dali import fn
 
@@ -151,12 +174,12 @@ class Resized(Node):
 
     def values(self, action: Action, sizes: Sizes) -> Values:
         """See `Node`."""
-        height = _or(action, action.numbers["height"], sizes.height)
-        width = _or(action, action.numbers["width"], sizes.width)
+        height = own_or(action, action.numbers["height"], sizes.height)
+        width = own_or(action, action.numbers["width"], sizes.width)
         sizes.become(height, width)
         return {"size": np.stack((height, width), 1).astype(np.float32)}
 
-    def build(self, images: Images, given: Mapping[str, Images]) -> Images:
+    def build(self, images: Images, given: Mapping[str, Images], channels: int) -> Images:
         """See `Node`."""
         from nvidia.dali import fn, types
 
@@ -181,7 +204,9 @@ def node_for(
     """
     if form == "floats":
         return "images are floats at this place, and DALI is given bytes"
-    maker = _MAKERS.get(type(primitive))
+    from . import colour_nodes  # which needs this file
+
+    maker = _MAKERS.get(type(primitive)) or colour_nodes.MAKERS.get(type(primitive))
     if maker is None:
         return f"{type(primitive).__name__} is not among what DALI does as torchvision does it"
     return maker(primitive, form, device, fast)
@@ -206,7 +231,7 @@ def _resize(primitive: Any, form: Form, device: str, fast: Collection[str]) -> N
     return Resized(primitive, FAST["resize"], _FILTERS[mode])
 
 
-_MAKERS: dict[type[Primitive], Callable[[Any, Form, str, Collection[str]], Node | str]] = {
+_MAKERS: dict[type[Primitive], Maker] = {
     Crop: lambda primitive, *_: Window(primitive),
     HorizontalFlip: lambda primitive, *_: Flip(primitive),
     VerticalFlip: lambda primitive, *_: Flip(primitive),
@@ -214,10 +239,11 @@ _MAKERS: dict[type[Primitive], Callable[[Any, Form, str, Collection[str]], Node 
 }
 
 
-def _taken(action: Action, count: int) -> npt.NDArray[np.bool_]:
+def taken(action: Action, count: int) -> npt.NDArray[np.bool_]:
+    """For each sample whether the action is done to it."""
     return np.ones(count, np.bool_) if action.where is None else action.where
 
 
-def _or(action: Action, value: npt.NDArray[Any], neutral: Any) -> npt.NDArray[Any]:
+def own_or(action: Action, value: npt.NDArray[Any], neutral: Any) -> npt.NDArray[Any]:
     """``value`` for the samples that take the action, ``neutral`` for the others."""
     return value if action.where is None else np.where(action.where, value, neutral)
