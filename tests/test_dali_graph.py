@@ -347,6 +347,48 @@ def test_what_is_no_image_fails(file: bytes) -> None:
     assert len(as_arrays(graph.take())) == 1
 
 
+def test_images_are_let_go_of_once_they_are_used() -> None:
+    graph = graph_of(HorizontalFlip())
+    fed: list[weakref.ref[np.ndarray]] = []
+    for number in range(12):
+        files = [file.copy() for file in FILES]
+        fed += [weakref.ref(file) for file in files]
+        graph.feed(files, [Action(HorizontalFlip())], sizes_of(files))
+        del files
+        if number % 2:
+            graph.take()
+            graph.take()
+    gc.collect()
+    alive = sum(file() is not None for file in fed)
+    assert alive <= 3 * len(FILES)  # DALI may hold what it was given last
+
+
+def test_closing_while_another_thread_takes() -> None:
+    graph = graph_of(Resize("lanczos"), depth=20)
+    size = {"height": np.full(4, 400), "width": np.full(4, 400)}
+    for _ in range(20):
+        graph.feed(FILES, [Action(Resize("lanczos"), size)], sizes_of(FILES))
+    ended: list[BaseException] = []
+    begun = threading.Event()
+
+    def take() -> None:
+        while not ended:
+            try:
+                graph.take()
+                begun.set()
+            except RuntimeError as error:
+                if "feed() one first" not in str(error):  # all were taken before the end came
+                    ended.append(error)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    graph.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "closed" in str(ended[0])
+
+
 def test_one_thread_feeds_while_another_takes() -> None:
     graph = graph_of(Crop(), depth=4)
     sizes = sizes_of(FILES)
