@@ -337,6 +337,25 @@ def test_a_run_that_fails_takes_no_other_one_with_it() -> None:
             assert np.array_equal(other, expected)
 
 
+def test_failures_leave_no_threads_behind() -> None:
+    graph = graph_of()
+    broken = np.frombuffer(b"no image", np.uint8)
+    counts = []
+    kept = []
+    gc.disable()  # nor must they wait to be collected
+    try:
+        for _ in range(12):
+            graph.feed([broken], [], Sizes([1], [1]))
+            with pytest.raises(GraphFailed) as caught:
+                graph.take()
+            kept.append(caught.value)
+            counts.append(_threads())
+    finally:
+        gc.enable()
+    assert counts[-1] <= counts[0] + 2
+    assert all(failed.cause is not None for failed in kept)
+
+
 @pytest.mark.parametrize("file", [b"", b"x", b"not an image, at all, by any means"])
 def test_what_is_no_image_fails(file: bytes) -> None:
     graph = graph_of()
