@@ -166,10 +166,11 @@ def source_of(dataset: Any) -> Source | str:
     kind = type(dataset)
     if callable(getattr(dataset, "encoded", None)) and callable(getattr(dataset, "target", None)):
         return _Own(dataset)
-    if kind.__getitem__ is Subset.__getitem__ and gets_many_as(kind, Subset):
+    own = getattr(kind, "__getitem__", None)
+    if own is Subset.__getitem__ and gets_many_as(kind, Subset):
         inner = source_of(dataset.dataset)
         return inner if isinstance(inner, str) else _Part(inner, dataset.indices)
-    if kind.__getitem__ is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
+    if own is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
         parts = []
         for each in dataset.datasets:
             part = source_of(each)

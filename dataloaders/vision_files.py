@@ -49,7 +49,7 @@ def files_of(dataset: Any) -> Files | None:
     kind = type(dataset)
     for name, files in _KNOWN.items():
         known = getattr(datasets, name, None)
-        if known is not None and kind.__getitem__ is known.__getitem__:
+        if known is not None and getattr(kind, "__getitem__", None) is known.__getitem__:
             many = getattr(kind, "__getitems__", None), getattr(known, "__getitems__", None)
             return files if many[0] is many[1] else None
     return None
