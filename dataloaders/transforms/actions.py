@@ -20,7 +20,18 @@ import numpy.typing as npt
 
 from dataloaders.transforms.draws import Draws, Where
 
-__all__ = ["Action", "Operator", "Primitive", "Sizes", "applied", "taking"]
+__all__ = [
+    "Action",
+    "Fixed",
+    "Operator",
+    "Primitive",
+    "SampleError",
+    "Sizes",
+    "applied",
+    "drawn",
+    "refused",
+    "taking",
+]
 
 Numbers: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
@@ -41,23 +52,45 @@ class Primitive(ABC):
 
 
 class Sizes:
-    """Height and width in pixels of each of n images, as they are where the chain has come to.
+    """What each of n images is, where the chain has come to.
 
     Attributes:
-        height, width: int64 [n].
+        height, width: in pixels, int64 [n].
+        channels: int64 [n].
+        tensors: whether it is a tensor by now, bool [n]; else it is a PIL image.
     """
 
-    def __init__(self, height: npt.ArrayLike, width: npt.ArrayLike) -> None:
+    def __init__(
+        self,
+        height: npt.ArrayLike,
+        width: npt.ArrayLike,
+        channels: npt.ArrayLike = 3,
+        tensors: npt.ArrayLike = False,
+    ) -> None:
         self.height = np.array(height, np.int64)
         self.width = np.array(width, np.int64)
+        self.channels = np.array(np.broadcast_to(np.asarray(channels, np.int64), len(self)))
+        self.tensors = np.array(np.broadcast_to(np.asarray(tensors, np.bool_), len(self)))
 
     def __len__(self) -> int:
         return len(self.height)
+
+    def copy(self) -> Sizes:
+        """The same, in memory of its own."""
+        return Sizes(self.height, self.width, self.channels, self.tensors)
 
     def become(self, height: Any, width: Any, where: Where = None) -> None:
         """These sizes, for those samples; numbers or [n]."""
         self.height = np.where(True if where is None else where, height, self.height)
         self.width = np.where(True if where is None else where, width, self.width)
+
+    def become_channels(self, channels: Any, where: Where = None) -> None:
+        """So many channels, for those samples; a number or [n]."""
+        self.channels = np.where(True if where is None else where, channels, self.channels)
+
+    def become_tensors(self, tensors: bool, where: Where = None) -> None:
+        """Tensors, or PIL images, for those samples."""
+        self.tensors = np.where(True if where is None else where, tensors, self.tensors)
 
 
 @dataclass(frozen=True)
@@ -121,15 +154,17 @@ class Fixed(Operator):
 
 
 class SampleError(ValueError):
-    """torchvision would raise this for one image of a batch.
+    """torchvision would raise for one image of a batch.
 
     Attributes:
         sample: its position in the batch.
+        error: what torchvision would raise, of the same type and text.
     """
 
-    def __init__(self, sample: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, sample: int, error: Exception | str) -> None:
+        super().__init__(str(error))
         self.sample = sample
+        self.error = ValueError(error) if isinstance(error, str) else error
 
 
 def applied(actions: Iterable[Action], sample: int, value: Any) -> Any:
@@ -137,6 +172,30 @@ def applied(actions: Iterable[Action], sample: int, value: Any) -> Any:
     for action in actions:
         value = action.apply(sample, value)
     return value
+
+
+def refused(actions: Sequence[Action], sample: int, before: Sizes) -> None:
+    """Have torchvision itself say what is wrong with the numbers of a sample.
+
+    Args:
+        actions: as drawn for the batch.
+        sample: whose numbers.
+        before: what the images are before the first of the actions.
+
+    Raises:
+        SampleError: torchvision raises for a black image of this size.
+    """
+    import PIL.Image
+    import torch
+
+    height, width = int(before.height[sample]), int(before.width[sample])
+    value: Any = PIL.Image.new("L", (width, height))
+    if before.tensors[sample]:
+        value = torch.zeros(int(before.channels[sample]), height, width, dtype=torch.uint8)
+    try:
+        applied(actions, sample, value)
+    except Exception as error:
+        raise SampleError(sample, error) from None
 
 
 def taking(where: Where, also: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

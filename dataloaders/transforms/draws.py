@@ -18,7 +18,8 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,6 +37,9 @@ _WINDOW = 64
 # of a last pair for the next call.
 _AT_ONCE = 16
 _WORDS_OF_A_PAIR = 4
+# So many bits in a row are found at one place of a stream only: 24 of each word.
+_TELLING = 5
+_FARTHEST = 2**16
 
 
 class Draws:
@@ -60,6 +64,7 @@ class Draws:
         self._furthest = 0
         self._pythons: dict[int, random.Random] = {}
         self._kept: dict[int, tuple[tuple[tuple[int, int], ...], int]] = {}
+        self._generators: dict[int, tuple[torch.Generator, int]] = {}
 
     def __len__(self) -> int:
         return len(self._words)
@@ -81,7 +86,8 @@ class Draws:
         """uint32 [n, count]: the next words of each stream, which stays where it is."""
         self._at_hand(count)
         columns = self._column[:, None] + np.arange(count)
-        return self._window[self._rows[:, None], columns]
+        found: npt.NDArray[np.uint32] = self._window[self._rows[:, None], columns]
+        return found
 
     def skip(self, count: Any, where: Where = None) -> None:
         """Move the streams on by ``count`` words, a number or [n]."""
@@ -165,6 +171,24 @@ class Draws:
             self._pythons[sample] = random.Random(low | high << 32)
         return self._pythons[sample]
 
+    @contextmanager
+    def generator(self, sample: int) -> Iterator[torch.Generator]:
+        """A generator that stands where torch's does for this sample; its stream goes on after it.
+
+        For a few numbers that no other method draws, such as those of Dirichlet's distribution.
+        """
+        seed, position = int(self._words[sample, 0]), int(self.position[sample])
+        generator, before = self._generators.get(sample, (None, 0))
+        if generator is None:
+            generator = torch.Generator().manual_seed(seed)
+        _pass_over(generator, position - before)
+        yield generator
+        taken = _taken(generator, seed, position)
+        self._column[sample] += taken
+        self._furthest = max(self._furthest, int(self._column[sample]))
+        # Kept, for it may have kept the second of a pair of normal values, as torch's does.
+        self._generators[sample] = generator, position + taken
+
     def _at_hand(self, count: int) -> None:
         """See to it that each window has the next ``count`` words."""
         width = self._window.shape[1]
@@ -216,8 +240,7 @@ class Normal:
 def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
     """float32 in [0, 1): what ``torch.rand`` makes of each word."""
     values = (words & np.uint32(0xFFFFFF)).astype(np.float32)
-    values *= np.float32(2.0**-24)
-    return values
+    return np.asarray(values * np.float32(2.0**-24), np.float32)
 
 
 def between(words: npt.NDArray[np.uint32], low: Any, high: Any) -> npt.NDArray[np.float32]:
@@ -227,7 +250,7 @@ def between(words: npt.NDArray[np.uint32], low: Any, high: Any) -> npt.NDArray[n
     if _fused():
         low64 = low32.astype(np.float64)
         # Exact: 24 bits times 24 bits.
-        product = unit(words) * width.astype(np.float64)
+        product = unit(words).astype(np.float64) * width
         total = product + low64
         if not _exact(low64, width):
             total = _to_odd(total, product, low64)
@@ -250,7 +273,7 @@ def _fused() -> bool:
     width = np.float32(1.0) - low
     if np.array_equal(made, value * width + low):
         return False
-    if np.array_equal(made, (value * np.float64(width) + np.float64(low)).astype(np.float32)):
+    if np.array_equal(made, (value.astype(np.float64) * width + low).astype(np.float32)):
         return True
     raise AssertionError("torch.Tensor.uniform_ makes numbers of words in a way not known here")
 
@@ -333,6 +356,25 @@ def _place(generator: torch.Generator, seed: int, position: int) -> None:
 def _pass_over(generator: torch.Generator, words: int) -> None:
     if words:
         torch.empty(words).uniform_(generator=generator)  # one word a value
+
+
+def _taken(generator: torch.Generator, seed: int, position: int) -> int:
+    """How many words ``generator`` has given since it stood at ``position`` of this stream.
+
+    Raises:
+        RuntimeError: they are too many to look for.
+    """
+    state = generator.get_state()
+    following = torch.empty(_TELLING).uniform_(generator=generator).numpy()
+    generator.set_state(state)
+    count = 2 * _WINDOW
+    while count <= _FARTHEST:
+        stream = unit(_streams([seed], [position], count)[0])
+        for place in np.flatnonzero(stream == following[0]).tolist():
+            if np.array_equal(stream[place : place + _TELLING], following):
+                return int(place)
+        count *= 4
+    raise RuntimeError(f"more than {_FARTHEST // 4} words were drawn for one sample at once")
 
 
 @functools.cache

@@ -2,7 +2,11 @@
 
     read(Compose) ──> members ──operator_of──> Operator, or why it is none
 
-    geometry.py    crops, flips, sizes, turns
+    crops.py       CenterCrop, RandomCrop, RandomResizedCrop
+    sizes.py       Resize and v2's random sizes
+    geometry.py    flips, Pad, RandomZoomOut
+    turns.py       rotation, affine, perspective
+    erasing.py     RandomErasing
     colour.py      jitter, grey, blur, tables of levels
     auto.py        AutoAugment, RandAugment, TrivialAugmentWide, AugMix
     containers.py  RandomApply, RandomChoice, RandomOrder

@@ -1,6 +1,9 @@
 """The deterministic steps that torchvision's transforms consist of, done by its own functions.
 
-    geometry.py  crop, pad, resize, flip, turn
+    geometry.py  crop, pad, resize, flip
+    turns.py     rotate, affine, perspective
+    erasing.py   a rectangle overwritten
+    fills.py     the colour of what lies outside of an image
     colour.py    brightness, contrast, hue, grey, blur, tables of levels
     convert.py   from PIL images to tensors, from bytes to floats
 

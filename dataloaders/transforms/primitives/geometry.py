@@ -7,20 +7,47 @@ from typing import Any, ClassVar
 
 from dataloaders.transforms.actions import Primitive
 
-__all__ = ["Crop", "HorizontalFlip", "Resize", "VerticalFlip"]
+from .fills import Fill, colour_for
+
+__all__ = ["Crop", "HorizontalFlip", "Pad", "Resize", "VerticalFlip"]
 
 
 @dataclass(frozen=True)
 class Crop(Primitive):
-    """The part of ``height`` x ``width`` from row ``top``, column ``left``; zeros outside of it."""
+    """The part of ``height`` x ``width`` from row ``top``, column ``left``; zeros outside of it.
 
+    Attributes:
+        v2: whether it is done by torchvision's v2: that leaves a tv_tensors.Image one.
+    """
+
+    v2: bool = True
     numbers: ClassVar[tuple[str, ...]] = ("top", "left", "height", "width")
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        from torchvision.transforms.v2 import functional
+        return functional_of(self.v2).crop(value, **numbers)
 
-        return functional.crop(value, **numbers)
+
+@dataclass(frozen=True)
+class Pad(Primitive):
+    """So many pixels more on each side; negative ones are cut off.
+
+    Attributes:
+        fill: their colour, where ``mode`` is "constant".
+        mode: "constant", "edge", "reflect" or "symmetric".
+        v2: whether it is done by torchvision's v2, which takes more kinds of ``fill``.
+    """
+
+    fill: Fill = 0
+    mode: str = "constant"
+    v2: bool = True
+    numbers: ClassVar[tuple[str, ...]] = ("left", "top", "right", "bottom")
+
+    def apply(self, value: Any, **numbers: Any) -> Any:
+        """See `Primitive`."""
+        fill = colour_for(self.fill, value)
+        padding = [numbers[side] for side in self.numbers]
+        return functional_of(self.v2).pad(value, padding, fill=fill, padding_mode=self.mode)
 
 
 @dataclass(frozen=True)
@@ -40,32 +67,50 @@ class Resize(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        from torchvision.transforms import InterpolationMode, functional
-        from torchvision.transforms.v2 import functional as functional2
+        from torchvision.transforms import InterpolationMode
 
-        resize = functional2.resize if self.v2 else functional.resize
         size = [numbers["height"], numbers["width"]]
         mode = InterpolationMode(self.interpolation)
+        resize = functional_of(self.v2).resize
         return resize(value, size, interpolation=mode, antialias=self.antialias)
 
 
 @dataclass(frozen=True)
 class HorizontalFlip(Primitive):
-    """Left and right exchanged."""
+    """Left and right exchanged.
+
+    Attributes:
+        v2: whether it is done by torchvision's v2: that leaves a tv_tensors.Image one.
+    """
+
+    v2: bool = True
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        from torchvision.transforms.v2 import functional
-
-        return functional.horizontal_flip(value)
+        return functional_of(self.v2).hflip(value)
 
 
 @dataclass(frozen=True)
 class VerticalFlip(Primitive):
-    """Top and bottom exchanged."""
+    """Top and bottom exchanged.
+
+    Attributes:
+        v2: whether it is done by torchvision's v2: that leaves a tv_tensors.Image one.
+    """
+
+    v2: bool = True
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        from torchvision.transforms.v2 import functional
+        return functional_of(self.v2).vflip(value)
 
-        return functional.vertical_flip(value)
+
+def functional_of(v2: bool) -> Any:
+    """torchvision's module of functions, of v2 or v1."""
+    if v2:
+        from torchvision.transforms.v2 import functional as functional2
+
+        return functional2
+    from torchvision.transforms import functional
+
+    return functional

@@ -1,0 +1,149 @@
+"""A chain drawn for a batch and applied, held against torchvision itself, sample by sample."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+
+from dataloaders.randomness import words
+from dataloaders.seeding import seed_generators
+from dataloaders.transforms.actions import Action, Operator, SampleError, Sizes, applied, drawn
+from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.operators import chain_of
+
+SHAPES = ((1, 1), (5, 7), (13, 13), (20, 9), (9, 31), (40, 33), (2, 37), (37, 1))
+"""Heights and widths of the images that are tried."""
+
+
+def image(height: int, width: int, mode: str = "RGB", *, seed: int = 0) -> PIL.Image.Image:
+    """One PIL image of noise."""
+    channels = len(PIL.Image.new(mode, (1, 1)).getbands())
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+    return PIL.Image.fromarray(noise if channels > 1 else noise[..., 0]).convert(mode)
+
+
+def images(kind: str, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Any]:
+    """Images of these shapes; ``kind``: a PIL mode, "bytes", "floats" or "tv" (of bytes)."""
+    if kind in ("bytes", "floats", "tv"):
+        from torchvision import tv_tensors
+        from torchvision.transforms.v2 import functional
+
+        tensors = [functional.pil_to_tensor(one) for one in images("RGB", shapes)]
+        if kind == "floats":
+            return [tensor / 255 for tensor in tensors]
+        return tensors if kind == "bytes" else [tv_tensors.Image(tensor) for tensor in tensors]
+    return [image(*shape, kind, seed=number) for number, shape in enumerate(shapes)]
+
+
+def seeds_for(count: int, seed: int = 0) -> np.ndarray:
+    """What seeds the generators around each of so many samples; uint32 [n, 4]."""
+    return words(seed, 0, np.arange(count), 0, 0)
+
+
+def size_of(value: Any) -> tuple[int, int, int, bool]:
+    """Height, width, channels, and whether it is a tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[-2], value.shape[-1], value.shape[-3], True
+    return value.height, value.width, len(value.getbands()), False
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two images are of one type and the same to the bit."""
+    if isinstance(one, PIL.Image.Image) and isinstance(other, PIL.Image.Image):
+        return (one.mode, one.size, one.tobytes()) == (other.mode, other.size, other.tobytes())
+    if type(one) is not type(other) or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return np.array_equal(one.numpy(), other.numpy(), equal_nan=True)
+
+
+def copied(value: Any) -> Any:
+    """The image in memory of its own."""
+    return value.clone() if isinstance(value, torch.Tensor) else value.copy()
+
+
+def told(transform: Any, given: Any, row: np.ndarray) -> tuple[Any, float, float]:
+    """What torchvision makes of one image, or its exception; and what is drawn after it."""
+    seed_generators(tuple(row.tolist()))
+    try:
+        made = transform(copied(given))
+    except Exception as error:
+        return error, 0.0, 0.0
+    return made, torch.rand(1).item(), random.random()
+
+
+def assert_exact(transform: Any, given: Sequence[Any], *, repeats: int = 4, seed: int = 0) -> int:
+    """That ``transform`` is drawn and done exactly, on each image ``repeats`` times.
+
+    Also that what is drawn after it is the same, that the sizes it ends with are those of the
+    images, and that errors have torchvision's own type and text.
+
+    Returns:
+        How many samples torchvision did not raise for.
+    """
+    chain = chain_of(transform)
+    assert chain.why is None, chain.why
+    batch = [one for one in given for _ in range(repeats)]
+    rows = seeds_for(len(batch), seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = [told(transform, one, row) for one, row in zip(batch, rows, strict=True)]
+        left = list(range(len(batch)))
+        while True:
+            try:
+                _assert_same(
+                    chain.operators,
+                    [batch[i] for i in left],
+                    rows[left],
+                    [expected[i] for i in left],
+                )
+                break
+            except SampleError as error:
+                raised = error
+            assert_error(expected[left.pop(raised.sample)][0], raised.error)
+            assert str(raised) == str(raised.error)
+    return sum(not isinstance(made, Exception) for made, _, _ in expected)
+
+
+def assert_error(made: Any, raised: Exception | None) -> None:
+    """That an error is torchvision's."""
+    assert (type(raised), str(raised)) == (type(made), str(made))
+
+
+def _raised(actions: Sequence[Action], sample: int, given: Any) -> Exception | None:
+    try:
+        applied(actions, sample, copied(given))
+    except Exception as error:
+        return error
+    return None
+
+
+def _assert_same(
+    operators: Sequence[Operator], batch: Sequence[Any], rows: np.ndarray, expected: Sequence[Any]
+) -> None:
+    shown = np.array([size_of(one) for one in batch]).reshape(-1, 4)
+    draws, sizes = Draws(rows), Sizes(*shown.T)
+    actions = drawn(operators, draws, sizes)
+    primitives = [primitive for operator in operators for primitive in operator.primitives]
+    assert [action.primitive for action in actions] == primitives
+    for action in actions:
+        assert set(action.numbers) == set(action.primitive.numbers)
+        assert all(len(array) == len(batch) for array in action.numbers.values())
+        hash(action.primitive)
+    after = draws.rand()
+    for sample, (made, torchs, pythons) in enumerate(expected):
+        if isinstance(made, Exception):
+            assert_error(made, _raised(actions, sample, batch[sample]))
+            continue
+        given = copied(batch[sample])
+        assert same(applied(actions, sample, given), made), f"sample {sample}"
+        assert same(given, batch[sample]), "the given image was written into"
+        assert after[sample] == torchs, "the stream is elsewhere"
+        assert draws.python(sample).random() == pythons, "Python's stream is elsewhere"
+        now = (sizes.height, sizes.width, sizes.channels, sizes.tensors)
+        assert tuple(array[sample] for array in now) == size_of(made)
