@@ -145,7 +145,7 @@ def test_a_state_of_unknown_origin() -> None:
     class Restoring(Photos):
         def before(self, index: int) -> Any:
             state = torch.get_rng_state()
-            state[100] ^= 1
+            state[96] ^= 1
             torch.set_rng_state(state)
 
     assert "set the state of torch's generator" in str(opaque_for(Restoring(chain())))
@@ -187,6 +187,7 @@ def test_samples_of_other_structures(tmp_path: Path) -> None:
     assert_gives(alone, known(alone))
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torchvision's, of masks
 def test_image_and_target_at_once(tmp_path: Path) -> None:
     dataset = pets(tmp_path, transforms=chain())
     assert_gives(dataset, known(dataset))
@@ -230,14 +231,15 @@ def test_images_of_other_sorts() -> None:
     assert_gives(Grey(chain()), grey)
     assert_gives(Tensors(chain()), tensors)
     for dataset, told in ((Arrays, "numpy.ndarray"), (Clear, "PIL image of mode RGBA")):
-        assert f"its transform is given a {told}" in str(opaque_for(dataset(chain())))
+        reason = str(opaque_for(dataset(v2.Compose([v2.ToImage()]))))
+        assert f"its transform is given a {told}" in reason
 
 
 def test_what_stands_in_front_and_is_not_known_runs_in_the_workers() -> None:
     for dataset in (Arrays(chain(v2.ToPILImage())), Clear(chain(opened))):
         opaque = known(dataset)
         assert len(opaque.head.transforms) == 1
-        assert [type(one).__name__ for one in opaque.transform.transforms][0] == "RandomCrop"
+        assert type(opaque.transform.transforms[0]) is v2.RandomCrop
         assert_gives(dataset, opaque)
 
 
@@ -247,9 +249,7 @@ def test_an_image_of_another_sort_later_on() -> None:
             return noise(9, 8, 1 if index == 7 else 3, index)
 
     opaque = known(Mixed(chain(), size=20))
-    with pytest.raises(
-        BackendUnavailable, match="of mode L, and before that an image of 3 channels"
-    ):
+    with pytest.raises(BackendUnavailable, match="of mode L, and before that an image of 3"):
         opaque.dataset[7]
     assert opaque.dataset[8].pixels.shape == (9, 8, 3)
 
@@ -323,11 +323,9 @@ def test_a_sample_that_goes_another_way_later_on() -> None:
             return super().__getitem__(index) if index != 8 else None
 
     opaque = known(Sometimes(chain(), size=20))
-    with pytest.raises(BackendUnavailable, match="in sample 7 of Sometimes the image is not where"):
+    with pytest.raises(BackendUnavailable, match="in sample 7 of Sometimes the image is not"):
         opaque.dataset[7]
-    with pytest.raises(
-        BackendUnavailable, match="sample 8 of Sometimes called the transform 0 tim"
-    ):
+    with pytest.raises(BackendUnavailable, match="sample 8 of Sometimes called the transform 0"):
         opaque.dataset[8]
 
 
