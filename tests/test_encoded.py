@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 from dataloaders.cache import precompute
 from dataloaders.encoded import FORMATS, EncodedFile, Source, source_of
 from dataloaders.errors import BackendUnavailable, CacheError
+from dataloaders.vision_files import files_of
 from helpers.vision_datasets import FILES, caltech256, celeba, inaturalist, photo, places365
 
 SIZE = 5
@@ -242,6 +244,7 @@ def test_torchvisions_datasets(tmp_path: Path, name: str, monkeypatch: pytest.Mo
     assert len(source) == len(dataset)
     assert source.user_code
     assert source.transforms == [abs]
+    assert pickle.loads(pickle.dumps(files_of(dataset))) is not None  # as workers get it
     pixels = FILES[name](tmp_path / "again")
     for index in range(len(dataset)):
         assert source.transform(index) is abs
