@@ -202,6 +202,20 @@ def test_images_that_are_handed_on_in_the_files_own_mode(tmp_path: Path) -> None
     )
 
 
+def test_images_of_two_modes_that_the_transform_makes_one(tmp_path: Path) -> None:
+    dataset = caltech101(tmp_path, transform=v2.Compose([v2.RGB(), crop()]))
+    base = Path(dataset.root) / "101_ObjectCategories"
+    photo(base / "ant" / "image_0002.jpg", 3, 1)
+    source = known(dataset)
+    assert_gives(dataset, source)
+    noise(9, 8, 4).convert("CMYK").save(base / "ant" / "image_0003.jpg")
+    found = source.image(2)
+    assert isinstance(found, Failed)
+    assert "is an image of mode CMYK" in str(found.error)
+    cached = precompute(Subset(dataset, [0, 1]), tmp_path / "x.h5", images="packed")
+    assert_gives(cached, known(cached))
+
+
 def test_what_stands_in_the_way_of_files(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "a", loader=Image.open)
     assert "loads files by open" in str(source_for(folder))
