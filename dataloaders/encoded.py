@@ -259,8 +259,8 @@ class _Known(Source):
             if modes and image.mode not in modes:
                 first = "put v2.RGB() in front of the transform, or " * (image.mode == "L")
                 raise BackendUnavailable(
-                    f"{os.fspath(path)} is an image of mode {image.mode}, {_OTHER_MODE}; {first}use "
-                    "backend='prefetch'"
+                    f"{os.fspath(path)} is an image of mode {image.mode}, {_OTHER_MODE}; {first}"
+                    "use backend='prefetch'"
                 )
             return made
 

@@ -245,6 +245,11 @@ def test_what_stands_in_front_and_is_not_known_runs_in_the_workers() -> None:
         assert_gives(dataset, opaque)
 
 
+def test_files_whose_transform_begins_with_code_of_the_users(tmp_path: Path) -> None:
+    dataset = image_folder(tmp_path, transform=chain(opened))
+    assert_gives(dataset, known(dataset))
+
+
 def test_an_image_of_another_sort_later_on() -> None:
     class Mixed(Photos):
         def image(self, index: int) -> Any:

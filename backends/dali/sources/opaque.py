@@ -89,7 +89,9 @@ class Recordings(NamedTuple):
         """These, packed; to be called where they were made, as a collate_fn is."""
         ends = np.cumsum([0, *(each.pixels.size for each in samples)]).tolist()
         flat = torch.empty(0, dtype=torch.uint8)
-        if get_worker_info() is not None:  # straight into what is sent, as torch collates there
+        if (
+            ends[-1] and get_worker_info() is not None
+        ):  # straight into what is sent, as torch collates there
             whole = flat._typed_storage()  # type: ignore[no-untyped-call]
             flat = flat.new(whole._new_shared(ends[-1], device=flat.device))
         flat = flat.resize_(ends[-1])
