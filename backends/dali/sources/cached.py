@@ -136,12 +136,9 @@ class CachedSource(Source):
     def _file(self, index: int) -> Image:
         row = range(len(self))[index]
         data = self._cached.readers[self._number].file(row)
-        found = None if data is None else plain(data, self._name(row))
-        if found is not None and self._must_be:
-            format, *modes = self._must_be
-            if found.format != format or "RGB" not in modes:
-                found = None
-        return found or self._own(index)
+        format, *modes = self._must_be or ("",)
+        found = None if data is None else plain(data, self._name(row), modes=modes)
+        return found if found is not None and format in ("", found.format) else self._own(index)
 
     def _own(self, index: int) -> Image:
         row = range(len(self))[index]

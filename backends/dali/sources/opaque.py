@@ -27,7 +27,7 @@ from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
 from dataloaders.transforms.operators.table import operator_of
-from dataloaders.transforms.read import Run
+from dataloaders.transforms.read import Member, Run
 
 from ..odd import pixels_into
 from .proof import attempts, generators_kept, spread
@@ -89,7 +89,9 @@ class Recordings(NamedTuple):
         """These, packed; to be called where they were made, as a collate_fn is."""
         ends = np.cumsum([0, *(each.pixels.size for each in samples)]).tolist()
         flat = torch.empty(0, dtype=torch.uint8)
-        if get_worker_info() is not None:  # straight into what is sent, as torch collates there
+        if (
+            ends[-1] and get_worker_info() is not None
+        ):  # straight into what is sent, as torch collates there
             whole = flat._typed_storage()  # type: ignore[no-untyped-call]
             flat = flat.new(whole._new_shared(ends[-1], device=flat.device))
         flat = flat.resize_(ends[-1])
@@ -211,14 +213,26 @@ def _obstacle(name: str, chains: list[Found]) -> str | None:
     if len(chains) > 1 and (None in states or len(set(states)) > 1):
         places = ", ".join(found.where for found in chains)
         return f"{name} holds {len(chains)} different chains ({places}), and a graph serves one"
-    if all(isinstance(operator_of(member), str) for member in chains[0].members):
+    if _known(chains[0].members) == len(chains[0].members):
         return f"nothing in {chains[0].where} is known, so that nothing of it could move"
     return None
 
 
+def _known(members: Sequence[Member]) -> int:
+    """How many members are in front of the first one that a graph may take."""
+    return next(
+        (
+            number
+            for number, member in enumerate(members)
+            if member.torchvision != "ToPILImage" and not isinstance(operator_of(member), str)
+        ),
+        len(members),
+    )
+
+
 def _opaque(dataset: Any, chains: list[Found]) -> Opaque:
     members = chains[0].members
-    known = next(n for n, m in enumerate(members) if not isinstance(operator_of(m), str))
+    known = _known(members)
     head = Run([member.transform for member in members[:known]])
     recorder = Recorder(head)
     ids = {id(found.chain) for found in chains}
@@ -499,13 +513,10 @@ def _stream(state: torch.Tensor) -> tuple[int, int]:
     block = numbers[24 : 24 + 8 * _BLOCK].view(np.uint64).astype(np.uint32)
     bits: Any = np.random.MT19937(0)
     bits._legacy_seeding(seed)
-    if _is_fresh(state):
-        return seed, 0
     for number in range(_MOST_BLOCKS):
-        bits.random_raw(1, output=False)  # which makes the next block
         if np.array_equal(bits.state["state"]["key"], block):
-            return seed, number * _BLOCK + given
-        bits.random_raw(_BLOCK - 1, output=False)
+            return seed, (number - 1) * _BLOCK + given if number else 0
+        bits.random_raw(_BLOCK if number else 1, output=False)  # which makes the next block
     raise BackendUnavailable(
         "the dataset's own code set the state of torch's generator to one that is not known; seed "
         "it instead, or use a generator of its own"
