@@ -1,7 +1,7 @@
 """What a kernel is, and what all of them need: numbers on the device, work in bounded pieces.
 
-    numbers, NumPy on the host ──there()──> tensors beside the images
-    uint8 [k, C, H, W] ──in_pieces()──> a few samples at a time ──> uint8 [k, C, H, W]
+numbers, NumPy on the host ──there()──> tensors beside the images
+uint8 [k, C, H, W] ──in_pieces()──> a few samples at a time ──> uint8 [k, C, H, W]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["EXACT", "Array", "Images", "Kernel", "column", "in_pieces", "there"]
 Array: TypeAlias = "npt.NDArray[Any]"
 
 Images: TypeAlias = "Tensor | list[Tensor]"
-"""uint8 [k, C, H, W]; or k tensors [C, H, W] where sizes differ. C is 1 or 3: Pillow's L and RGB."""
+"""uint8 [k, C, H, W]; or k tensors [C, H, W] where sizes differ. C: 1 or 3, Pillow's L and RGB."""
 
 EXACT = "exact"
 """Every byte is that of torchvision's functional on a PIL image."""
@@ -43,16 +43,30 @@ class Kernel:
             tensors, or the very images if there is nothing to do. Images of one size, unless
             ``ragged``.
         ragged: whether it takes a list of images of different sizes too.
+        any_dtype: whether it takes other tensors than uint8 of 1 or 3 channels.
         exact: `EXACT`; or how far it is from torchvision on PIL images, in words.
     """
 
     name: str
     function: Callable[[Any, Mapping[str, Array]], Images]
     ragged: bool = False
+    any_dtype: bool = False
     exact: str = EXACT
 
     def __call__(self, images: Images, numbers: Mapping[str, Array]) -> Images:
-        """What becomes of ``images``: uint8 [k, C, h, w], or a list if sizes then differ."""
+        """What becomes of ``images``: uint8 [k, C, h, w], or a list if sizes then differ.
+
+        Raises:
+            TypeError: for tensors of another type, or of other channels than Pillow's L and RGB.
+        """
+        if not len(images):
+            return images
+        image = images[0]
+        if not self.any_dtype and (image.dtype != torch.uint8 or image.shape[0] not in (1, 3)):
+            raise TypeError(
+                f"{self.name} computes what Pillow does to bytes of 1 or 3 channels, not "
+                f"{str(image.dtype).removeprefix('torch.')} of {image.shape[0]}"
+            )
         return self.function(images, numbers)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .kernel import Array, column, in_pieces
+from .kernel import Array, column, in_pieces, there
 
 __all__ = [
     "autocontrast",
@@ -25,6 +25,7 @@ __all__ = [
     "grayscale",
     "invert",
     "luma",
+    "permuted",
     "posterize",
     "saturation",
     "solarize",
@@ -91,6 +92,20 @@ def grayscale(images: Tensor, channels: int) -> Tensor:
         return luma(some).to(torch.uint8).expand(-1, channels, -1, -1)
 
     return in_pieces(work, images, shape=(channels, *images.shape[2:])).contiguous()
+
+
+def permuted(images: Tensor, permutation: Array) -> Tensor:
+    """[k, C, H, W]: channel ``permutation[i, c]`` of image i in place c; [k, n], -1 for nothing."""
+    order = np.asarray(permutation, np.int64)
+    order = order[:, (order >= 0).any(0)]
+    if order.shape[1] != images.shape[1] or (order < 0).any():
+        raise ValueError(
+            f"Length of permutation does not match number of channels: "
+            f"{order.shape[1]} != {images.shape[1]}"
+        )
+    channels = there(order, images.device)
+    samples = torch.arange(len(images), device=images.device).unsqueeze(1)
+    return images[samples, channels]
 
 
 def invert(images: Tensor) -> Tensor:
@@ -179,5 +194,3 @@ def _histogram(images: Tensor) -> Tensor:
         some = flat[begin : begin + step].to(torch.int64)
         counts[begin : begin + step].scatter_add_(1, some, torch.ones_like(some))
     return counts.reshape(*images.shape[:2], 256)
-
-

@@ -1,7 +1,7 @@
 """Sharpness and blur: what a pixel becomes by its neighbours.
 
-    sharpness   round((8 neighbours + 5 x centre) / 13) ──blend by the factor──> bytes
-    blur        float32 ──reflected border──> one product a tap ──> rounded to bytes
+sharpness   round((8 neighbours + 5 x centre) / 13) ──blend by the factor──> bytes
+blur        float32 ──reflected border──> one product a tap ──> rounded to bytes
 """
 
 from __future__ import annotations
@@ -49,18 +49,22 @@ def sharpness(images: Tensor, factor: Array) -> Tensor:
     return in_pieces(work, images, column(np.asarray(factor, np.float64), images))
 
 
-def gaussian_blur(images: Tensor, kernel_size: tuple[int, int], sigma: Array) -> Tensor:
+def gaussian_blur(
+    images: Tensor, kernel_size: tuple[int, int], sigma: Array, v2: bool = True
+) -> Tensor:
     """uint8 [k, C, H, W]: ``gaussian_blur``. Not to the bit, see `BLUR_EXACT`.
 
     Args:
         images: uint8 [k, C, H, W], each side longer than half of the kernel's.
         kernel_size: width and height of the kernel, odd.
         sigma: [k, 2], across and down; or [k], both.
+        v2: whether the kernel is computed as torchvision's v2 does it.
     """
     sigma = np.asarray(sigma, np.float64)
     both = sigma if sigma.ndim == 2 else np.stack([sigma, sigma], 1)
     across, down = (
-        there(_gauss(size, both[:, axis]), images.device) for axis, size in enumerate(kernel_size)
+        there(_gauss(size, both[:, axis], v2), images.device)
+        for axis, size in enumerate(kernel_size)
     )
     halves = [size // 2 for size in kernel_size]
 
@@ -78,10 +82,15 @@ def gaussian_blur(images: Tensor, kernel_size: tuple[int, int], sigma: Array) ->
     return in_pieces(work, images, across, down)
 
 
-def _gauss(size: int, sigma: Array) -> Array:
+def _gauss(size: int, sigma: Array, v2: bool) -> Array:
     """float32 [k, size]: torchvision's ``_get_gaussian_kernel1d`` of each sigma."""
-    limit = (size - 1) / (2.0 * math.sqrt(2.0))
-    x = torch.linspace(-limit, limit, steps=size, dtype=torch.float32)
-    scaled = x.div(torch.from_numpy(sigma.astype(np.float32)).unsqueeze(-1))
-    weights: Array = torch.softmax(scaled.pow(2).neg(), dim=-1).numpy()
-    return weights
+    scale = torch.from_numpy(sigma.astype(np.float32)).unsqueeze(-1)
+    limit = (size - 1) / (2.0 * math.sqrt(2.0)) if v2 else (size - 1) * 0.5
+    x = torch.linspace(-limit, limit, steps=size, dtype=torch.float32).div(scale).pow(2)
+    if v2:
+        weights = torch.softmax(x.neg(), dim=-1)
+    else:
+        weights = torch.exp(-0.5 * x)
+        weights = weights / weights.sum(-1, keepdim=True)
+    found: Array = weights.numpy()
+    return found

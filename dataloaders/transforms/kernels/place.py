@@ -1,7 +1,7 @@
 """Flips, crops, borders and erased boxes: pixels in other places, none computed.
 
-    crop    the same window for all: a view; windows of one size: one gather; else k views
-    pad     rows and columns by index, as NumPy pads the numbers of rows and columns
+crop    the same window for all: a view; windows of one size: one gather; else k views
+pad     rows and columns by index, as NumPy pads the numbers of rows and columns
 """
 
 from __future__ import annotations
@@ -86,21 +86,22 @@ def pad(
     )
 
 
-def erase(images: Tensor, i: Array, j: Array, h: Array, w: Array, value: Array) -> Tensor:
-    """uint8 [k, C, H, W]: the boxes of ``h`` x ``w`` from row ``i``, column ``j`` on replaced.
+def erase(
+    images: Tensor, top: Array, left: Array, height: Array, width: Array, levels: Tensor
+) -> Tensor:
+    """[k, C, H, W] of the type of ``images``: ``erase``: the box of each filled.
 
     Args:
-        images: uint8 [k, C, H, W].
-        i, j, h, w: whole numbers [k].
-        value: bytes [k, C], or [k, 1]: one for all channels.
+        images: [k, C, H, W], of any type.
+        top, left, height, width: whole numbers [k].
+        levels: [1] or [C], on the host; rounded to the images' type.
     """
     rows = torch.arange(images.shape[-2], device=images.device).reshape(1, 1, -1, 1)
     columns = torch.arange(images.shape[-1], device=images.device).reshape(1, 1, 1, -1)
-    first = [column(side, images, torch.int64) for side in (i, j)]
-    last = [start + column(side, images, torch.int64) for start, side in zip(first, (h, w), strict=True)]
-    box = (rows >= first[0]) & (rows < last[0]) & (columns >= first[1]) & (columns < last[1])
-    values = there(np.asarray(value), images.device, images.dtype)
-    return torch.where(box, values.reshape(len(images), -1, 1, 1), images)
+    y, x, h, w = (column(side, images, torch.int64) for side in (top, left, height, width))
+    box = (rows >= y) & (rows < y + h) & (columns >= x) & (columns < x + w)
+    values = there(levels.to(images.dtype).numpy(), images.device)
+    return torch.where(box, values.reshape(1, -1, 1, 1), images)
 
 
 def _window(image: Tensor, box: Sequence[int]) -> Tensor:
@@ -142,7 +143,7 @@ def _framed(
     if set(fill) == {0}:
         out = images.new_zeros(size)
     else:
-        levels = there(np.asarray(fill, np.uint8), images.device).reshape(1, -1, 1, 1)
+        levels = there(np.clip(fill, 0, 255).astype(np.uint8), images.device).reshape(1, -1, 1, 1)
         out = levels.expand(size).contiguous()
     y0, x0, y1, x1 = max(0, -top), max(0, -left), height - max(0, -bottom), width - max(0, -right)
     if y1 > y0 and x1 > x0:

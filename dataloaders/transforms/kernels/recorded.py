@@ -1,6 +1,6 @@
-"""What torchvision and Pillow would do to turn an image, written down instead of done.
+"""What torchvision and Pillow would do to move an image, written down instead of done.
 
-    primitive.apply(recorder(...)) ──> F.rotate ──> Image.rotate ──> image.transform ──> Turn
+    primitive.apply(recorder(...)) ──> F.rotate ──> Image.rotate ──> image.transform ──> Move
 
 So angles, centres and shears become coefficients by torchvision's and Pillow's own code, whatever
 their versions. Only what Pillow does in C is computed by the kernels. About 10 microseconds each.
@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Turn", "recorder"]
+__all__ = ["Move", "recorder"]
 
 
 @dataclass(frozen=True)
-class Turn:
+class Move:
     """One geometric step of Pillow's.
 
     Attributes:
@@ -36,7 +36,7 @@ class Turn:
 
 
 def recorder(channels: int, height: int, width: int) -> Any:
-    """A PIL image of this size, without pixels, whose geometric methods give a `Turn`.
+    """A PIL image of this size, without pixels, whose geometric methods give a `Move`.
 
     Args:
         channels: 1 or 3: an image of mode L or RGB.
@@ -50,12 +50,12 @@ def recorder(channels: int, height: int, width: int) -> Any:
         Image.Transpose.TRANSVERSE,
     )
 
-    def copy() -> Turn:
-        return Turn("copy", height, width)
+    def copy() -> Move:
+        return Move("copy", height, width)
 
-    def transpose(method: int) -> Turn:
+    def transpose(method: int) -> Move:
         size = (width, height) if method in sideways else (height, width)
-        return Turn("transpose", *size, (int(method),))
+        return Move("transpose", *size, (int(method),))
 
     def transform(
         size: tuple[int, int],
@@ -64,9 +64,9 @@ def recorder(channels: int, height: int, width: int) -> Any:
         resample: int = 0,
         fill: int = 1,
         fillcolor: Any = None,
-    ) -> Turn:
+    ) -> Move:
         levels = fillcolor if isinstance(fillcolor, (tuple, list)) else (fillcolor or 0,)
-        return Turn(
+        return Move(
             Image.Transform(method).name.lower(),
             int(size[1]),
             int(size[0]),

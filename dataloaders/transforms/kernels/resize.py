@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .kernel import Array, Images, there
-from .recorded import Turn
+from .recorded import Move
 from .warp import warped
 
 __all__ = ["FILTERS", "resize"]
@@ -135,12 +135,14 @@ def _nearest(images: Images, sizes: Array) -> Images:
         groups.setdefault(tuple(image.shape), []).append(sample)
     found: list[Tensor] = list(images)
     for (_, tall, wide), samples in groups.items():
-        turns = []
+        moves = []
         for h, w in sizes[samples].tolist():
             scale = (float(np.float32(wide)) / w, 0.0, 0.0, 0.0, float(np.float32(tall)) / h, 0.0)
-            turns.append(Turn("copy", h, w) if (h, w) == (tall, wide) else Turn("affine", h, w, scale))
+            moves.append(
+                Move("copy", h, w) if (h, w) == (tall, wide) else Move("affine", h, w, scale)
+            )
         some = torch.stack([images[sample] for sample in samples])
-        for sample, image in zip(samples, warped(some, turns), strict=True):
+        for sample, image in zip(samples, warped(some, moves), strict=True):
             found[sample] = image
     if all(image.shape == found[0].shape for image in found):
         return torch.stack(found)
@@ -207,18 +209,11 @@ def _resized(
         flat = values.reshape(len(some), tall, channels * columns)
         products = down.matrix.transpose(1, 2) @ flat
         digits = products.reshape(len(some), down.digits, out_tall, channels * columns)
-        return _rounded(digits.unbind(1), down.bits).reshape(
-            len(some), out_tall, channels, columns
-        )
+        return _rounded(digits.unbind(1), down.bits).reshape(len(some), out_tall, channels, columns)
 
-    if down_first:
-        values = horizontally(vertically(source))
-    else:
-        values = vertically(horizontally(source))
-    done = values.to(torch.uint8).permute(0, 2, 1, 3)
-    return [
-        image[:, :h, :w] for image, (h, w) in zip(done, sizes.tolist(), strict=True)
-    ]
+    first, then = (vertically, horizontally) if down_first else (horizontally, vertically)
+    done = then(first(source)).to(torch.uint8).permute(0, 2, 1, 3)
+    return [image[:, :h, :w] for image, (h, w) in zip(done, sizes.tolist(), strict=True)]
 
 
 def _rounded(digits: Sequence[Tensor], bits: int) -> Tensor:
@@ -258,7 +253,9 @@ def _weights(befores: Array, afters: Array, interpolation: str, device: torch.de
         numbers[place, : len(k), : len(first)] = k
     bits = min(_DIGIT, 25 - math.ceil(math.log2(255 * taps)))
     digits = math.ceil(24 / bits)
-    rows = there(starts, device) + torch.arange(taps, dtype=torch.int32, device=device).reshape(-1, 1)
+    rows = there(starts, device) + torch.arange(taps, dtype=torch.int32, device=device).reshape(
+        -1, 1
+    )
     before = int(befores.max())
     rows = rows.clamp_(max=before - 1).to(torch.int64)
     rest = there(numbers, device)

@@ -1,8 +1,8 @@
 """The actions of a chain on a batch that is already where it shall be worked on.
 
-    Action ──its kernel──> all samples at once                          none or all take it, one size
-                       └─> those that take it, put back among the rest  some do
-                       └─> size by size                                 sizes differ
+Action ──its kernel──> all samples at once                          none or all take it, one size
+                   └─> those that take it, put back among the rest  some do
+                   └─> size by size                                 sizes differ
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def joined_if_alike(images: Images) -> Images:
 
 
 def _own_memory(done: Images, before: Images) -> bool:
-    if not isinstance(done, Tensor) or done.stride(0) == 0:
+    if not isinstance(done, Tensor):
         return False
     start = done.untyped_storage().data_ptr()
     return all(image.untyped_storage().data_ptr() != start for image in _tensors(before))
