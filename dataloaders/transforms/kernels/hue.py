@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .kernel import Array, column, in_pieces, there
 
-__all__ = ["hue"]
+__all__ = ["hue", "rgb_of"]
 
 
 def hue(images: Tensor, factor: Array) -> Tensor:
@@ -39,7 +39,6 @@ def hue(images: Tensor, factor: Array) -> Tensor:
         return images
     shift = (factor * 255).astype(np.int32) & 255
     hues, saturations = _tables(images.device)
-    levels = torch.full((), 65025.0, device=images.device)
 
     def work(some: Tensor, moved: Tensor) -> Tensor:
         red, green, blue = (some[:, channel : channel + 1].to(torch.int32) for channel in range(3))
@@ -58,19 +57,30 @@ def hue(images: Tensor, factor: Array) -> Tensor:
         turned = _taken(hues, index).to(torch.int32).add_(moved).bitwise_and_(255)
         shade = _taken(saturations, chroma.mul_(256).add_(value)).to(torch.float32)
         value = value.to(torch.float32)
-        product = shade.mul_(value)
-        turned = turned.mul_(6).to(torch.int16)
-        out = torch.empty_like(some)
-        for channel, place in enumerate((5, 3, 1)):
-            k = turned + 255 * place
-            k = torch.where(k >= 1530, k - 1530, k)
-            a = torch.minimum(k, 1020 - k).clamp_(0, 255)
-            # Whole numbers below 2**24 over 65025: never near enough to a half for float32 to err.
-            drop = torch.mul(product, a).div_(levels).round_()
-            out[:, channel : channel + 1] = (value - drop).to(torch.uint8)
-        return out
+        return rgb_of(turned.to(torch.int16), shade, value)
 
     return in_pieces(work, images, column(shift, images, torch.int32))
+
+
+def rgb_of(hues: Tensor, saturations: Tensor, values: Tensor) -> Tensor:
+    """uint8 [k, 3, H, W]: what Pillow makes of HSV.
+
+    Args:
+        hues: int16 [k, 1, H, W], 0 to 255.
+        saturations, values: float32 [k, 1, H, W], 0 to 255.
+    """
+    shade = saturations * values
+    sixth = hues * 6
+    divisor = torch.full((), 65025.0, device=hues.device)
+    found = []
+    for place in (5, 3, 1):
+        k = sixth + 255 * place
+        k = torch.where(k >= 1530, k - 1530, k)
+        a = torch.minimum(k, 1020 - k).clamp_(0, 255)
+        # Whole numbers below 2**24 over 65025: never near enough to a half for float32 to err.
+        drop = torch.mul(shade, a).div_(divisor).round_()
+        found.append((values - drop).to(torch.uint8))
+    return torch.cat(found, 1)
 
 
 def _taken(table: Tensor, indices: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def resize(images: Images, height: Array, width: Array, interpolation: str) -> I
     """Each image ``height`` x ``width`` pixels: ``resize`` of PIL images, always antialiased.
 
     Args:
-        images: uint8 [k, C, H, W], or a list of tensors [C, H, W] of one C, of any sizes.
+        images: uint8 [k, C, H, W], or a list of tensors [C, H, W] of any sizes.
         height, width: whole numbers [k], at least 1.
         interpolation: torchvision's name of it; "nearest" and "nearest-exact" are Pillow's nearest.
 
@@ -113,13 +113,16 @@ def resize(images: Images, height: Array, width: Array, interpolation: str) -> I
         return _nearest(images, sizes)
     befores = np.array([image.shape[-2:] for image in images], np.int64)
     tall = _tall(befores, sizes) if _vertical_first() else np.zeros(len(sizes), np.bool_)
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for sample, image in enumerate(images):
+        groups.setdefault((bool(tall[sample]), image.shape[0]), []).append(sample)
     found: list[Tensor] = []
     order: list[int] = []
-    for first in (False, True):
+    for (down_first, _), members in groups.items():
         # Alike sizes beside each other: a batch is as large as its largest image.
-        chosen = sorted(np.flatnonzero(tall == first).tolist(), key=lambda i: befores[i].tolist())
-        for samples in _pieces(chosen, befores, images[0]):
-            found += _resized(images, samples, sizes[samples], interpolation, first)
+        members.sort(key=lambda sample: befores[sample].tolist())
+        for samples in _pieces(members, befores, images[members[0]]):
+            found += _resized(images, samples, sizes[samples], interpolation, down_first)
             order += samples
     if len(found) == 1:
         return found[0].unsqueeze(0)

@@ -1,0 +1,449 @@
+"""Kernels compute what Pillow does: compared byte by byte, on the CPU and (marked gpu) on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dataloaders.transforms.actions import Action, Primitive
+from dataloaders.transforms.kernels import EXACT, TABLE, kernel_for, run
+from dataloaders.transforms.kernels.hue import hue, rgb_of
+from dataloaders.transforms.kernels.levels import grayscale
+from dataloaders.transforms.primitives import colour
+from dataloaders.transforms.primitives.colour import (
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    GaussianBlur,
+    Grayscale,
+    Hue,
+    Invert,
+    Jpeg,
+    PermuteChannels,
+    Posterize,
+    Rgb,
+    Saturation,
+    Sharpness,
+    Solarize,
+)
+from dataloaders.transforms.primitives.geometry import (
+    Crop,
+    HorizontalFlip,
+    Resize,
+    VerticalFlip,
+)
+from helpers.batches import KINDS, assert_same, batch, by_torchvision, bytes_of, pil, pixels
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+SIDES = st.integers(1, 40)
+BATCHES = st.builds(
+    batch,
+    st.integers(1, 4),
+    st.sampled_from(KINDS),
+    st.sampled_from([1, 3]),
+    SIDES,
+    SIDES,
+    st.integers(0, 1 << 20),
+)
+FACTORS = st.one_of(
+    st.floats(-4, 4, width=32),
+    st.floats(0, 2),
+    st.sampled_from([0.0, -0.0, 1.0, 0.5, 1.5, 1e-7, 1 - 1e-9, 1 + 1e-9, 255.0, -1e9, 1e9]),
+)
+
+
+def check(
+    primitive: Primitive, images: Any, numbers: dict[str, Any] | None = None, device: str = "cpu"
+) -> Any:
+    """Assert that the kernel of ``primitive`` gives torchvision's bytes; gives them."""
+    kernel = kernel_for(primitive)
+    assert kernel is not None
+    assert kernel.exact == EXACT
+    own = {name: np.asarray(values) for name, values in (numbers or {}).items()}
+    if isinstance(images, torch.Tensor):
+        before = images.clone()
+        there = images.to(device)
+        got = kernel(there, own)
+        assert torch.equal(there.cpu(), before), "it wrote into what it was given"
+    else:
+        got = kernel([image.to(device) for image in images], own)
+    assert all(image.device.type == device for image in got)
+    assert_same(got, by_torchvision(primitive, images, own))
+    return got
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("primitive", [Brightness(), Contrast(), Saturation(), Sharpness()])
+@given(images=BATCHES, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_blends(device: str, primitive: Primitive, images: torch.Tensor, data: Any) -> None:
+    factors = data.draw(st.lists(FACTORS, min_size=len(images), max_size=len(images)))
+    check(primitive, images, {"factor": factors}, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(images=BATCHES, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_hue(device: str, images: torch.Tensor, data: Any) -> None:
+    factors = data.draw(st.lists(st.floats(-0.5, 0.5), min_size=len(images), max_size=len(images)))
+    check(Hue(), images, {"factor": factors}, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hue_of_every_colour(device: str) -> None:
+    colours = torch.arange(1 << 24, dtype=torch.int32)
+    every = torch.stack([colours >> 16, (colours >> 8) & 255, colours & 255], 1).to(torch.uint8)
+    every = every.reshape(256, 256, 256, 3).permute(0, 3, 1, 2).contiguous()
+    factors = np.random.default_rng(0).uniform(-0.5, 0.5, 256)
+    got = hue(every.to(device), factors)
+    assert_same(got, by_torchvision(Hue(), every, {"factor": factors}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_hue_saturation_and_value_becomes_the_colour_that_pillow_gives(device: str) -> None:
+    # Colours reach few of the triples: the closed form is held against Pillow for all of them.
+    triples = torch.arange(1 << 24, dtype=torch.int32)
+    h, s, v = triples >> 16, (triples >> 8) & 255, triples & 255
+    hsv = torch.stack([h, s, v], -1).to(torch.uint8).reshape(256, 256, 256, 3)
+    for one in hsv:
+        # Bands merged, since Image.fromarray's mode is going away.
+        bands = [Image.fromarray(one[..., band].contiguous().numpy()) for band in range(3)]
+        expected = bytes_of(Image.merge("HSV", bands).convert("RGB"))
+        planes = one.permute(2, 0, 1).unsqueeze(1).to(device)
+        got = rgb_of(planes[:1].short(), planes[1:2].float(), planes[2:].float())
+        assert torch.equal(got[0].cpu(), expected)
+
+
+def test_hues_out_of_range_are_refused_as_torchvision_does() -> None:
+    images = batch(2, "noise", 3, 4, 4)
+    with pytest.raises(ValueError, match=r"hue_factor \(0\.6\) is not in \[-0\.5, 0\.5\]\."):
+        hue(images, np.array([0.1, 0.6]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "primitive",
+    [
+        Invert(),
+        Autocontrast(),
+        Equalize(),
+        Grayscale(),
+        Grayscale(1),
+        Grayscale(3),
+        Rgb(),
+        HorizontalFlip(),
+        VerticalFlip(),
+    ],
+)
+@given(images=BATCHES)
+@settings(max_examples=40, deadline=None)
+def test_without_numbers(device: str, primitive: Primitive, images: torch.Tensor) -> None:
+    check(primitive, images, {}, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_grey_of_every_colour(device: str) -> None:
+    colours = torch.arange(1 << 24, dtype=torch.int32)
+    every = torch.stack([colours >> 16, (colours >> 8) & 255, colours & 255]).to(torch.uint8)
+    every = every.reshape(3, 4096, 4096)
+    got = grayscale(every.unsqueeze(0).to(device), 1)[0].cpu()
+    assert torch.equal(got, bytes_of(pil(every).convert("L")))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocontrast_of_every_pair_of_levels(device: str) -> None:
+    # All tables that there are: each lowest with each highest level, and all levels between.
+    images = torch.zeros(256, 1, 256, 256, dtype=torch.uint8)
+    levels = torch.arange(256)
+    for low in range(256):
+        images[low, 0] = torch.maximum(torch.minimum(levels, levels[:, None]), torch.tensor(low))
+    rows = images.permute(0, 2, 1, 3).reshape(-1, 1, 1, 256)
+    got = kernel_for(Autocontrast())(rows.to(device), {})  # type: ignore[misc]
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:4000]
+    assert_same(got[chosen], by_torchvision(Autocontrast(), rows[chosen], {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("side", [16, 17, 23, 64])
+def test_equalize_where_few_pixels_make_coarse_steps(device: str, side: int) -> None:
+    # Counts near multiples of 255 are where the table overflows a byte or is left alone.
+    images = torch.stack([pixels(kind, 3, side, side, seed) for kind in KINDS for seed in range(8)])
+    images[:, 0, 0] = 255
+    check(Equalize(), images, {}, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_posterize_and_solarize(device: str) -> None:
+    images = batch(12, "noise", 3, 9, 11)
+    check(Posterize(), images, {"bits": [1, 2, 3, 4, 5, 6, 7, 8, 8, 4, 1, 2]}, device)
+    thresholds = [0, 1, 127.5, 128, 254.99, 255, 255.5, 256, 300.0, -3, 0.001, 64]
+    check(Solarize(), images, {"threshold": thresholds}, device)
+    shares = np.linspace(-0.1, 1.1, 12)
+    check(Solarize(share=True), images, {"threshold": shares}, device)
+
+
+def test_bits_out_of_range_are_refused_as_pillow_does() -> None:
+    kernel = kernel_for(Posterize())
+    assert kernel is not None
+    with pytest.raises(ValueError, match="bits must be between or equal to 1 and 8"):
+        kernel(batch(2, "noise", 1, 3, 3), {"bits": np.array([4, 0])})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_channels_in_another_order(device: str) -> None:
+    images = batch(4, "noise", 3, 5, 6)
+    orders = np.array([[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1]])
+    check(PermuteChannels(), images, {"permutation": orders}, device)
+    wider = np.concatenate([orders, np.full((4, 1), -1)], 1)
+    check(PermuteChannels(), images, {"permutation": wider}, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(images=BATCHES, data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_crops(device: str, images: torch.Tensor, data: Any) -> None:
+    height, width = images.shape[-2:]
+    start = {
+        "top": st.integers(-height - 2, height + 2),
+        "left": st.integers(-width - 2, width + 2),
+    }
+    size = {"height": st.integers(1, 2 * height), "width": st.integers(1, 2 * width)}
+    alike = data.draw(st.booleans())
+    numbers = {}
+    for name, values in {**start, **size}.items():
+        drawn = [data.draw(values) for _ in images]
+        numbers[name] = drawn[:1] * len(images) if alike and name in size else drawn
+    got = check(Crop(), images, numbers, device)
+    assert isinstance(got, torch.Tensor) or len({image.shape for image in got}) > 1
+
+
+def test_a_crop_that_is_the_same_for_all_is_a_view() -> None:
+    images = batch(3, "noise", 3, 9, 9)
+    numbers = {"top": [1] * 3, "left": [2] * 3, "height": [4] * 3, "width": [5] * 3}
+    got = check(Crop(), images, numbers)
+    assert got.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()
+
+
+MODES = ["nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", MODES)
+@given(images=BATCHES, data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_resize(device: str, mode: str, images: torch.Tensor, data: Any) -> None:
+    sides = st.one_of(st.integers(1, 5), st.integers(1, 90))
+    numbers = {name: [data.draw(sides) for _ in images] for name in ("height", "width")}
+    check(Resize(mode), images, numbers, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", MODES)
+def test_resize_of_many_sizes_to_one(device: str, mode: str) -> None:
+    sizes = [(300, 200), (224, 224), (37, 411), (1, 9), (64, 64), (500, 31), (224, 90), (700, 2)]
+    images = [pixels("photo", 3, *size) for size in sizes]
+    got = check(Resize(mode), images, {"height": [224] * 8, "width": [224] * 8}, device)
+    assert got.shape == (8, 3, 224, 224)
+    check(Resize(mode), images, {"height": [33] * 8, "width": [57] * 8}, device)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "lanczos"])
+def test_resize_of_very_long_images(mode: str) -> None:
+    # So many pixels to one that a digit of nine bits would not do.
+    images = [pixels("noise", 1, 3, 5000), pixels("extremes", 1, 4000, 2)]
+    check(Resize(mode), images, {"height": [3, 2], "width": [2, 2]})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_resize_in_any_memory_order(device: str) -> None:
+    images = batch(3, "photo", 3, 50, 60).to(memory_format=torch.channels_last)
+    check(Resize("bicubic"), images, {"height": [20] * 3, "width": [70] * 3}, device)
+    views = [image[:, 3:40, 5:33] for image in images]
+    check(Resize("bicubic"), views, {"height": [20] * 3, "width": [70] * 3}, device)
+
+
+@pytest.mark.parametrize(
+    ("primitive", "numbers"),
+    [
+        (Brightness(), {"factor": [0.3, 1.7, 1.0]}),
+        (Contrast(), {"factor": [0.3, 1.7, 1.0]}),
+        (Saturation(), {"factor": [0.3, 1.7, 1.0]}),
+        (Hue(), {"factor": [0.3, -0.2, 0.0]}),
+        (Sharpness(), {"factor": [0.3, 1.7, 1.0]}),
+        (Grayscale(3), {}),
+        (Equalize(), {}),
+        (Autocontrast(), {}),
+        (Solarize(), {"threshold": [3, 100, 200]}),
+    ],
+)
+def test_any_memory_order_and_any_number_of_images(
+    primitive: Primitive, numbers: dict[str, Any]
+) -> None:
+    images = batch(3, "photo", 3, 70, 80)
+    check(primitive, images.to(memory_format=torch.channels_last), numbers)
+    check(primitive, images.flip(0)[:, :, ::2, 1::3], numbers)
+    # More than is worked on at a time.
+    many = {name: np.resize(values, 40) for name, values in numbers.items()}
+    check(primitive, batch(40, "photo", 3, 70, 80), many)
+    kernel = kernel_for(primitive)
+    assert kernel is not None
+    none = {name: np.zeros(0) for name in numbers}
+    assert kernel(images[:0], none).shape == (0, 3, 70, 80)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("size", [(3, 3), (5, 9), (23, 23)])
+def test_blur_is_at_most_one_level_off(device: str, v2: bool, size: tuple[int, int]) -> None:
+    primitive = GaussianBlur(*size, v2=v2)
+    kernel = kernel_for(primitive)
+    assert kernel is not None
+    assert "1 level" in kernel.exact
+    for channels in (1, 3):
+        for kind in KINDS:
+            images = batch(4, kind, channels, 40, 31)
+            numbers = {"sigma": np.array([0.1, 0.7, 2.0, 30.0])}
+            got = kernel(images.to(device), numbers)
+            for one, other in zip(got, by_torchvision(primitive, images, numbers), strict=True):
+                off = (one.cpu().int() - other.int()).abs()
+                assert off.max() <= 1
+                assert off.float().mean() < 0.002
+
+
+def test_what_the_table_says_is_what_kernels_say() -> None:
+    rows = {name: row for row in TABLE for name in row.primitives}
+    assert len(rows) == sum(len(row.primitives) for row in TABLE)
+    for name in colour.__all__:
+        if name == "GaussianBlur":
+            primitive: Any = GaussianBlur(3, 3)
+        else:
+            primitive = getattr(colour, name)()
+        kernel = kernel_for(primitive)
+        assert (kernel is None) == (name not in rows)
+        if kernel is not None:
+            assert (kernel.name, kernel.exact) == (name, rows[name].exact)
+    assert kernel_for(Jpeg()) is None
+
+
+def test_primitives_of_other_makers_have_no_kernel() -> None:
+    class Brightness(Primitive):
+        def apply(self, value: Any, **numbers: Any) -> Any:
+            return value
+
+    assert kernel_for(Brightness()) is None
+
+
+def test_other_types_and_channels_are_refused() -> None:
+    for wrong in (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, 4, dtype=torch.uint8)):
+        with pytest.raises(TypeError, match="Invert computes what Pillow does to bytes"):
+            run([Action(Invert())], wrong)
+    floats = torch.rand(2, 5, 4, 4)
+    assert torch.equal(run([Action(HorizontalFlip())], floats), floats.flip(-1))
+
+
+class TestRun:
+    def actions(self, count: int, seed: int = 0) -> list[Action]:
+        """Crop, resize, flip, jitter in any order, grey for some: as a chain would draw them."""
+        generator = np.random.default_rng(seed)
+        where = generator.random((8, count)) < 0.6
+        sides = {
+            "top": generator.integers(0, 5, count),
+            "left": generator.integers(0, 5, count),
+            "height": generator.integers(3, 30, count),
+            "width": generator.integers(3, 30, count),
+        }
+        factor = {"factor": generator.uniform(0.4, 1.6, count)}
+        return [
+            Action(Crop(), sides),
+            Action(Resize(), {"height": np.full(count, 24), "width": np.full(count, 20)}),
+            Action(HorizontalFlip(), {}, where[0]),
+            Action(Brightness(), factor, where[1]),
+            Action(Hue(), {"factor": generator.uniform(-0.1, 0.1, count)}, ~where[1]),
+            Action(Contrast(), factor, where[2] & False),
+            Action(Saturation(), factor, where[2] | True),
+            Action(Grayscale(3), {}, where[3]),
+            Action(VerticalFlip()),
+        ]
+
+    def expected(self, actions: list[Action], images: Any) -> list[torch.Tensor]:
+        found = []
+        for sample, image in enumerate(images):
+            value: Any = pil(image)
+            for action in actions:
+                value = action.apply(sample, value)
+            found.append(bytes_of(value))
+        return found
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize("count", [1, 2, 9])
+    def test_a_chain_on_images_of_one_size_and_of_many(self, device: str, count: int) -> None:
+        for seed in range(5):
+            actions = self.actions(count, seed)
+            images = batch(count, "photo", 3, 40, 36, seed)
+            before = images.clone()
+            got = run(actions, images.to(device))
+            assert isinstance(got, torch.Tensor)
+            assert_same(got, self.expected(actions, images))
+            assert torch.equal(images, before)
+            sizes = [(40 + sample % 3, 36 + sample % 2) for sample in range(count)]
+            odd = [pixels("photo", 3, *size, seed) for size in sizes]
+            kept = [image.clone() for image in odd]
+            got = run(actions, [image.to(device) for image in odd])
+            assert isinstance(got, torch.Tensor)
+            assert_same(got, self.expected(actions, odd))
+            assert all(torch.equal(*pair) for pair in zip(odd, kept, strict=True))
+
+    def test_what_nobody_takes_costs_nothing(self) -> None:
+        images = batch(3, "photo", 3, 9, 9)
+        none = np.zeros(3, np.bool_)
+        assert run([Action(Hue(), {"factor": np.zeros(3)}, none)], images) is images
+        assert run([], images) is images
+
+    def test_what_was_given_is_never_written_into(self) -> None:
+        # A view, then a step that some take: the view's memory is the caller's.
+        images = batch(4, "photo", 3, 9, 9)
+        before = images.clone()
+        some = np.array([True, False, True, False])
+        window = {name: np.full(4, 4) for name in Crop.numbers}
+        actions = [Action(Crop(), window), Action(Invert(), {}, some)]
+        got = run(actions, images)
+        assert torch.equal(images, before)
+        assert_same(got, self.expected(actions, images))
+        views = [image[:, 1:8] for image in images]
+        actions = [Action(Invert(), {}, some), Action(Brightness(), {"factor": np.ones(4)}, ~some)]
+        assert_same(run(actions, views), self.expected(actions, views))
+        assert torch.equal(images, before)
+
+    def test_sizes_may_part_and_meet_again(self) -> None:
+        images = batch(4, "photo", 3, 12, 15)
+        some = np.array([True, False, True, False])
+        size = {"height": np.array([5, 6, 7, 8]), "width": np.array([3, 3, 9, 9])}
+        parted = [Action(Resize(), size, some), Action(HorizontalFlip(), {}, ~some)]
+        got = run(parted, images)
+        assert isinstance(got, list)
+        assert_same(got, self.expected(parted, images))
+        meet = {"height": np.full(4, 10), "width": np.full(4, 11)}
+        actions = [*parted, Action(Grayscale(1), {}, some), Action(Resize("bicubic"), meet)]
+        # Images of one and of three channels are never one tensor.
+        got = run(actions, images)
+        assert isinstance(got, list)
+        assert_same(got, self.expected(actions, images))
+
+    def test_empty_batches(self) -> None:
+        empty = torch.zeros(0, 3, 9, 9, dtype=torch.uint8)
+        actions = [Action(Hue(), {"factor": np.zeros(0)}), Action(HorizontalFlip())]
+        assert run(actions, empty).shape == (0, 3, 9, 9)  # type: ignore[union-attr]
+        assert run(actions, []) == []
+
+    def test_a_step_without_a_kernel_is_named(self) -> None:
+        action = Action(Jpeg(), {"quality": np.array([50])})
+        with pytest.raises(TypeError, match=r"Jpeg: no kernel computes it.*kernel_for.*applied"):
+            run([action], batch(1, "photo", 3, 9, 9))
