@@ -15,7 +15,7 @@ from dataloaders.transforms.actions import Action, Primitive
 from dataloaders.transforms.kernels import EXACT, TABLE, kernel_for, run
 from dataloaders.transforms.kernels.hue import hue, rgb_of
 from dataloaders.transforms.kernels.levels import grayscale
-from dataloaders.transforms.primitives import colour
+from dataloaders.transforms.primitives import auto, colour, erasing, geometry, turns
 from dataloaders.transforms.primitives.colour import (
     Autocontrast,
     Brightness,
@@ -318,19 +318,29 @@ def test_blur_is_at_most_one_level_off(device: str, v2: bool, size: tuple[int, i
                 assert off.float().mean() < 0.002
 
 
-def test_what_the_table_says_is_what_kernels_say() -> None:
-    rows = {name: row for row in TABLE for name in row.primitives}
+def test_every_primitive_is_in_the_table_or_has_no_kernel() -> None:
+    rows = {name: row for row in TABLE for name in row.names}
     assert len(rows) == sum(len(row.primitives) for row in TABLE)
-    for name in colour.__all__:
-        if name == "GaussianBlur":
-            primitive: Any = GaussianBlur(3, 3)
-        else:
-            primitive = getattr(colour, name)()
+    given = {"GaussianBlur": (3, 3), "Shear": ("x",), "Shift": ("y",), "AugMixed": ((), ())}
+    known = [
+        value
+        for module in (auto, colour, erasing, geometry, turns)
+        for name, value in vars(module).items()
+        if name in module.__all__ and isinstance(value, type) and issubclass(value, Primitive)
+    ]
+    assert set(rows) <= {kind.__name__ for kind in known}
+    for kind in known:
+        primitive = kind(*given.get(kind.__name__, ()))
         kernel = kernel_for(primitive)
-        assert (kernel is None) == (name not in rows)
+        assert (kernel is None) == (kind.__name__ in ("AugMixed", "Jpeg"))
+        assert (kernel is None) == (kind.__name__ not in rows)
         if kernel is not None:
-            assert (kernel.name, kernel.exact) == (name, rows[name].exact)
-    assert kernel_for(Jpeg()) is None
+            assert (kernel.name, kernel.exact) == (kind.__name__, rows[kind.__name__].exact)
+
+
+def test_what_pillow_cannot_interpolate_has_no_kernel() -> None:
+    assert kernel_for(turns.Rotate("lanczos")) is None
+    assert kernel_for(Resize("lanczos")) is not None
 
 
 def test_primitives_of_other_makers_have_no_kernel() -> None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["EXACT", "Array", "Images", "Kernel", "column", "in_pieces", "there"]
+__all__ = ["EXACT", "Array", "Form", "Images", "Kernel", "column", "in_pieces", "there"]
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
 Images: TypeAlias = "Tensor | list[Tensor]"
 """uint8 [k, C, H, W]; or k tensors [C, H, W] where sizes differ. C: 1 or 3, Pillow's L and RGB."""
+
+Form: TypeAlias = Literal["pil", "bytes", "floats"]
+"""What an image is to the user's transform: a PIL image, a tensor of bytes, one of floats."""
 
 EXACT = "exact"
 """Every byte is that of torchvision's functional on a PIL image."""

@@ -74,9 +74,12 @@ def gaussian_blur(
         # One group for each channel of each image: what torchvision computes for one image.
         weight = kernel.repeat_interleave(channels, 0).unsqueeze(1)
         values = some.reshape(1, count * channels, height, width).to(torch.float32)
+        if count * channels == 1:
+            # One group alone is no depthwise convolution, and cuDNN may do it in TF32.
+            weight, values = weight.repeat(2, 1, 1, 1), values.repeat(1, 2, 1, 1)
         padding = [halves[0], halves[0], halves[1], halves[1]]
         values = functional.pad(values, padding, mode="reflect")
-        values = functional.conv2d(values, weight, groups=count * channels)
+        values = functional.conv2d(values, weight, groups=len(weight))[:, : count * channels]
         return values.round_().to(torch.uint8).reshape(some.shape)
 
     return in_pieces(work, images, across, down)
