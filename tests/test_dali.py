@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from dataloaders import DataLoader
 from helpers.compare import assert_same, run_epochs, seed_everything
-from helpers.photos import SIZE, Digits, Files, Tiny, folder
+from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
@@ -79,12 +79,38 @@ def test_crops_are_stocks_to_the_bit(chain: Any) -> None:
         lambda: Digits(transforms.Compose([transforms.RandomCrop(20), transforms.ToTensor()])),
         lambda: Subset(folder(V1), [3, 1, 1, 8, 2]),
         lambda: ConcatDataset([folder(V1), Subset(folder(V1), range(4))]),
+        lambda: Opened(V1),
+        lambda: Noisy(ERASED),
     ],
-    ids=["target_transform", "protocol", "CIFAR10", "MNIST", "subset", "concat"],
+    ids=["target_transform", "protocol", "CIFAR10", "MNIST", "subset", "concat", "own", "draws"],
 )
 def test_samples_of_every_kind_of_dataset_are_stocks(dataset: Callable[[], Any]) -> None:
     theirs, ours = pair(dataset(), shuffle=True, seed=1, drop_last=True)
     assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+
+
+class Noisy(Opened):
+    """Draws random numbers of its own before its transform does."""
+
+    def __getitem__(self, index: int) -> Any:
+        if torch.rand(()) < 0.5:
+            torch.randperm(5)
+        image, label = super().__getitem__(index)
+        return {"image": image, "label": label}
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=str)
+def test_datasets_with_code_of_their_own_are_read_in_torchs_workers(
+    options: dict[str, Any],
+) -> None:
+    theirs, ours = pair(Noisy(V1), shuffle=True, seed=8, num_workers=2, **options)
+    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+    assert "2 worker processes" in str(ours.explain())
+    del theirs, ours
+    _, unseeded = pair(Opened(V1), num_workers=1, **options)
+    one, two = (torch.cat([images for images, _ in unseeded]) for _ in range(2))
+    assert one.shape == (SIZE, 3, 16, 16)
+    assert not torch.equal(one, two)
 
 
 def test_stocks_workers_and_set_epoch_change_nothing() -> None:

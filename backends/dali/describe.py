@@ -13,6 +13,7 @@ from dataloaders.transforms.read import Member
 
 from .job import Job
 from .plan import Behind, InGraph
+from .sources.opaque import Opaque
 
 __all__ = ["described"]
 
@@ -32,7 +33,7 @@ def _images(job: Job) -> Iterator[Stage]:
     dali = f"DALI on {job.device}" if job.device.type == "cuda" else "DALI's CPU operators"
     dali += "" if job.device.type == "cuda" else f", {_threads(job)}"
     graph = job.work.graph
-    if job.source.kind == "encoded":
+    if job.kind == "encoded":
         yield Stage("decode", dali, _decoding(job))
     if graph.members:
         yield Stage("augment", dali, f"{_names(graph.members)}: {_exactness(graph)}")
@@ -50,7 +51,11 @@ def _images(job: Job) -> Iterator[Stage]:
 
 
 def _fetching(job: Job) -> Stage:
-    if job.source.kind == "encoded":
+    if isinstance(job.source, Opaque):
+        where = "this process" if not job.num_workers else f"{job.num_workers} worker processes"
+        how = "the dataset's own code, up to its transform; pixels are handed on"
+        return Stage("fetch", where, how)
+    if job.kind == "encoded":
         return Stage("fetch", "threads", "files read ahead, sizes from their headers")
     return Stage("fetch", "threads", "pixels in memory, by index")
 
@@ -70,7 +75,12 @@ def _exactness(graph: InGraph) -> str:
 
 def _notes(job: Job, loader: Specification) -> Iterator[str]:
     yield f"up to {job.depth} batches are under way at once, made by threads of this process"
-    if loader.num_workers:
+    if isinstance(job.source, Opaque):
+        yield (
+            f"{type(loader.dataset).__name__} is not known, so its own code decodes; give it the "
+            "methods encoded(index) and target(index), and DALI decodes its files"
+        )
+    elif loader.num_workers:
         yield (
             f"num_workers={loader.num_workers} is not used: files are read by threads; leave it "
             "out, or keep it for other backends"

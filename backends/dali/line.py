@@ -26,7 +26,7 @@ from .graph import Graph, GraphFailed
 from .job import Job
 from .plan import Behind
 from .sources import Failed as NotRead
-from .sources import Found
+from .sources import Found, Source
 from .task import Failed, Made, Redo, Task
 
 __all__ = ["RUNS", "Line"]
@@ -48,7 +48,7 @@ class Line:
 
     def begin(self, job: Job) -> None:
         """Get ready for an epoch of ``job``."""
-        key = (job.work.graph.nodes, job.source.kind, job.source.channels, job.device, job.threads)
+        key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
         self._job, self._key = job, key
@@ -65,7 +65,7 @@ class Line:
             if self._has_failed(task, found):
                 return
             sizes = _sizes(found)
-            task.draws = Draws(task.words)
+            task.draws = task.draws or Draws(task.words)
             task.actions = drawn(self._job.work.chain.operators, task.draws, sizes)
             task.graph = self._graph_for(len(found))
             self._feed(task.graph, task, found)
@@ -121,8 +121,11 @@ class Line:
     def _again(self, task: Task, failure: GraphFailed) -> None:
         """Make the batch of files that Pillow decoded, or find the one that it cannot."""
         graph = None
+        source = self._job.source
         try:
-            found = self._job.source.images(task.keys, decode=True)
+            if not isinstance(source, Source):  # pixels: there is nothing to decode
+                raise failure.cause
+            found = source.images(task.keys, decode=True)
             if not self._has_failed(task, found):
                 graph = self._new_graph(len(found))
                 self._feed(graph, task, found)
@@ -158,7 +161,7 @@ class Line:
             device=self._job.device if self._job.device.type == "cuda" else torch.device("cpu"),
             threads=self._job.threads,
             depth=RUNS,
-            encoded=self._job.source.kind == "encoded",
+            encoded=self._job.kind == "encoded",
             channels=self._job.source.channels,
         )
 
