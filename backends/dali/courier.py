@@ -18,6 +18,7 @@ from typing import TypeAlias
 from .job import Job
 from .line import RUNS, Line
 from .task import Ended, Failed, Item, Task
+from .threads import work_alone
 
 __all__ = ["Courier", "Trip"]
 
@@ -157,6 +158,7 @@ class Courier:
 
 
 def _work(inbox: SimpleQueue[Trip | None], line: Line) -> None:
+    work_alone()
     while (trip := inbox.get()) is not None:
         trip.run(line)
         del trip  # before waiting for the next one

@@ -50,6 +50,7 @@ class Job:
         readers: threads that read files, and decode those that Pillow has to.
         depth: batches between the sampler and the loop.
         batch_size: images in a batch; 1 where the loader does not tell.
+        fast: as `Dali.fast`.
         num_workers: of torch's, in which the dataset's own code runs; 0 for sources that are read
             by threads.
         persistent: whether those live on between epochs.
@@ -62,6 +63,7 @@ class Job:
     readers: int
     depth: int
     batch_size: int
+    fast: tuple[str, ...] = ()
     num_workers: int = 0
     persistent: bool = False
 
@@ -99,6 +101,7 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
         max(_FEWEST_READERS, threads),
         _DEPTH if options.depth == "auto" else options.depth,
         loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1,
+        tuple(options.fast),
         loader.num_workers if opaque else 0,
         opaque and loader.persistent_workers,
     )

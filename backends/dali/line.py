@@ -21,13 +21,14 @@ from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import SampleError, Sizes, drawn
 from dataloaders.transforms.draws import Draws
 
-from .behind import Each, Images, Step, Whole, dense, memory_of
+from .behind import ByHost, Each, Images, OnDevice, Step, Whole, dense, memory_of
 from .graph import Graph, GraphFailed
 from .job import Job
 from .plan import Behind
 from .sources import Failed as NotRead
 from .sources import Found, Source
 from .task import Failed, Made, Redo, Task
+from .threads import work_alone
 
 __all__ = ["RUNS", "Line"]
 
@@ -168,9 +169,16 @@ class Line:
     def _step(self, part: Any) -> Step:
         if not isinstance(part, Behind):
             return Whole(part, self._empty)
+        cuda = self._job.device.type == "cuda"
+        if cuda and OnDevice.serves(part):
+            return OnDevice(part)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._job.threads, "dataloaders-dali-behind")
-        return Each(part, self._threads, self._job.threads)
+            self._threads = ThreadPoolExecutor(
+                self._job.threads, "dataloaders-dali-behind", initializer=work_alone
+            )
+        fast = "resize" in self._job.fast
+        each = Each(part, self._threads, self._job.threads, self._empty, fast=fast)
+        return ByHost(each) if cuda else each
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         if self._job.device.type != "cuda":
