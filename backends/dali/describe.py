@@ -12,6 +12,7 @@ from dataloaders.plan import Plan, Stage
 from dataloaders.transforms.read import Member
 
 from .job import Job
+from .line import RUNS
 from .plan import Behind, InGraph
 from .sources.opaque import Opaque
 
@@ -90,6 +91,10 @@ def _notes(job: Job, loader: Specification) -> Iterator[str]:
     if job.source.user_code:
         yield "target_transform and the like run on the loop's thread"
     if job.device.type == "cuda":
+        yield (
+            f"on {job.device} are at most {RUNS} batches inside DALI, {job.depth} finished ones, "
+            "and those that the loop holds"
+        )
         yield "DALI on a CUDA device was not yet run on a GPU"
 
 

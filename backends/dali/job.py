@@ -82,7 +82,10 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
             "an iterable dataset has no samples by index; give it __getitem__ and __len__, or use "
             "backend='prefetch'"
         )
-    device = device_of(getattr(loader, "device", None))
+    wanted = getattr(loader, "device", None)
+    if wanted is not None and torch.device(wanted).type == "cuda" and not torch.cuda.is_available():
+        return f"device={str(wanted)!r}: there is no CUDA device that torch can use; leave it out"
+    device = device_of(wanted)
     source = _source(loader)
     if isinstance(source, str):
         return source
