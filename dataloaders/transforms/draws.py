@@ -77,7 +77,7 @@ class Draws:
         return self._begin + self._column
 
     def words(self, where: Where = None) -> npt.NDArray[np.uint32]:
-        """uint32 [n], perhaps read-only: the next 32 bits of each stream, which all else is made of."""
+        """uint32 [n], perhaps read-only: the next 32 bits of each stream, of which all is made."""
         self._at_hand(1)
         found: npt.NDArray[np.uint32]
         if self._together is None:
