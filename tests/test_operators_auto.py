@@ -8,7 +8,8 @@ import pytest
 import torchvision.transforms as v1
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
-from helpers.drawn import FORMS, check_exact, images_of
+from helpers.exact import assert_exact
+from helpers.pictures import FORMS, images_of
 
 BOTH = {"v1": v1, "v2": v2}
 BILINEAR = InterpolationMode.BILINEAR
@@ -45,4 +46,4 @@ POLICIES: dict[str, Any] = {
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("lib", BOTH)
 def test_the_same_draws_and_pixels_as_torchvision(lib: str, name: str, form: str) -> None:
-    check_exact(POLICIES[name](BOTH[lib]), images_of(form), samples=60)
+    assert_exact(POLICIES[name](BOTH[lib]), images_of(form), repeats=20)

@@ -18,8 +18,11 @@ import torch
 
 from dataloaders.transforms.actions import Action, Operator, Primitive, Sizes, taking
 from dataloaders.transforms.draws import Draws, Where
-from dataloaders.transforms.primitives.auto import AugMixed, Fill, numbers_of, step_of
+from dataloaders.transforms.primitives.auto import AugMixed, numbers_of, step_of
+from dataloaders.transforms.primitives.colour import Posterize
 
+from .colour import refuse
+from .options import fill_of
 from .table import NotRead, mode_of, reads
 
 _Levels: TypeAlias = "npt.NDArray[np.float64] | None"
@@ -102,14 +105,20 @@ class _Slots:
         slot: int,
         chosen: npt.NDArray[np.int64],
         levels: npt.NDArray[np.float64],
+        sizes: Sizes,
         where: Where,
     ) -> list[Action]:
         """Those of one slot, where each sample has chosen a name and a level."""
         places = self._slots[slot]
-        return [
+        actions = [
             Action(step, numbers_of(self._names[place], levels), taking(where, chosen == place))
             for place, step in zip(places, self._taken(places), strict=True)
         ]
+        for action in actions:
+            if isinstance(action.primitive, Posterize):
+                bits = action.numbers["bits"]
+                refuse(action, (bits < 1) | (bits > 8), sizes)
+        return actions
 
     def _taken(self, slot: Sequence[int]) -> list[Primitive]:
         return [step for place in slot if (step := self._steps[place]) is not None]
@@ -162,7 +171,7 @@ class AutoAugment(Operator):
                 negative = signs[slot] == 0
             levels = self._space.levels(chosen, bins, sizes, taken)
             levels = np.where(signed & negative, -levels, levels)
-            actions += self._slots.actions(slot, chosen, levels, taken)
+            actions += self._slots.actions(slot, chosen, levels, sizes, taken)
         return actions
 
 
@@ -181,11 +190,10 @@ class RandomSteps(Operator):
         self._steps = steps
         self._bin = bin
         self._space = _space_of(transform, transform.num_magnitude_bins, v2)
-        allowed = range(-self._space.bins, self._space.bins)
-        if bin is not None and bin not in allowed:
+        if bin is not None and bin not in range(-self._space.bins, self._space.bins):
             raise NotRead(
-                f"magnitude={bin} must be below num_magnitude_bins={self._space.bins}; "
-                "torchvision would raise IndexError"
+                f"magnitude={bin!r} with num_magnitude_bins={self._space.bins}: torchvision takes "
+                "whole numbers below that; lower it"
             )
         names = self._space.names
         slots = [range(len(names))] * steps
@@ -199,7 +207,7 @@ class RandomSteps(Operator):
             chosen, levels = _step(
                 self._space, self._bin, self._space.bins, self._v2, draws, sizes, where
             )
-            actions += self._slots.actions(slot, chosen, levels, where)
+            actions += self._slots.actions(slot, chosen, levels, sizes, where)
         return actions
 
 
@@ -326,40 +334,11 @@ def _stacked(table: _Table) -> npt.NDArray[np.float64]:
 
 def _steps_of(transform: Any, names: Sequence[str], v2: bool) -> tuple[Primitive | None, ...]:
     """What does each of ``names`` with the user's interpolation and fill."""
-    from torchvision.transforms import InterpolationMode
-
-    interpolation = transform.interpolation
-    if not v2 and not isinstance(interpolation, (int, InterpolationMode)):
-        raise NotRead(
-            f"interpolation={interpolation!r} is none for v1; give it as an InterpolationMode"
-        )
-    mode, fill = mode_of(interpolation), _fill_of(transform, v2)
+    mode, fill = mode_of(transform.interpolation, v2), fill_of(transform, v2)
     try:
         return tuple(step_of(name, mode, fill, v2) for name in names)
     except KeyError as error:
         raise NotRead(f"its step {error} is none that torchvision's policies had so far") from None
-
-
-def _fill_of(transform: Any, v2: bool) -> Fill:
-    """The user's ``fill``; of v2's by types, what all images get."""
-    fill = transform.fill
-    if v2 and isinstance(fill, dict):
-        import PIL.Image
-        from torchvision import tv_tensors
-
-        others = fill.get("others")
-        for kind in (PIL.Image.Image, torch.Tensor, tv_tensors.Image):
-            if fill.get(kind, others) != others:
-                raise NotRead(
-                    f"fill={fill!r} has a value for {kind.__name__} that other images do not get; "
-                    "give one value for all images"
-                )
-        fill = others
-    if fill is None or isinstance(fill, (int, float)):
-        return fill
-    if isinstance(fill, (list, tuple)) and all(isinstance(each, (int, float)) for each in fill):
-        return tuple(fill)
-    raise NotRead(f"fill={fill!r} is no number and no sequence of numbers; give it as one")
 
 
 @reads("AutoAugment")

@@ -1,0 +1,47 @@
+"""Images whose levels, edges and colours are as mixed as a photo's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional
+
+FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv")
+"""In which an image may come to a transform."""
+
+
+def images_of(form: str, sizes: Sequence[tuple[int, int]] = ((23, 17), (8, 40), (31, 32))) -> Any:
+    """An image of each of ``sizes``, (height, width), in one of `FORMS`."""
+    mode = "L" if "grey" in form else "RGB"
+    images: list[Any] = [picture(*size, mode) for size in sizes]
+    if "tensor" in form:
+        images = [functional.pil_to_tensor(image) for image in images]
+    if "floats" in form:
+        images = [image / 255 for image in images]
+    if "tv" in form:
+        images = [tv_tensors.Image(image) for image in images]
+    return images
+
+
+def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """A PIL image of slopes, edges and noise: with dark, light, grey and coloured parts.
+
+    Of odd width: pale, so that no level is black or white.
+    """
+    generator = np.random.default_rng((seed, height, width))
+    y, x = np.mgrid[0:height, 0:width]
+    slopes = np.stack([x * 255 / width, y * 200 / height + 20, (x + y) * 255 / (width + height)])
+    noise = generator.normal(0, 25, (3, height, width))
+    pixels = np.clip(slopes + noise, 0, 255)
+    pixels[:, : height // 4, : width // 3] = 0
+    pixels[:, height // 4 : height // 2, : width // 3] = generator.integers(0, 256, 3)[
+        :, None, None
+    ]
+    pixels[1:, height // 2 :, -width // 4 :] = pixels[0, height // 2 :, -width // 4 :]
+    if width % 2:  # not all levels from 0 to 255
+        pixels = 20 + pixels * 0.7
+    return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "RGB").convert(mode)
