@@ -133,21 +133,20 @@ class AutoAugment(Operator):
         self._v2 = v2
         space = self._space = _space_of(transform, 10, v2)
         policies = transform._policies if v2 else transform.policies
-        try:
-            self._chosen = np.array(
-                [[space.names.index(name) for name, _, _ in policy] for policy in policies]
-            )
-        except ValueError as error:
-            raise NotRead(f"its policies name a step that it has no levels for: {error}") from None
+        for name in {name for policy in policies for name, _, _ in policy} - set(space.names):
+            raise NotRead(f"its policies have a step {name!r}, which torchvision does not know")
+        if any(len(policy) != 2 for policy in policies):
+            raise NotRead("its policies must be of two steps each, as torchvision's are")
+        self._chosen = np.array(
+            [[space.names.index(name) for name, _, _ in policy] for policy in policies]
+        )
         # torch compares these with its float32 numbers as float32.
         self._shares = np.array([[share for _, share, _ in each] for each in policies], np.float32)
         bins = [[bin for _, _, bin in policy] for policy in policies]
-        if self._chosen.shape != (len(policies), 2):
-            raise NotRead("its policies must be of two steps each, as torchvision's are")
         self._bins = np.array([[bin or 0 for bin in policy] for policy in bins])
-        ungraded = np.array([[bin is None for bin in policy] for policy in bins])
-        if (ungraded & space.graded[self._chosen]).any():
-            raise NotRead("its policies must give a level to each step that has levels")
+        known = np.array([[bin in range(space.bins) for bin in policy] for policy in bins])
+        if (space.graded[self._chosen] & ~known).any():
+            raise NotRead(f"its policies must give each step a level from 0 to {space.bins - 1}")
         slots = [np.unique(self._chosen[:, slot]).tolist() for slot in range(2)]
         self._slots = _Slots(slots, space.names, _steps_of(transform, space.names, v2))
         self.primitives = self._slots.primitives
@@ -316,9 +315,12 @@ def _space_of(transform: Any, bins: int, v2: bool) -> _Space:
             }
 
     try:
-        return _Space(of_size)
+        found = _Space(of_size)
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        raise NotRead(f"torchvision cannot make {bins!r} levels of each step ({error})") from None
+        raise NotRead(f"torchvision cannot make {bins!r} levels of each step: {error}") from None
+    if found.bins < 1:
+        raise NotRead(f"num_magnitude_bins={bins} leaves no level to draw; give 1 or more")
+    return found
 
 
 def _floats(levels: torch.Tensor | None) -> _Levels:
