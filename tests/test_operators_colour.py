@@ -176,3 +176,20 @@ def test_a_probability_is_compared_as_each_version_does(lib: str, taken: bool) -
     with random_states_kept():
         seed_generators(rows[0])
         assert same(transform(image), image) is not taken
+
+
+NOT_READ = {
+    "noise": (lambda: v2.GaussianNoise(), "GaussianNoise draws as many numbers as the layout"),
+    "two grey channels": (lambda: v1.Grayscale(2), "num_output_channels=2: torchvision makes 1"),
+    "bits of text": (lambda: v2.RandomPosterize("3"), "bits='3' is no number"),
+    "a falling range": (lambda: v2.RandomPhotometricDistort((2.0, 1.0)), r"brightness=(2.0, 1.0)"),
+    "a tensor": (lambda: v1.RandomSolarize(torch.tensor(3.0)), "threshold=tensor(3.) is no number"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_is_not_read_says_why(name: str) -> None:
+    make, text = NOT_READ[name]
+    why = chain_of(make()).why
+    assert why is not None
+    assert text in why

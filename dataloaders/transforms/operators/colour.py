@@ -280,6 +280,15 @@ def _blur(transform: Any, v2: bool) -> Operator:
     return RandomBlur(transform, v2)
 
 
+@reads("GaussianNoise")
+def _noise(transform: Any, v2: bool) -> Operator:
+    raise NotRead(
+        "GaussianNoise draws as many numbers as the layout of a tensor in memory asks for, which "
+        "is not known before the image is; put it behind what else is random, or add the noise "
+        "to whole batches"
+    )
+
+
 @reads("JPEG")
 def _jpeg(transform: Any, v2: bool) -> Operator:
     return RandomJpeg(transform)
