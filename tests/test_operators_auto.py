@@ -137,6 +137,40 @@ def test_a_generator_stands_where_torchs_does() -> None:
             assert torch.rand(1).item() == following[sample]
 
 
+@given(st.lists(st.sampled_from(["mix", "3 normal", "4 normal", "16 normal", "one"]), max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_half_pairs_of_normal_values_are_kept_across_all_draws(steps: list[str]) -> None:
+    """Dirichlet's distribution and small normal tensors share what torch keeps of a pair."""
+    weights = torch.tensor([[0.4, 1.0, 2.0]])
+    rows = seeds_for(2)
+    draws = Draws(rows)
+    found: list[list[Any]] = [[], []]
+    for step in steps:
+        if step == "mix":
+            for sample in range(2):
+                with draws.generator(sample) as generator:
+                    found[sample].append(torch._sample_dirichlet(weights, generator=generator)[0])
+        elif step == "one":
+            for sample, value in enumerate(draws.rand()):
+                found[sample].append(torch.tensor([value]))
+        else:
+            for sample, normal in enumerate(draws.normal(np.full((2, 1), int(step.split()[0])))):
+                found[sample].append(normal.values())
+    following = draws.rand()
+    for sample in range(2):
+        with random_states_kept():
+            torch.manual_seed(int(rows[sample, 0]))
+            for step, value in zip(steps, found[sample], strict=True):
+                if step == "mix":
+                    expected = torch._sample_dirichlet(weights)[0]
+                elif step == "one":
+                    expected = torch.rand(1)
+                else:
+                    expected = torch.empty(int(step.split()[0])).normal_()
+                assert torch.equal(value, expected)
+            assert torch.rand(1).item() == following[sample]
+
+
 def test_a_generator_that_gave_too_many_numbers_is_told() -> None:
     draws = Draws([[1, 2, 3, 4]])
     with pytest.raises(RuntimeError, match="words were drawn"), draws.generator(0) as generator:
