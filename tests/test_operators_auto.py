@@ -177,6 +177,12 @@ def test_a_generator_that_gave_too_many_numbers_is_told() -> None:
         torch.rand(200_000, generator=generator)
 
 
+def test_a_stack_of_images_is_not_mixed() -> None:
+    (actions,), _ = chain_of(v2.AugMix()).draw(seeds_for(1), [8], [9])
+    with pytest.raises(ValueError, match=r"one image is needed, not a stack of \(2, 3, 8, 9\)"):
+        actions[0].apply(0, torch.zeros(2, 3, 8, 9, dtype=torch.uint8))
+
+
 def named(transform: Any, **attributes: Any) -> Any:
     """``transform`` with other attributes than its constructor takes."""
     vars(transform).update(attributes)

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from dataloaders.random_states import random_states_kept
 from dataloaders.seeding import seed_generators
-from dataloaders.transforms.actions import Action
+from dataloaders.transforms.actions import Action, SampleError
 from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.primitives.colour import (
     Brightness,
@@ -176,6 +176,35 @@ def test_a_probability_is_compared_as_each_version_does(lib: str, taken: bool) -
     with random_states_kept():
         seed_generators(rows[0])
         assert same(transform(image), image) is not taken
+
+
+REFUSED = {
+    "blur": lambda: v1.GaussianBlur(9),
+    "blur, narrow": lambda: v2.GaussianBlur((9, 3)),
+    "field": lambda: v2.ElasticTransform(sigma=1.0),
+    "bits": lambda: v2.RandomPosterize(9, 1.0),
+    "half a bit": lambda: v1.RandomPosterize(2.5, 1.0),
+    "levels": lambda: v1.Compose([v1.RandAugment(40, 0, 1)]),
+    "blurred": lambda: v2.Compose([v2.ToImage(), v2.RandomAdjustSharpness(-1.0, 1.0)]),
+    "distorted": lambda: v2.Compose(
+        [v2.ToImage(), v2.RandomPhotometricDistort(contrast=(-2.0, -1.0), p=1.0)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torchvision_refuses_is_refused_when_drawn(name: str) -> None:
+    """Not only when it is done: what does it may be no torchvision."""
+    transform, rows = REFUSED[name](), seeds_for(3)
+    with random_states_kept():
+        seed_generators(tuple(rows[0].tolist()))
+        with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever it is
+            transform(picture(4, 4))
+    with pytest.raises(SampleError) as raised:
+        chain_of(transform).draw(rows, [4, 50, 4], [4, 50, 4])
+    told = raised.value
+    assert told.sample == 0
+    assert (type(told.error), str(told.error)) == (expected.type, str(expected.value))
 
 
 NOT_READ = {
