@@ -16,8 +16,8 @@ from dataloaders.random_states import random_states_kept
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.primitives.auto import Turn
-from helpers.exact import assert_exact, seeds_for
-from helpers.pictures import FORMS, images_of
+from helpers.drawn import FORMS, images_of, seeds_of
+from helpers.exact import assert_exact
 
 BOTH = {"v1": v1, "v2": v2}
 BILINEAR = InterpolationMode.BILINEAR
@@ -105,7 +105,7 @@ def test_samples_that_take_no_part_draw_nothing(data: Any, lib: str, form: str) 
 def test_steps_over_an_epoch_are_as_frequent_as_they_should_be() -> None:
     """RandAugment has no get_params; that each of 14 is as likely is its definition."""
     samples = 7000
-    rows, sides = seeds_for(samples, seed=5), np.full(samples, 40)
+    rows, sides = seeds_of(samples, seed=5), np.full(samples, 40)
     for lib in (v1, v2):
         (actions,), _ = chain_of(lib.RandAugment(1)).draw(rows, sides, sides)
         taken = np.array([action.where.sum() for action in actions])
@@ -118,7 +118,7 @@ def test_steps_over_an_epoch_are_as_frequent_as_they_should_be() -> None:
 
 
 def test_a_generator_stands_where_torchs_does() -> None:
-    rows = seeds_for(6)
+    rows = seeds_of(6)
     draws = Draws(rows)
     draws.rand(np.arange(6) % 2 == 0)
     for sample in (1, 4, 1):
@@ -142,7 +142,7 @@ def test_a_generator_stands_where_torchs_does() -> None:
 def test_half_pairs_of_normal_values_are_kept_across_all_draws(steps: list[str]) -> None:
     """Dirichlet's distribution and small normal tensors share what torch keeps of a pair."""
     weights = torch.tensor([[0.4, 1.0, 2.0]])
-    rows = seeds_for(2)
+    rows = seeds_of(2)
     draws = Draws(rows)
     found: list[list[Any]] = [[], []]
     for step in steps:
@@ -178,7 +178,7 @@ def test_a_generator_that_gave_too_many_numbers_is_told() -> None:
 
 
 def test_a_stack_of_images_is_not_mixed() -> None:
-    (actions,), _ = chain_of(v2.AugMix()).draw(seeds_for(1), [8], [9])
+    (actions,), _ = chain_of(v2.AugMix()).draw(seeds_of(1), [8], [9])
     with pytest.raises(ValueError, match=r"one image is needed, not a stack of \(2, 3, 8, 9\)"):
         actions[0].apply(0, torch.zeros(2, 3, 8, 9, dtype=torch.uint8))
 

@@ -23,8 +23,8 @@ from dataloaders.transforms.primitives.colour import (
     Hue,
     Saturation,
 )
-from helpers.exact import assert_exact, same, seeds_for
-from helpers.pictures import FORMS, images_of, picture
+from helpers.drawn import FORMS, images_of, picture, seeds_of
+from helpers.exact import assert_exact, same
 
 BOTH = {"v1": v1, "v2": v2}
 
@@ -97,7 +97,7 @@ def test_the_same_draws_and_pixels_as_v2_alone(name: str, form: str) -> None:
 
 def drawn_for(transform: Any, samples: int) -> tuple[list[Action], np.ndarray]:
     """The actions of ``transform`` on so many samples of a seeded epoch."""
-    rows = seeds_for(samples, seed=3)
+    rows = seeds_of(samples, seed=3)
     (actions,), _ = chain_of(transform).draw(rows, np.full(samples, 9), np.full(samples, 7))
     return actions, rows
 
@@ -195,7 +195,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torchvision_refuses_is_refused_when_drawn(name: str) -> None:
     """Not only when it is done: what does it may be no torchvision."""
-    transform, rows = REFUSED[name](), seeds_for(3)
+    transform, rows = REFUSED[name](), seeds_of(3)
     with random_states_kept():
         seed_generators(tuple(rows[0].tolist()))
         with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever it is

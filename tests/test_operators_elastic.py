@@ -12,8 +12,8 @@ from torchvision.transforms import InterpolationMode, v2
 
 from dataloaders.random_states import random_states_kept
 from dataloaders.transforms.draws import Draws
-from helpers.exact import assert_exact, seeds_for
-from helpers.pictures import FORMS, images_of
+from helpers.drawn import FORMS, images_of, seeds_of
+from helpers.exact import assert_exact
 
 BOTH = {"v1": v1, "v2": v2}
 SIZES = ((23, 19), (20, 41), (31, 32))
@@ -44,7 +44,7 @@ def test_the_same_field_and_pixels_as_torchvision(lib: str, name: str, form: str
 
 
 def test_a_field_is_torchs_and_so_is_what_is_drawn_after_it() -> None:
-    rows, shapes = seeds_for(4), np.array([[3, 5], [40, 50], [1, 1], [0, 7]])
+    rows, shapes = seeds_of(4), np.array([[3, 5], [40, 50], [1, 1], [0, 7]])
     draws = Draws(rows)
     draws.rand()
     fields = draws.field(shapes, np.array([True, True, False, True]))

@@ -1,4 +1,4 @@
-"""Images whose levels, edges and colours are as mixed as a photo's."""
+"""What chains are drawn for: images as mixed as a photo, their sizes, and seeds of samples."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
+
+from dataloaders.randomness import words
+from dataloaders.transforms.actions import Sizes
 
 FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv")
 """In which an image may come to a transform."""
@@ -45,3 +49,15 @@ def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.
     if width % 2:  # not all levels from 0 to 255
         pixels = 20 + pixels * 0.7
     return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "RGB").convert(mode)
+
+
+def seeds_of(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """uint32 [samples, 4]: what seeds the samples 0, 1, ... of an epoch."""
+    return words(seed, 0, np.arange(samples))
+
+
+def sizes_of(images: Sequence[Any]) -> Sizes:
+    """The sizes of ``images``."""
+    channels, heights, widths = np.array([functional.get_dimensions(image) for image in images]).T
+    tensors = [isinstance(image, torch.Tensor) for image in images]
+    return Sizes(heights, widths, channels, tensors)
