@@ -194,7 +194,9 @@ NOT_READ = {
     "half a level": (lambda: v2.RandAugment(magnitude=1.5), "magnitude=1.5 with num"),
     "no levels": (lambda: v1.TrivialAugmentWide(0), "num_magnitude_bins=0 leaves"),
     "levels of text": (lambda: v2.TrivialAugmentWide("many"), "cannot make 'many' levels"),
-    "a whole alpha": (lambda: v1.AugMix(alpha=1), "alpha=1 and mixture_width=3; give alpha as"),
+    "a whole alpha": (lambda: v1.AugMix(alpha=1), "give alpha as a positive float"),
+    "half a chain": (lambda: v1.AugMix(mixture_width=2.5), "mixture_width=2.5"),
+    "half a step": (lambda: v1.RandAugment(num_ops=1.5), "num_ops=1.5"),
     "a name for v1": (lambda: v1.RandAugment(interpolation="bilinear"), "InterpolationMode"),
     "a fill of text": (lambda: v1.AutoAugment(fill="black"), "fill='black'"),
     "another step": (

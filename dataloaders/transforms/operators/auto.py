@@ -22,7 +22,7 @@ from dataloaders.transforms.primitives.auto import AugMixed, numbers_of, step_of
 from dataloaders.transforms.primitives.colour import Posterize
 
 from .colour import refuse
-from .options import fill_of
+from .options import fill_of, whole
 from .table import NotRead, mode_of, reads
 
 _Levels: TypeAlias = "npt.NDArray[np.float64] | None"
@@ -217,9 +217,9 @@ class AugMix(Operator):
 
     def __init__(self, transform: Any, v2: bool) -> None:
         self._v2 = v2
-        self._severity = int(transform.severity)
-        self._width = int(transform.mixture_width)
-        self._depth = int(transform.chain_depth)
+        self._severity = whole(transform.severity, "severity")
+        self._width = whole(transform.mixture_width, "mixture_width")
+        self._depth = whole(transform.chain_depth, "chain_depth")
         self._space = _space_of(transform, transform._PARAMETER_MAX, v2)
         alpha = transform.alpha
         self._of_two = torch.tensor([alpha, alpha]).expand(1, -1)
@@ -228,8 +228,8 @@ class AugMix(Operator):
             self._weights(torch.Generator())
         except (RuntimeError, IndexError) as error:
             raise NotRead(
-                f"torch cannot draw weights with alpha={alpha!r} and mixture_width={self._width}; "
-                f"give alpha as a positive float and a width of 1 or more ({error})"
+                f"torch cannot draw weights with alpha={alpha!r} and mixture_width={self._width}: "
+                f"{error}; give alpha as a positive float"
             ) from None
         names = self._space.names
         self.primitives = (AugMixed(names, _steps_of(transform, names, v2), v2),)
@@ -350,7 +350,7 @@ def _auto_augment(transform: Any, v2: bool) -> Operator:
 
 @reads("RandAugment")
 def _rand_augment(transform: Any, v2: bool) -> Operator:
-    return RandomSteps(transform, v2, transform.num_ops, transform.magnitude)
+    return RandomSteps(transform, v2, whole(transform.num_ops, "num_ops"), transform.magnitude)
 
 
 @reads("TrivialAugmentWide")
