@@ -250,10 +250,10 @@ def _proved(dataset: Any, opaque: Opaque) -> str | None:
 
     def ours(index: int) -> Any:
         nonlocal late
-        recorder.states = ()
+        recorder.whole = ()
         found = opaque.dataset.record([index])[0]
-        late = not _same_states(recorder.states, _states())
-        _restore(recorder.states)
+        late = not _same_states(recorder.whole, _all_states())
+        _restore(recorder.whole)
         value = recorder.as_recorded(found.pixels)
         return opaque.sample(found.sample, transform(value))
 
@@ -286,14 +286,14 @@ class Recorder(Run):
 
     Attributes:
         form, channels: of what was recorded; all must be alike.
-        states: the random states when it was called last.
+        whole: if not None, the random states when it was called last, NumPy's too.
     """
 
     def __init__(self, head: Run) -> None:
         super().__init__(head.transforms)
         self.form: Literal["pil", "bytes"] | None = None
         self.channels = 3
-        self.states: tuple[Any, ...] = ()
+        self.whole: tuple[Any, ...] | None = None
         self._calls: list[tuple[Placeholder, Any, Any]] = []
 
     def __call__(self, *values: Any) -> Any:
@@ -308,9 +308,10 @@ class Recorder(Run):
                 "call it with the image alone, or use backend='prefetch'"
             )
         pixels = self._pixels(super().__call__(values[0]))
-        self.states = _states()
+        if self.whole is not None:
+            self.whole = _all_states()
         placeholder = Placeholder()
-        self._calls.append((placeholder, pixels, self.states))
+        self._calls.append((placeholder, pixels, _states()))
         return placeholder if len(values) == 1 else (placeholder, *values[1:])
 
     def take(self) -> list[tuple[Placeholder, Any, Any]]:
@@ -461,16 +462,23 @@ def _is_plain(value: Any) -> bool:
 
 
 def _states() -> tuple[Any, ...]:
-    return torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    """Those that operators draw from."""
+    return torch.default_generator.get_state(), random.getstate()
 
 
-def _restore(states: tuple[Any, ...]) -> None:
+def _all_states() -> tuple[Any, ...]:
+    return *_states(), np.random.get_state()
+
+
+def _restore(states: tuple[Any, ...] | None) -> None:
+    assert states
     torch.default_generator.set_state(states[0])
     random.setstate(states[1])
     np.random.set_state(states[2])
 
 
-def _same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def _same_states(one: tuple[Any, ...] | None, other: tuple[Any, ...]) -> bool:
+    assert one
     numpys = zip(one[2], other[2], strict=True)
     return (
         torch.equal(one[0], other[0])
