@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 from torchvision.datasets import MNIST, DatasetFolder, FakeData, ImageFolder
@@ -435,6 +437,40 @@ def test_parts_and_rows(tmp_path: Path) -> None:
     assert isinstance(known(row).image(-99), Failed)
     assert isinstance(known(Subset(one, [0])).image(5), Failed)
     assert known(ConcatDataset([one, other])).user_code
+
+
+@st.composite
+def nested(draw: st.DrawFn, leaves: list[Any], depth: int = 3) -> Any:
+    if not depth or draw(st.booleans()):
+        return draw(st.sampled_from(leaves))
+    if draw(st.booleans()):
+        return ConcatDataset(draw(st.lists(nested(leaves, depth - 1), min_size=1, max_size=3)))
+    inner = draw(nested(leaves, depth - 1))
+    places = draw(st.lists(st.integers(-len(inner), len(inner) - 1), min_size=1, max_size=5))
+    sort = draw(st.sampled_from([list, tuple, np.array, torch.tensor]))
+    return Subset(inner, sort(places))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_nesting(two_folders: list[Any], data: st.DataObject) -> None:
+    dataset = data.draw(nested(two_folders))
+    source = known(dataset)
+    assert len(source) == len(dataset)
+    places = list(range(-len(dataset), len(dataset)))
+    for index, found in zip(places, source.images(places), strict=True):
+        assert not isinstance(found, Failed), found.error
+        image, target = dataset[index]
+        assert (found.height, found.width) == tuple(image.shape[-2:])
+        assert source.sample(index, found.name) == (found.name, target)
+
+
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    transform = v2.ToImage()
+    roots = [tmp_path_factory.mktemp(name) for name in ("one", "other")]
+    one = image_folder(roots[0], transform=transform, target_transform=later)
+    return [one, FILES["food101"](roots[1], transform=transform)]
 
 
 def test_parts_and_rows_in_memory(tmp_path: Path) -> None:
