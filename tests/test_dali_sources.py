@@ -25,6 +25,7 @@ from torchvision.datasets import MNIST, DatasetFolder, FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from backends.dali.sources import Failed, Source, source_for
+from backends.dali.sources.proof import as_tensor
 from dataloaders.cache import CachedDataset, Encoded, precompute
 from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.read import Run
@@ -76,7 +77,7 @@ def image_in(source: Source, index: int) -> Any:
     if source.kind == "encoded":
         image = Image.open(io.BytesIO(found.data.tobytes())).convert("RGB")
     elif source.form == "bytes":
-        return torch.from_numpy(found.data.copy()).permute(2, 0, 1).contiguous()
+        return as_tensor(found.data, wraps=source.wraps)
     else:
         assert found.data.shape == (found.height, found.width, source.channels)
         image = Image.fromarray(found.data if source.channels == 3 else found.data[..., 0])
@@ -370,6 +371,16 @@ def test_a_cache_of_tensors(tmp_path: Path) -> None:
     cached = CachedDataset(tmp_path / "x.h5", tails=[((0,), Run([v2.RandomCrop(5)]))])
     source = known(cached)
     assert (source.form, source.channels, source.kind) == ("bytes", 3, "pixels")
+    assert_gives(cached, source)
+
+
+def test_a_cache_of_what_begins_with_to_image(folder: Path, tmp_path: Path) -> None:
+    transform = v2.Compose(
+        [v2.ToImage(), v2.Resize((9, 8)), v2.RandomCrop(5), v2.ToDtype(torch.float32, scale=True)]
+    )
+    cached = precompute(ImageFolder(str(folder), transform=transform), tmp_path / "x.h5")
+    source = known(cached)
+    assert (source.form, source.wraps, source.channels) == ("bytes", True, 3)
     assert_gives(cached, source)
 
 

@@ -30,7 +30,7 @@ from dataloaders.transforms.operators.table import operator_of
 from dataloaders.transforms.read import Member, Run
 
 from ..odd import pixels_into
-from .proof import attempts, generators_kept, spread
+from .proof import as_tensor, attempts, generators_kept, spread
 
 __all__ = ["Opaque", "Placeholder", "Recorded", "Recordings", "opaque_for"]
 
@@ -139,6 +139,7 @@ class Opaque:
         transform: the rest of the chain: what each recorded image is to go through.
         path: the keys to the image in a sample.
         form: what the rest of the chain is given: a PIL image ("pil"), or a uint8 tensor ("bytes").
+        wraps: whether that tensor is one of torchvision's ``tv_tensors.Image``.
         channels: of each image.
         user_code: False: what there is has run when a sample is recorded.
     """
@@ -160,6 +161,11 @@ class Opaque:
     def form(self) -> Literal["pil", "bytes"]:
         """See above."""
         return self.dataset.recorder.form or "pil"
+
+    @property
+    def wraps(self) -> bool:
+        """See above."""
+        return self.dataset.recorder.wraps
 
     @property
     def channels(self) -> int:
@@ -285,7 +291,7 @@ class Recorder(Run):
     """What stands in the copy for the chain: keeps what it is called with.
 
     Attributes:
-        form, channels: of what was recorded; all must be alike.
+        form, channels, wraps: of what was recorded; all must be alike.
         whole: if not None, the random states when it was called last, NumPy's too.
     """
 
@@ -293,6 +299,7 @@ class Recorder(Run):
         super().__init__(head.transforms)
         self.form: Literal["pil", "bytes"] | None = None
         self.channels = 3
+        self.wraps = False
         self.whole: tuple[Any, ...] | None = None
         self._calls: list[tuple[Placeholder, Any, Any]] = []
 
@@ -321,19 +328,21 @@ class Recorder(Run):
 
     def expect(self, other: Recorder) -> None:
         """Images are to be like those of ``other``."""
-        self.form, self.channels = other.form, other.channels
+        self.form, self.channels, self.wraps = other.form, other.channels, other.wraps
 
     def as_recorded(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """What was recorded, again."""
         if self.form == "bytes":
-            return torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous()
+            return as_tensor(pixels, wraps=self.wraps)
         from PIL import Image
 
         return Image.fromarray(pixels if self.channels == 3 else pixels[..., 0])
 
     def _pixels(self, value: Any) -> npt.NDArray[np.uint8]:
         form: Literal["pil", "bytes"]
-        if type(value) is torch.Tensor and value.dtype is torch.uint8 and value.ndim == 3:
+        wraps = _is_wrapped(value)
+        plain = wraps or type(value) is torch.Tensor
+        if plain and value.dtype is torch.uint8 and value.ndim == 3:
             form, channels = "bytes", len(value)
             told = f"a uint8 tensor of {channels} channels"
             known = channels in (1, 3)
@@ -349,14 +358,15 @@ class Recorder(Run):
                 "uint8 tensors of 1 or 3 channels; convert it in the dataset"
             )
         if self.form is None:
-            self.form, self.channels = form, channels
-        elif (form, channels) != (self.form, self.channels):
+            self.form, self.channels, self.wraps = form, channels, wraps
+        elif (form, channels, wraps) != (self.form, self.channels, self.wraps):
             raise BackendUnavailable(
-                f"its transform is given {told}, and before that an image of {self.channels} "
-                "channels, and a graph takes one sort; convert it in the dataset"
+                f"its transform is given {told}, and before that another sort of image of "
+                f"{self.channels} channels, and a graph takes one; convert it in the dataset"
             )
         if form == "bytes":
-            return np.ascontiguousarray(value.permute(1, 2, 0).cpu().numpy())
+            planes = value.as_subclass(torch.Tensor).cpu()
+            return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
         value.load()  # what is wrong with a file shows here
         pixels = np.empty((value.height, value.width, channels), np.uint8)
         pixels_into(pixels.reshape(-1), value)
@@ -450,6 +460,11 @@ def _is_at(sample: Any, path: Path, placeholder: Placeholder) -> bool:
         return part_at(sample, path) is placeholder
     except (LookupError, TypeError, AttributeError):
         return False
+
+
+def _is_wrapped(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ == "Image" and kind.__module__.startswith("torchvision.tv_tensors")
 
 
 def _is_plain(value: Any) -> bool:
