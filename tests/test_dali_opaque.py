@@ -255,6 +255,17 @@ def test_what_stands_in_front_and_is_not_known_runs_in_the_workers() -> None:
         assert_gives(dataset, opaque)
 
 
+class Coloured(Photos):
+    def image(self, index: int) -> Any:
+        return noise(9, 8, 3 if index % 2 else 1, index)
+
+
+def test_images_that_the_transform_makes_one_sort() -> None:
+    dataset = Coloured(chain(v2.RGB()))
+    assert_gives(dataset, known(dataset))
+    assert "another sort of image" in str(opaque_for(Coloured(chain(), size=5)))
+
+
 def test_files_whose_transform_begins_with_code_of_the_users(tmp_path: Path) -> None:
     dataset = image_folder(tmp_path, transform=chain(opened))
     assert_gives(dataset, known(dataset))
