@@ -338,6 +338,17 @@ def test_every_primitive_is_in_the_table_or_has_no_kernel() -> None:
             assert (kernel.name, kernel.exact) == (kind.__name__, rows[kind.__name__].exact)
 
 
+def test_which_kernels_are_light_on_the_cpu() -> None:
+    for light in (Hue(), Equalize(), Crop(), GaussianBlur(3, 3), geometry.Pad(mode="edge")):
+        kernel = kernel_for(light)
+        assert kernel is not None
+        assert kernel.light
+    for heavy in (Resize(), turns.Rotate(), auto.Shear("y")):
+        kernel = kernel_for(heavy)
+        assert kernel is not None
+        assert not kernel.light
+
+
 def test_what_pillow_cannot_interpolate_has_no_kernel() -> None:
     assert kernel_for(turns.Rotate("lanczos")) is None
     assert kernel_for(Resize("lanczos")) is not None

@@ -47,6 +47,8 @@ class Kernel:
             ``ragged``.
         ragged: whether it takes a list of images of different sizes too.
         any_dtype: whether it takes other tensors than uint8 of 1 or 3 channels.
+        light: whether on the CPU it takes less than torchvision on PIL images made of the same
+            tensors, and back, does (`python -m bench kernels_cpu`).
         exact: `EXACT`; or how far it is from torchvision on PIL images, in words.
     """
 
@@ -54,6 +56,7 @@ class Kernel:
     function: Callable[[Any, Mapping[str, Array]], Images]
     ragged: bool = False
     any_dtype: bool = False
+    light: bool = False
     exact: str = EXACT
 
     def __call__(self, images: Images, numbers: Mapping[str, Array]) -> Images:
