@@ -177,7 +177,7 @@ def test_padding(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 def test_erased_boxes(device: str, dtype: torch.dtype) -> None:
     images = batch(5, "noise", 3, 20, 30).to(dtype)
     sides = [np.array(side) for side in ([0, 3, 19, 5, 0], [0, 9, 29, 0, 0])]

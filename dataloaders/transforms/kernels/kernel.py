@@ -76,14 +76,16 @@ class Kernel:
         return self.function(images, numbers)
 
 
-def there(array: npt.ArrayLike, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def there(
+    array: npt.ArrayLike | Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
     """``array`` on ``device``; through pinned memory, so that a CUDA stream is not waited for."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    host = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if dtype is not None:
-        tensor = tensor.to(dtype)
+        host = host.to(dtype)
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
 
 
 def column(array: npt.ArrayLike, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
