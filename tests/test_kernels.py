@@ -15,6 +15,7 @@ from dataloaders.transforms.actions import Action, Primitive
 from dataloaders.transforms.kernels import EXACT, TABLE, kernel_for, run
 from dataloaders.transforms.kernels.hue import hue, rgb_of
 from dataloaders.transforms.kernels.levels import grayscale
+from dataloaders.transforms.kernels.resize import _weights
 from dataloaders.transforms.primitives import auto, colour, erasing, geometry, turns
 from dataloaders.transforms.primitives.colour import (
     Autocontrast,
@@ -260,6 +261,20 @@ def test_resize_of_very_long_images(mode: str) -> None:
     # So many pixels to one that a digit of nine bits would not do.
     images = [pixels("noise", 1, 3, 5000), pixels("extremes", 1, 4000, 2)]
     check(Resize(mode), images, {"height": [3, 2], "width": [2, 2]})
+
+
+@pytest.mark.parametrize("mode", ["box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize("sizes", [(9, 224), (500, 224), (5000, 300), (9000, 7), (20000, 1)])
+def test_resize_sums_whole_numbers_that_no_device_rounds(mode: str, sizes: tuple[int, int]) -> None:
+    # float32 holds them below 2**24 in any order of adding; bfloat16 holds each factor.
+    before, after = (np.array([size]) for size in sizes)
+    weights = _weights(before, after, mode, torch.device("cpu"))
+    matrix = weights.matrix.reshape(*before, weights.digits, *after)
+    assert torch.equal(matrix, matrix.to(torch.bfloat16).float())
+    assert (matrix.abs().sum(0) * 255 <= 1 << 24).all()
+    total = sum(matrix[:, d].double() * 2.0 ** (weights.bits * d) for d in range(weights.digits))
+    # Together they are Pillow's numbers of 22 bits, whose sum is 1 up to their roundings.
+    assert ((total.sum(0) / (1 << 22) - 1).abs() < 1e-6 * before[0]).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
