@@ -151,7 +151,7 @@ def test_both_ways_of_pillow_in_one_batch() -> None:
 def test_places_so_far_outside_that_16_bits_would_lead_back_in() -> None:
     # Every fourth column comes from 65537 pixels further on: in 16.16 bits, from the next one.
     images = batch(2, "noise", 3, 20, 40)
-    for data in ((16384.25, 0.01, 0, 0.001, 1, 0), (0.5, 0.01, 0, -16384.25, 1, 6)):
+    for data in ((16384.25, 0.01, -8192, 0.001, 1, 0), (0.5, 0.01, 0, -16384.25, 1, 8197)):
         check(
             lambda image, sample, data=data: image.transform(
                 image.size, Image.Transform.AFFINE, data, fillcolor=0
