@@ -5,6 +5,7 @@ Pixels on the CPU are held against stock's to the bit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +22,15 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from backends.dali import Dali
-from dataloaders import DataLoader
+from dataloaders import DataLoader, wrap
 from dataloaders.errors import BackendUnavailable, OptionError
 from helpers.compare import assert_same, run_epochs, seed_everything
 from helpers.datasets import CountingStream
 from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
+
+from backends.dali import Dali
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -242,6 +244,24 @@ def test_without_a_seed_crops_follow_torchs_base_seed() -> None:
     torch.manual_seed(1)
     twice = [torch.cat([images for images, _ in ours]) for _ in range(2)]
     assert not torch.equal(twice[0], twice[1])
+
+
+def test_a_loader_that_somebody_else_made() -> None:
+    theirs: Any = torch.utils.data.DataLoader(folder(FIXED), 4, shuffle=True)
+    ours = wrap(theirs, backend="dali", device="cpu")
+    expected, got = run_epochs(theirs), run_epochs(ours)
+    assert_same(got.batches, expected.batches)
+    assert_same(got.states, expected.states)
+
+
+def test_an_iterator_tells_how_full_it_is() -> None:
+    data = folder(V1)
+    batches: Any = iter(DataLoader(data, 1, backend=Dali(depth=3), device="cpu"))
+    next(batches)
+    deadline = time.monotonic() + 30
+    while batches.counts()[0] < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert batches.counts() == (2, 2)
 
 
 # Collation

@@ -18,13 +18,14 @@ import pytest
 from torch.utils.data import SequentialSampler, Subset
 from torchvision import transforms
 
-from backends.dali import Dali
 from dataloaders import DataLoader
 from helpers.compare import assert_same
-from helpers.photos import SIZE, folder, write_folder
-from helpers.processes import run_script, start_script
+from helpers.photos import SIZE, Opened, folder, write_folder
+from helpers.processes import children, run_script, start_script, wait_until_gone
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
+
+from backends.dali import Dali
 
 CHAIN = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
 
@@ -166,6 +167,33 @@ def test_many_epochs_leave_threads_and_files_flat() -> None:
     # Readers and what is behind the graph begin threads as they need them, up to 4 and 2.
     assert threads_after <= threads + 6
     assert files_after <= files
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_workers_that_record_end_with_the_loader(persistent_workers: bool) -> None:
+    before = children()
+    kept = loader(
+        dataset=Opened(CHAIN), num_workers=2, persistent_workers=persistent_workers, seed=None
+    )
+    for _ in kept:
+        break
+    whole = list(kept)
+    assert len(whole) == 6
+    assert len(children() - before) == 2 * persistent_workers
+    iterator = iter(kept)
+    next(iterator)
+    newer = iter(kept)
+    next(newer)
+    if persistent_workers:
+        with pytest.raises(RuntimeError, match="a newer iterator of it uses its persistent"):
+            next(iterator)
+    else:
+        assert len(list(iterator)) == 5
+    assert len(list(newer)) == 5
+    started = list(children() - before)
+    del kept, iterator, newer
+    gc.collect()
+    assert wait_until_gone(started) == []
 
 
 def test_a_transform_that_changes_between_epochs_is_the_one_that_runs() -> None:

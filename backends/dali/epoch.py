@@ -67,7 +67,10 @@ class DaliEpoch:
         trip = self._trip
         if trip is None:
             if self._is_closed:
-                raise RuntimeError("the loader of this iterator was closed, or has another backend")
+                raise RuntimeError(
+                    "the loader of this iterator was closed, or has another backend, or a newer "
+                    "iterator of it uses its persistent workers: iterate one at a time"
+                )
             raise StopIteration
         if os.getpid() != self._pid:
             raise RuntimeError(

@@ -52,6 +52,7 @@ class Line:
         key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
+            self._stream = None
         self._job, self._key = job, key
         self._largest = max(self._largest, job.batch_size)
         self._steps = [self._step(part) for part in job.work.parts]

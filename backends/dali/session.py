@@ -48,6 +48,7 @@ class DaliSession(Session):
         self._order: Session | None = None
         self._dataset: Any = None  # what is iterated in place of the loader's
         self._epochs = 0
+        self._live: weakref.ref[DaliEpoch] | None = None
         self._lane: _Lane | None = None
 
     def epoch(self) -> Iterator[Batch]:
@@ -58,6 +59,9 @@ class DaliSession(Session):
         job = self._options.job(loader)
         if isinstance(job, str):
             raise BackendUnavailable(str(Plan(self._options.name, obstacle=job)))
+        live = None if self._live is None else self._live()
+        if job.persistent and job.num_workers and live is not None and live.running:
+            live.closed()  # torch, too, gives persistent workers to the newest iterator
         lane = self._free_lane()
         order = self._ordered(loader, job)
         trip = Trip(job)
@@ -75,6 +79,7 @@ class DaliSession(Session):
             tasks, trip, assembly, device=job.device, pins=pins, length=length, holds=holds
         )
         lane.serve(batches, trip)
+        self._live = weakref.ref(batches)
         if loader.num_workers > 0 and not job.num_workers:
             batches.draw_now()  # as torch does where there are workers
         return batches
