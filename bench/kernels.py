@@ -45,7 +45,7 @@ def on_cpu(scale: Scale) -> Result:
 
 
 def measure_cpu(scale: Scale) -> Result:
-    count, side = scale.pick(full=32, tiny=2), scale.pick(full=224, tiny=24)
+    count, side = scale.pick(full=16, tiny=2), scale.pick(full=224, tiny=24)
     images = photographs(count, side)
     rows: list[tuple[Cell, ...]] = []
     data: dict[str, Any] = {}

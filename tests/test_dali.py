@@ -294,9 +294,8 @@ def test_the_plan_names_each_transform_and_where_it_runs() -> None:
     assert "num_workers=2 is not used" in text
     windows = str(pair(folder(V1))[1].explain())
     assert "only the window that is cut out" in windows
-    assert (
-        "RandomResizedCrop at transform.transforms[0]: torchvision's pixels to the bit" in windows
-    )
+    assert "Crop of RandomResizedCrop at transform.transforms[0]: torchvision's pixels" in windows
+    assert "Resize of RandomResizedCrop at transform.transforms[0], RandomHorizontal" in windows
 
 
 class Odd:

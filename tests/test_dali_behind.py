@@ -21,7 +21,7 @@ from helpers.photos import picture
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
-from backends.dali.behind import ByHost, Each, OnDevice, Whole, dense, memory_of
+from backends.dali.behind import ByHost, Each, OnDevice, Whole, apart, dense, memory_of
 from backends.dali.plan import Behind, TailRun, Work, work_of
 from backends.dali.threads import work_alone
 
@@ -207,6 +207,16 @@ def test_bytes_are_delivered_in_torchvisions_order_of_memory() -> None:
     assert torch.equal(ordered, images)
     assert dense(ordered, memory) is ordered
     assert all(image.is_contiguous() for image in dense(list(images), memory))
+
+
+def test_what_lies_in_memory_that_is_not_ours_is_copied_on_a_device() -> None:
+    taken = batch()
+    assert apart(taken[:, :1], taken).data_ptr() != taken.data_ptr()
+    other = torch.zeros(2)
+    mixed = apart([other, taken[0]], taken)
+    assert mixed[0] is other
+    assert mixed[1].data_ptr() != taken.data_ptr()
+    assert torch.equal(mixed[1], taken[0])
 
 
 def test_threads_that_work_alone_leave_other_threads_as_they_were() -> None:

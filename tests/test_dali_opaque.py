@@ -17,10 +17,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torchvision import transforms as v1
+from torchvision import tv_tensors
 from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 from backends.dali.sources.opaque import Opaque, Placeholder, Recordings, opaque_for
+from backends.dali.sources.proof import as_tensor
 from dataloaders.errors import BackendUnavailable
 from dataloaders.random_states import random_states_kept
 from dataloaders.randomness import words
@@ -99,7 +101,7 @@ def assert_gives(dataset: Any, opaque: Opaque) -> None:
     for index, (sample, pixels) in enumerate(zip(batch.samples, images, strict=True)):
         value: Any = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0])
         if opaque.form == "bytes":
-            value = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+            value = as_tensor(pixels, wraps=opaque.wraps)
         ours = opaque.sample(sample, applied(actions, index, value))
         assert bits(ours) == bits(stock(dataset, index, own))
 
@@ -164,7 +166,7 @@ class Grouped(Photos):
         return [Pair(self.transform(self.image(index)), index), "text"]
 
 
-class Wrapped(Dataset[Any]):
+class Transformed(Dataset[Any]):
     """The usual way to give a part of a dataset transforms of its own."""
 
     def __init__(self, subset: Any, transform: Any) -> None:
@@ -184,9 +186,9 @@ def test_samples_of_other_structures(tmp_path: Path) -> None:
     assert grouped.path == (0, "image")
     assert_gives(Grouped(chain()), grouped)
     folder = image_folder(tmp_path)
-    wrapped = Wrapped(Subset(folder, [3, 0, 1]), chain())
+    wrapped = Transformed(Subset(folder, [3, 0, 1]), chain())
     assert_gives(wrapped, known(wrapped))
-    alone = Subset(Wrapped(folder, chain()), [6, 2])
+    alone = Subset(Transformed(folder, chain()), [6, 2])
     assert_gives(alone, known(alone))
 
 
@@ -212,6 +214,11 @@ class Tensors(Photos):
         return torch.from_numpy(np.array(noise(9, 8 + index, 3, index))).permute(2, 0, 1)
 
 
+class Wrapped(Tensors):
+    def image(self, index: int) -> Any:
+        return tv_tensors.Image(super().image(index))
+
+
 class Arrays(Photos):
     def image(self, index: int) -> Any:
         return np.array(noise(9, 8 + index, 3, index))
@@ -232,6 +239,9 @@ def test_images_of_other_sorts() -> None:
     assert (tensors.form, tensors.channels) == ("bytes", 3)
     assert_gives(Grey(chain()), grey)
     assert_gives(Tensors(chain()), tensors)
+    wrapped = known(Wrapped(chain()))
+    assert (wrapped.form, wrapped.wraps, tensors.wraps) == ("bytes", True, False)
+    assert_gives(Wrapped(chain()), wrapped)
     for dataset, told in ((Arrays, "numpy.ndarray"), (Clear, "PIL image of mode RGBA")):
         reason = str(opaque_for(dataset(v2.Compose([v2.ToImage()]))))
         assert f"its transform is given a {told}" in reason
@@ -245,6 +255,17 @@ def test_what_stands_in_front_and_is_not_known_runs_in_the_workers() -> None:
         assert_gives(dataset, opaque)
 
 
+class Coloured(Photos):
+    def image(self, index: int) -> Any:
+        return noise(9, 8, 3 if index % 2 else 1, index)
+
+
+def test_images_that_the_transform_makes_one_sort() -> None:
+    dataset = Coloured(chain(v2.RGB()))
+    assert_gives(dataset, known(dataset))
+    assert "another sort of image" in str(opaque_for(Coloured(chain(), size=5)))
+
+
 def test_files_whose_transform_begins_with_code_of_the_users(tmp_path: Path) -> None:
     dataset = image_folder(tmp_path, transform=chain(opened))
     assert_gives(dataset, known(dataset))
@@ -256,7 +277,7 @@ def test_an_image_of_another_sort_later_on() -> None:
             return noise(9, 8, 1 if index == 7 else 3, index)
 
     opaque = known(Mixed(chain(), size=20))
-    with pytest.raises(BackendUnavailable, match="of mode L, and before that an image of 3"):
+    with pytest.raises(BackendUnavailable, match="of mode L, and before that another sort of"):
         opaque.dataset[7]
     assert opaque.dataset[8].pixels.shape == (9, 8, 3)
 

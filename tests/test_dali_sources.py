@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 from torchvision.datasets import MNIST, DatasetFolder, FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from backends.dali.sources import Failed, Source, source_for
+from backends.dali.sources.proof import as_tensor
 from dataloaders.cache import CachedDataset, Encoded, precompute
 from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.read import Run
@@ -74,7 +77,7 @@ def image_in(source: Source, index: int) -> Any:
     if source.kind == "encoded":
         image = Image.open(io.BytesIO(found.data.tobytes())).convert("RGB")
     elif source.form == "bytes":
-        return torch.from_numpy(found.data.copy()).permute(2, 0, 1).contiguous()
+        return as_tensor(found.data, wraps=source.wraps)
     else:
         assert found.data.shape == (found.height, found.width, source.channels)
         image = Image.fromarray(found.data if source.channels == 3 else found.data[..., 0])
@@ -371,6 +374,16 @@ def test_a_cache_of_tensors(tmp_path: Path) -> None:
     assert_gives(cached, source)
 
 
+def test_a_cache_of_what_begins_with_to_image(folder: Path, tmp_path: Path) -> None:
+    transform = v2.Compose(
+        [v2.ToImage(), v2.Resize((9, 8)), v2.RandomCrop(5), v2.ToDtype(torch.float32, scale=True)]
+    )
+    cached = precompute(ImageFolder(str(folder), transform=transform), tmp_path / "x.h5")
+    source = known(cached)
+    assert (source.form, source.wraps, source.channels) == ("bytes", True, 3)
+    assert_gives(cached, source)
+
+
 def test_what_stands_in_the_way_of_a_cache(folder: Path, tmp_path: Path) -> None:
     precompute(ImageFolder(str(folder)), tmp_path / "x.h5")
     whole = CachedDataset(tmp_path / "x.h5", transform=lambda sample: sample)
@@ -435,6 +448,40 @@ def test_parts_and_rows(tmp_path: Path) -> None:
     assert isinstance(known(row).image(-99), Failed)
     assert isinstance(known(Subset(one, [0])).image(5), Failed)
     assert known(ConcatDataset([one, other])).user_code
+
+
+@st.composite
+def nested(draw: st.DrawFn, leaves: list[Any], depth: int = 3) -> Any:
+    if not depth or draw(st.booleans()):
+        return draw(st.sampled_from(leaves))
+    if draw(st.booleans()):
+        return ConcatDataset(draw(st.lists(nested(leaves, depth - 1), min_size=1, max_size=3)))
+    inner = draw(nested(leaves, depth - 1))
+    places = draw(st.lists(st.integers(-len(inner), len(inner) - 1), min_size=1, max_size=5))
+    sort = draw(st.sampled_from([list, tuple, np.array, torch.tensor]))
+    return Subset(inner, sort(places))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_nesting(two_folders: list[Any], data: st.DataObject) -> None:
+    dataset = data.draw(nested(two_folders))
+    source = known(dataset)
+    assert len(source) == len(dataset)
+    places = list(range(-len(dataset), len(dataset)))
+    for index, found in zip(places, source.images(places), strict=True):
+        assert not isinstance(found, Failed), found.error
+        image, target = dataset[index]
+        assert (found.height, found.width) == tuple(image.shape[-2:])
+        assert source.sample(index, found.name) == (found.name, target)
+
+
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    transform = v2.ToImage()
+    roots = [tmp_path_factory.mktemp(name) for name in ("one", "other")]
+    one = image_folder(roots[0], transform=transform, target_transform=later)
+    return [one, FILES["food101"](roots[1], transform=transform)]
 
 
 def test_parts_and_rows_in_memory(tmp_path: Path) -> None:

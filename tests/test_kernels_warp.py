@@ -148,6 +148,19 @@ def test_both_ways_of_pillow_in_one_batch() -> None:
     check(step, images, "cpu")
 
 
+def test_places_so_far_outside_that_16_bits_would_lead_back_in() -> None:
+    # Every fourth column comes from 65537 pixels further on: in 16.16 bits, from the next one.
+    images = batch(2, "noise", 3, 20, 40)
+    for data in ((16384.25, 0.01, -8192, 0.001, 1, 0), (0.5, 0.01, 0, -16384.25, 1, 8197)):
+        check(
+            lambda image, sample, data=data: image.transform(
+                image.size, Image.Transform.AFFINE, data, fillcolor=0
+            ),
+            images,
+            "cpu",
+        )
+
+
 @pytest.mark.parametrize("method", list(Image.Transpose))
 def test_every_transposition(method: Image.Transpose) -> None:
     images = batch(2, "noise", 3, 5, 8)
@@ -177,7 +190,7 @@ def test_padding(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 def test_erased_boxes(device: str, dtype: torch.dtype) -> None:
     images = batch(5, "noise", 3, 20, 30).to(dtype)
     sides = [np.array(side) for side in ([0, 3, 19, 5, 0], [0, 9, 29, 0, 0])]

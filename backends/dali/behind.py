@@ -32,7 +32,18 @@ from dataloaders.transforms.ways import Way, way_for
 
 from .plan import Behind, TailRun
 
-__all__ = ["ByHost", "Each", "Images", "Memory", "OnDevice", "Step", "Whole", "dense", "memory_of"]
+__all__ = [
+    "ByHost",
+    "Each",
+    "Images",
+    "Memory",
+    "OnDevice",
+    "Step",
+    "Whole",
+    "apart",
+    "dense",
+    "memory_of",
+]
 
 Images: TypeAlias = "torch.Tensor | list[torch.Tensor]"
 """[n, C, H, W]; or n of [C, H, W] where they differ in size or type."""
@@ -249,6 +260,20 @@ def dense(images: Images, memory: Memory) -> Images:
     if images.is_contiguous():
         return images
     return memory(images.shape, images.dtype, images.device).copy_(images)
+
+
+def apart(images: Images, taken: Images) -> Images:
+    """``images``, copied where they lie in the memory of ``taken``."""
+    theirs = {image.untyped_storage().data_ptr() for image in _tensors(taken)}
+    if isinstance(images, torch.Tensor):
+        return images.clone() if images.untyped_storage().data_ptr() in theirs else images
+    return [
+        image.clone() if image.untyped_storage().data_ptr() in theirs else image for image in images
+    ]
+
+
+def _tensors(images: Images) -> Sequence[torch.Tensor]:
+    return [images] if isinstance(images, torch.Tensor) else images
 
 
 def _picture(image: torch.Tensor) -> Any:

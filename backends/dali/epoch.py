@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from dataloaders import waiting
 from dataloaders.batch import Batch, to_device
@@ -31,6 +32,7 @@ class DaliEpoch:
         trip: on which it is made.
         assembly: makes batches of it.
         device: where they are delivered.
+        pins: whether in pinned memory, if that is in the host's.
         length: batches in this epoch, if that is known.
         holds: what has to live as long as this iterator.
     """
@@ -42,6 +44,7 @@ class DaliEpoch:
         assembly: Assembly,
         *,
         device: torch.device,
+        pins: bool,
         length: int | None,
         holds: Any,
     ) -> None:
@@ -50,6 +53,7 @@ class DaliEpoch:
         self._trip: Trip | None = trip
         self._assembly = assembly
         self._device = device
+        self._pins = pins
         self._length = length
         self._holds = holds
         self._is_closed = False
@@ -128,7 +132,9 @@ class DaliEpoch:
             batch = self._assembly.batch(item)
         else:
             batch = self._assembly.redone(item)
-        return batch if self._device.type == "cpu" else to_device(batch, self._device)
+        if self._device.type != "cpu":
+            return to_device(batch, self._device)
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
 
 
 def _stop(tasks: Tasks, trip: Trip) -> None:

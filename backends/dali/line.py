@@ -21,7 +21,7 @@ from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import SampleError, Sizes, drawn
 from dataloaders.transforms.draws import Draws
 
-from .behind import ByHost, Each, Images, OnDevice, Step, Whole, dense, memory_of
+from .behind import ByHost, Each, OnDevice, Step, Whole, apart, dense, memory_of
 from .graph import Graph, GraphFailed
 from .job import Job
 from .plan import Behind
@@ -109,12 +109,14 @@ class Line:
 
     def _made(self, task: Task, graph: Graph) -> Made:
         with self._on_stream():
-            images: Images = graph.take()
+            taken = images = graph.take()
             for step in self._steps:
                 images = step(images, task.actions)
             images = dense(images, self._empty)
             ready = None
             if self._stream is not None:
+                # Of DALI's memory the loop's stream is not known to make use: torch's own is.
+                images = apart(images, taken)
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record(self._stream)
         return Made(task, images, ready)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler
 
 from dataloaders import registry
@@ -69,7 +70,10 @@ class DaliSession(Session):
             wraps=job.work.wraps,
         )
         holds = (lane, self._view, order)
-        batches = DaliEpoch(tasks, trip, assembly, device=job.device, length=length, holds=holds)
+        pins = loader.pin_memory and torch.accelerator.is_available()
+        batches = DaliEpoch(
+            tasks, trip, assembly, device=job.device, pins=pins, length=length, holds=holds
+        )
         lane.serve(batches, trip)
         if loader.num_workers > 0 and not job.num_workers:
             batches.draw_now()  # as torch does where there are workers

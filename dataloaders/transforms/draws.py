@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Draws", "FreeDraws", "Normal", "Where"]
+__all__ = ["Draws", "FreeDraws", "Normal", "Uniform", "Where"]
 
 Where: TypeAlias = "npt.NDArray[np.bool_] | None"
 """For each sample whether it draws, or takes part; None: all do."""
@@ -77,7 +77,7 @@ class Draws:
         return self._begin + self._column
 
     def words(self, where: Where = None) -> npt.NDArray[np.uint32]:
-        """uint32 [n]: the next 32 bits of each stream, which all else is made of."""
+        """uint32 [n], perhaps read-only: the next 32 bits of each stream, of which all is made."""
         self._at_hand(1)
         found: npt.NDArray[np.uint32]
         if self._together is None:
@@ -92,7 +92,7 @@ class Draws:
         return found
 
     def ahead(self, count: int) -> npt.NDArray[np.uint32]:
-        """uint32 [n, count]: the next words of each stream, which stays where it is."""
+        """uint32 [n, count], perhaps read-only: the next words of each stream, which stays."""
         self._at_hand(count)
         found: npt.NDArray[np.uint32]
         if self._together is None:
@@ -188,6 +188,20 @@ class Draws:
             made = torch.empty(sides).normal_(generator=generator)
         return Normal(0, (), sides, made)
 
+    def field(self, shapes: npt.NDArray[np.int64], where: Where = None) -> npt.NDArray[np.object_]:
+        """`Uniform` [n]: ``torch.rand(shape)``, to be made later; None without a draw.
+
+        Args:
+            shapes: int64 [n, dimensions].
+        """
+        found = np.full(len(self), None, object)
+        position = self.position
+        for sample in _those(where, len(self)):
+            shape = tuple(map(int, shapes[sample]))
+            found[sample] = Uniform(int(self._words[sample, 0]), int(position[sample]), shape)
+        self.skip(shapes.prod(axis=1), where)
+        return found
+
     def python(self, sample: int) -> random.Random:
         """What stands for the module ``random`` around this sample; it goes on where it was."""
         if sample not in self._pythons:
@@ -235,13 +249,17 @@ class Draws:
         if self._furthest + count <= width:
             return
         if width < count:
-            self._window = np.empty((len(self), max(_WINDOW, count)), np.uint32)
+            window = np.empty((len(self), max(_WINDOW, count)), np.uint32)
             late = self._rows
         else:
+            # A new one: `words` and `ahead` have given away parts of the old.
+            window = self._window.copy()
             late = np.flatnonzero(column + count > width)
         self._begin[late] += column[late]
         column[late] = 0
-        self._window[late] = self._following(late, self._window.shape[1])
+        window[late] = self._following(late, window.shape[1])
+        window.flags.writeable = False
+        self._window = window
         self._furthest = int(column.max(initial=0))
         if len(late) == len(self):
             self._together = 0
@@ -293,6 +311,27 @@ class Normal:
             return self.made
         generator = torch.Generator().manual_seed(self.seed)
         return _repeat(generator, self.steps).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """``torch.rand(shape)`` at one place of one stream.
+
+    Attributes:
+        seed: what the generator is seeded with.
+        position: how many words it has given before.
+        shape: of the tensor.
+    """
+
+    seed: int
+    position: int
+    shape: tuple[int, ...]
+
+    def values(self) -> torch.Tensor:
+        """float32 of that shape."""
+        generator = torch.Generator()
+        _place(generator, self.seed, self.position)
+        return torch.empty(self.shape).uniform_(generator=generator)
 
 
 def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:

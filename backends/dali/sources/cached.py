@@ -22,7 +22,8 @@ from .source import Failed, Found, Image, Source
 __all__ = ["CachedSource", "cached_source"]
 
 _CHANNELS = {"L": 1, "RGB": 3}
-_TENSORS = ("tensor:uint8", "tv_tensor:Image:uint8")
+_WRAPPED = "tv_tensor:Image:uint8"
+_TENSORS = ("tensor:uint8", _WRAPPED)
 
 
 def cached_source(cached: CachedDataset) -> Source | str:
@@ -60,6 +61,7 @@ def cached_source(cached: CachedDataset) -> Source | str:
         return f"column {entry.name!r} of {name} has tensors of no 1 or 3 channels"
     if found.form == "bytes":
         found.channels = entry.shape[0] if entry.shape else 3
+        found.wraps = kinds[0] == _WRAPPED
     return found
 
 

@@ -47,6 +47,8 @@ class Kernel:
             ``ragged``.
         ragged: whether it takes a list of images of different sizes too.
         any_dtype: whether it takes other tensors than uint8 of 1 or 3 channels.
+        light: whether on the CPU it takes less than torchvision on PIL images made of the same
+            tensors, and back, does (`python -m bench kernels_cpu`).
         exact: `EXACT`; or how far it is from torchvision on PIL images, in words.
     """
 
@@ -54,6 +56,7 @@ class Kernel:
     function: Callable[[Any, Mapping[str, Array]], Images]
     ragged: bool = False
     any_dtype: bool = False
+    light: bool = False
     exact: str = EXACT
 
     def __call__(self, images: Images, numbers: Mapping[str, Array]) -> Images:
@@ -73,14 +76,16 @@ class Kernel:
         return self.function(images, numbers)
 
 
-def there(array: npt.ArrayLike, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def there(
+    array: npt.ArrayLike | Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
     """``array`` on ``device``; through pinned memory, so that a CUDA stream is not waited for."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    host = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if dtype is not None:
-        tensor = tensor.to(dtype)
+        host = host.to(dtype)
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
 
 
 def column(array: npt.ArrayLike, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -85,15 +85,12 @@ def gaussian_blur(
     return in_pieces(work, images, across, down)
 
 
-def _gauss(size: int, sigma: Array, v2: bool) -> Array:
+def _gauss(size: int, sigma: Array, v2: bool) -> Tensor:
     """float32 [k, size]: torchvision's ``_get_gaussian_kernel1d`` of each sigma."""
     scale = torch.from_numpy(sigma.astype(np.float32)).unsqueeze(-1)
     limit = (size - 1) / (2.0 * math.sqrt(2.0)) if v2 else (size - 1) * 0.5
     x = torch.linspace(-limit, limit, steps=size, dtype=torch.float32).div(scale).pow(2)
     if v2:
-        weights = torch.softmax(x.neg(), dim=-1)
-    else:
-        weights = torch.exp(-0.5 * x)
-        weights = weights / weights.sum(-1, keepdim=True)
-    found: Array = weights.numpy()
-    return found
+        return torch.softmax(x.neg(), dim=-1)
+    weights = torch.exp(-0.5 * x)
+    return weights / weights.sum(-1, keepdim=True)

@@ -112,17 +112,18 @@ def kernel_for(primitive: Primitive, form: Form = "pil") -> Kernel | None:
     if isinstance(primitive, Converted):
         if torchvision_name(primitive.transform) not in _NO_VALUES:
             return None
-        return Kernel(primitive.name, lambda images, numbers: images, True, True)
+        return Kernel(primitive.name, lambda images, numbers: images, True, True, True)
     ragged, any_dtype = kind in (Crop, Resize), kind in _PLACED
     if form != "pil" and not any_dtype:
         if kind not in _MAKERS:
             return None
-        return Kernel(kind.__name__, _one_by_one(primitive), True, True, OWN)
+        return Kernel(kind.__name__, _one_by_one(primitive), True, True, True, OWN)
     maker = _MAKERS.get(kind)
     function = None if maker is None else maker(primitive)
     if function is None:
         return None
-    return Kernel(kind.__name__, function, ragged, any_dtype, _EXACT[kind])
+    light = kind not in _HEAVY
+    return Kernel(kind.__name__, function, ragged, any_dtype, light, _EXACT[kind])
 
 
 def form_after(primitive: Primitive, form: Form) -> Form:
@@ -285,6 +286,9 @@ _MAKERS: dict[type[Primitive], Callable[[Any], _Function | None]] = {
     Shift: _turned,
     Turn: _turned,
 }
+
+_HEAVY = (Resize, Affine, Perspective, Rotate, Shear, Shift, Turn)
+"""These take longer on the CPU than Pillow does."""
 
 _PLACED = (Crop, HorizontalFlip, VerticalFlip, PermuteChannels, Erase, EraseByNoise)
 """These compute no number, and so take tensors of any type and any number of channels."""
