@@ -14,6 +14,7 @@ fails takes no other one with it: the pipeline is made anew and fed with what wa
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import re
 import threading
@@ -279,11 +280,18 @@ class Graph:
             # Chroma as libjpeg makes it; and one engine for all, so that a sample's pixels do
             # not depend on its place in the batch.
             options.update(jpeg_fancy_upsampling=True, hw_decoder_load=0.0)
+        decoders = _decoders()
         if window is None:
-            return fn.decoders.image(files, **options)
-        return fn.decoders.image_slice(
+            return decoders.image(files, **options)
+        return decoders.image_slice(
             files, start=window["anchor"], shape=window["shape"], axis_names="HW", **options
         )
+
+
+def _decoders() -> Any:
+    """DALI's decoders by nvImageCodec; older versions of DALI call them experimental."""
+    known = inspect.signature(fn.decoders.image).parameters
+    return fn.decoders if "adjust_orientation" in known else fn.experimental.decoders
 
 
 def _decodable(window: Mapping[str, Array], height: Array, width: Array) -> bool:
