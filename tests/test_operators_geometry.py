@@ -19,6 +19,7 @@ from dataloaders.seeding import seed_generators
 from dataloaders.transforms.actions import Sizes
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
+from dataloaders.transforms.operators.options import affine32, times32
 from dataloaders.transforms.primitives.geometry import Crop, Pad
 from helpers.drawn import seeds_of
 from helpers.exact import assert_exact, images
@@ -59,6 +60,7 @@ BOTH: dict[str, Any] = {
     "crop padded by two": lambda t: t.RandomCrop((8, 6), padding=(1, 4)),
     "crop padded by four": lambda t: t.RandomCrop((8, 6), padding=[5, 1, 3, 2]),
     "crop padded by nothing": lambda t: t.RandomCrop(5, padding=0),
+    "crop of the padded image": lambda t: t.RandomCrop(17, padding=2),
     "crop padded grey": lambda t: t.RandomCrop(8, padding=4, fill=128),
     "crop padded with a colour": lambda t: t.RandomCrop(8, padding=4, fill=(1, 2, 3)),
     "crop padded edge": lambda t: t.RandomCrop(8, padding=4, padding_mode="edge"),
@@ -249,6 +251,16 @@ def test_numbers_on_large_images_are_those_of_make_params(transform: Any, number
             ends = [[0, 0], [right, 0], [right, lower], [0, lower]]
             found = _get_perspective_coeffs(ends, found[0])
         assert found == expected
+
+
+def test_numbers_of_tensors_and_of_python_meet_in_float32() -> None:
+    """Of as many as it takes to see the last bit."""
+    values = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    expected = (3264 * (1.0 + values * 2.3)).to(torch.int64).numpy()
+    found = times32(np.full(len(values), 3264), affine32(values.numpy(), 2.3, 1.0))
+    assert np.array_equal(found, expected)
+    in_float64 = (3264 * (1.0 + values.numpy().astype(float) * 2.3)).astype(int)
+    assert not np.array_equal(in_float64, expected)
 
 
 def drawn_numbers(transform: Any, count: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:
