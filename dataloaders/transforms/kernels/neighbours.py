@@ -19,8 +19,8 @@ from .levels import blended
 __all__ = ["BLUR_EXACT", "gaussian_blur", "sharpness"]
 
 BLUR_EXACT = (
-    "at most 1 level: torchvision's own float32 sums, whose order the convolution of each device "
-    "chooses"
+    "at most 1 level off, in few bytes: torchvision's own float32 sums, in the order that the "
+    "convolution of the device adds them in"
 )
 
 
