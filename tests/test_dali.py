@@ -410,6 +410,20 @@ def test_a_device_that_is_not_there_is_torchs_error() -> None:
     assert "device='cuda:0': there is no CUDA device" in str(plan.obstacle)
 
 
+def test_the_plan_for_a_gpu_says_what_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    plan = DataLoader(folder(GUIDE), 4, backend="dali").explain()
+    assert plan.delivers == "cuda:1"
+    text = str(plan)
+    assert "decode     DALI on cuda:1" in text
+    assert "Resize at transform.transforms[0], RandomHorizontalFlip" in text
+    assert "RandomRotation at transform.transforms[3], ColorJitter at" in text
+    assert "by batch, kernels: " in text
+    assert "on cuda:1 are at most 2 batches inside DALI, 3 finished ones" in text
+    assert "not yet run on a GPU" in text
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain: Any) -> None:

@@ -162,7 +162,7 @@ def test_kernels_make_of_a_batch_what_torchvision_does(
     found = work(transforms.RandomInvert(p=0.5), *members, transforms.PILToTensor())
     part = found.parts[0]
     assert isinstance(part, Behind)
-    assert OnDevice.serves(part)
+    assert OnDevice.exactness(part) is not None
     actions, images = actions_of(found), batch()
     wanted = expected(actions, images.clone())
     by_host = ByHost(Each(part, threads, 2, memory_of(HostPool())))

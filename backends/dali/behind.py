@@ -21,7 +21,7 @@ import torch
 
 from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import Action, Primitive
-from dataloaders.transforms.kernels import kernel_for, run
+from dataloaders.transforms.kernels import EXACT, kernel_for, run
 from dataloaders.transforms.kernels.kernel import Form
 from dataloaders.transforms.kernels.table import form_after
 from dataloaders.transforms.kinds import torchvision_name
@@ -170,14 +170,18 @@ class OnDevice(Step):
         return run(own, images, cast(Form, self._part.form), ours=True)
 
     @staticmethod
-    def serves(part: Behind) -> bool:
-        """Whether there is a kernel for each of its primitives."""
+    def exactness(part: Behind) -> str | None:
+        """How far the kernels of ``part`` are from torchvision; None: one of them is missing."""
         form = cast(Form, part.form)
+        told = []
         for primitive in part.primitives:
-            if kernel_for(primitive, form) is None:
-                return False
+            kernel = kernel_for(primitive, form)
+            if kernel is None:
+                return None
+            if kernel.exact not in (EXACT, *told):
+                told.append(kernel.exact)
             form = form_after(primitive, form)
-        return True
+        return "; ".join(told) or "torchvision's values to the bit"
 
 
 class ByHost(Step):

@@ -48,8 +48,9 @@ def _images(job: Job) -> Iterator[Stage]:
         why = graph.why if part is job.work.parts[0] else None
         obstacle = None if why is None else f"not in DALI: {why}"
         where, how = _threads(job), "image by image, torchvision's own functions"
-        if job.device.type == "cuda" and OnDevice.serves(part):
-            where, how = str(job.device), "by batch, kernels that compute what torchvision does"
+        exactness = OnDevice.exactness(part) if job.device.type == "cuda" else None
+        if exactness is not None:
+            where, how = str(job.device), f"by batch, kernels: {exactness}"
         if "resize" in job.fast and part.form == "pil":
             how += "; resizing by torch on bytes, 1 level off (fast)"
         yield Stage("augment", where, f"{_told(job.work, part)}: {how}", obstacle)

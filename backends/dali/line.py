@@ -183,7 +183,7 @@ class Line:
         if not isinstance(part, Behind):
             return Whole(part, self._empty)
         cuda = self._job.device.type == "cuda"
-        if cuda and OnDevice.serves(part):
+        if cuda and OnDevice.exactness(part) is not None:
             return OnDevice(part)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
