@@ -173,7 +173,7 @@ class OnDevice(Step):
     def exactness(part: Behind) -> str | None:
         """How far the kernels of ``part`` are from torchvision; None: one of them is missing."""
         form = cast(Form, part.form)
-        told = []
+        told: list[str] = []
         for primitive in part.primitives:
             kernel = kernel_for(primitive, form)
             if kernel is None:
