@@ -66,3 +66,12 @@ def test_the_check_can_be_called_in_code() -> None:
     bound = re.search(r"A perfect input would make this loop (\S+) x as fast", report)
     assert bound is not None, report
     assert factor.startswith(f"{bound[1]} (")
+
+
+def test_a_check_a_switch_to_dali_and_a_check_again(photos: Path) -> None:
+    pytest.importorskip("nvidia.dali")
+    words = ("--data", photos, "--batch-size", 2, "--seconds", 2, "--device", "cpu")
+    printed = run(EXAMPLES / "switch_to_dali.py", *words)
+    assert printed.count("A perfect input would make this loop") == 2, printed
+    assert "backend 'dali', batches delivered on cpu" in printed
+    assert re.search(r"A batch took \S+ ms and takes \S+ ms: \S+ x as fast\.", printed), printed

@@ -23,10 +23,15 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
 from backends.h5.geometry import Geometry, geometry_of
+from backends.h5.resizing import resized
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
+from dataloaders.random_states import random_states_kept
+from dataloaders.randomness import words
+from dataloaders.seeding import seed_generators
+from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.read import read
 from helpers.compare import assert_same
 
@@ -119,12 +124,27 @@ def fast(cached: CachedDataset) -> Batches:
 # Geometry
 
 
-def windows_as_torchvision(transform: Any, height: int, width: int, seed: int) -> torch.Tensor:
+def windows_as_torchvision(transform: Any, height: int, width: int, seeding: Any) -> torch.Tensor:
     """What torchvision makes of an image that holds each pixel's own number."""
     image = torch.arange(height * width).reshape(1, height, width)
-    torch.manual_seed(seed)
-    result: torch.Tensor = transform(image)
+    with random_states_kept(cuda=False):
+        seed_generators(tuple(seeding.tolist()))
+        result: torch.Tensor = transform(image)
     return result
+
+
+def seeded_samples(dataset: Any, rows: list[int], seeding: Any) -> list[Any]:
+    """The samples of these rows, each with the generators seeded by its words."""
+    samples = []
+    with random_states_kept(cuda=False):
+        for row, each in zip(rows, seeding.tolist(), strict=True):
+            seed_generators(tuple(each))
+            samples.append(dataset[row])
+    return samples
+
+
+def unseeded(count: int) -> FreeDraws:
+    return FreeDraws(count, np.random.default_rng(0))
 
 
 @settings(max_examples=150, deadline=None)
@@ -158,9 +178,12 @@ def test_a_window_is_what_torchvision_takes(
     compose = module.Compose(members)
     geometry = geometry_of(read(compose))
     assert isinstance(geometry, Geometry)
-    wanted = windows_as_torchvision(compose, *sides, seed)
-    window = geometry.replay(*sides, torch.Generator().manual_seed(seed))
-    assert window is not None
+    seeding = words(seed, 0, 0)
+    wanted = windows_as_torchvision(compose, *sides, seeding)
+    moves = geometry.draw(np.array(sides[:1]), np.array(sides[1:]), Draws(seeding))
+    assert moves is not None
+    assert moves.resize is None
+    window = moves.placed
     image = torch.arange(sides[0] * sides[1]).reshape(1, *sides)
     top, left = int(window.top[0]), int(window.left[0])
     found = image[:, top : top + int(window.height[0]), left : left + int(window.width[0])]
@@ -168,13 +191,14 @@ def test_a_window_is_what_torchvision_takes(
     assert torch.equal(torch.flip(found, axes), wanted)
 
 
-def test_windows_drawn_at_once_are_spread_as_torchvisions() -> None:
+def test_windows_without_seeds_are_spread_as_torchvisions() -> None:
     compose = v1.Compose([v1.RandomCrop((4, 2)), v1.RandomHorizontalFlip(0.25)])
     geometry = geometry_of(read(compose))
     assert isinstance(geometry, Geometry)
     size = np.full(30_000, 7)
-    drawn = geometry.draw(size, size - 3, np.random.default_rng(0))
-    assert drawn is not None
+    moves = geometry.draw(size, size - 3, FreeDraws(len(size), np.random.default_rng(0)))
+    assert moves is not None
+    drawn = moves.placed
     tops = np.bincount(drawn.top, minlength=4) / len(size)
     lefts = np.bincount(drawn.left, minlength=3) / len(size)
     assert tops == pytest.approx(np.full(4, 1 / 4), abs=0.015)
@@ -186,12 +210,87 @@ def test_windows_drawn_at_once_are_spread_as_torchvisions() -> None:
 
 
 @pytest.mark.parametrize(
-    "transform",
-    [v1.RandomCrop(4, padding=1), v1.RandomCrop(4, pad_if_needed=True), v1.RandomResizedCrop(4)],
-    ids=["padding", "pad_if_needed", "resized"],
+    ("transform", "why"),
+    [
+        (v1.RandomCrop(4, padding=1, fill=3), "does more than to crop, resize and flip"),
+        (v1.RandomRotation(4), "does more than to crop, resize and flip"),
+        (v1.Compose([v1.RandomResizedCrop(4), v1.Resize(3)]), "resized more than once"),
+        (v1.Lambda(abs), "is not done for a whole batch: "),
+    ],
+    ids=["padding", "rotation", "twice", "own"],
 )
-def test_other_crops_are_no_window(transform: Any) -> None:
-    assert "is neither a plain crop nor a flip" in str(geometry_of(read(transform)))
+def test_what_is_no_window_is_told(transform: Any, why: str) -> None:
+    assert why in str(geometry_of(read(transform)))
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("flips", [0, 1, 2])
+def test_a_border_of_zeros(
+    cache_of: Callable[..., CachedDataset], second: bool, flips: int
+) -> None:
+    module: Any = v2 if second else v1
+    chain = module.Compose(
+        [
+            *[module.RandomVerticalFlip(), module.RandomHorizontalFlip()][:flips],
+            module.RandomCrop((18, 26), padding=(3, 2), pad_if_needed=True),
+            module.RandomHorizontalFlip(),
+            module.CenterCrop((16, 24)),
+            module.PILToTensor(),
+        ]
+    )
+    cached = cache_of(Images(chain, sizes=((18, 22), (25, 30))))
+    rows = list(range(COUNT))
+    seeding = words(8, 0, rows)
+    wanted = default_collate(seeded_samples(cached, rows, seeding))
+    assert_same(fast(cached).of(rows, Draws(seeding)), wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sides=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    steps=st.lists(st.sampled_from(["crop", "horizontal", "vertical"]), max_size=3),
+    place=st.integers(0, 3),
+    mode=st.sampled_from(["L", "RGB", "CMYK", "YCbCr"]),
+    interpolation=st.sampled_from([0, 2, 3]),
+    seed=st.integers(0, 2**32),
+)
+def test_resized_windows_are_pillows(
+    sides: tuple[int, int],
+    steps: list[str],
+    place: int,
+    mode: str,
+    interpolation: int,
+    seed: int,
+) -> None:
+    height, width = sides
+    members: list[Any] = []
+    for step in steps:
+        if step == "crop":
+            height, width = max(1, height - 2), max(1, width - 3)
+            members.append(v1.RandomCrop((height, width)))
+        else:
+            kind = v1.RandomHorizontalFlip if step == "horizontal" else v1.RandomVerticalFlip
+            members.append(kind(0.5))
+    resize = v1.RandomResizedCrop((9, 7), interpolation=interpolation)
+    members = [*members[:place], resize, v1.RandomHorizontalFlip()]  # later crops would be larger
+    compose = v1.Compose([*members, v1.RandomCrop((5, 6))])
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (5, *sides, 3), np.uint8)
+    images = [Image.fromarray(each).convert(mode) for each in pixels]
+    seeding = words(seed, 0, np.arange(len(images)))
+    wanted = []
+    for image, each in zip(images, seeding.tolist(), strict=True):
+        with random_states_kept(cuda=False):
+            seed_generators(tuple(each))
+            wanted.append(v1.PILToTensor()(compose(image)))
+    geometry = geometry_of(read(compose))
+    assert isinstance(geometry, Geometry)
+    heights, widths = np.full(5, sides[0]), np.full(5, sides[1])
+    moves = geometry.draw(heights, widths, Draws(seeding))
+    assert moves is not None
+    batch = torch.empty(torch.stack(wanted).shape, dtype=torch.uint8)
+    resized(batch, [v1.PILToTensor()(image) for image in images], moves)
+    assert torch.equal(batch, torch.stack(wanted))
 
 
 # Batches
@@ -208,10 +307,9 @@ def test_batches_are_those_of_default_collate(
     batches = fast(cached)
     assert batches.random
     for seed, rows in enumerate(([3, 1, 1, 11, 0], [7], list(range(COUNT)))):
-        torch.manual_seed(seed)
-        wanted = default_collate([cached[row] for row in rows])
-        found = batches.of(rows, torch.Generator().manual_seed(seed))
-        assert_same(found, wanted)
+        seeding = words(seed, 0, rows, np.arange(len(rows)))
+        wanted = default_collate(seeded_samples(cached, rows, seeding))
+        assert_same(batches.of(rows, Draws(seeding)), wanted)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -404,9 +502,9 @@ def test_batches_are_safe_to_keep() -> None:
 def test_modes(cache_of: Callable[..., CachedDataset], mode: str) -> None:
     transform = v1.Compose([v1.RandomCrop(8), v1.PILToTensor()])
     batches = fast(cache_of(Images(transform, mode=mode)))
-    torch.manual_seed(5)
-    wanted = default_collate([batches.cached[row] for row in (2, 5)])
-    assert_same(batches.of([2, 5], torch.Generator().manual_seed(5)), wanted)
+    seeding = words(5, 0, [2, 5])
+    wanted = default_collate(seeded_samples(batches.cached, [2, 5], seeding))
+    assert_same(batches.of([2, 5], Draws(seeding)), wanted)
 
 
 class Columns(Dataset[Any]):
@@ -438,18 +536,18 @@ def test_columns_of_all_kinds(cache_of: Callable[..., CachedDataset]) -> None:
     batches = fast(cache_of(Columns()))
     assert not batches.random
     wanted = default_collate([batches.cached[row] for row in (4, 4, 0, 11)])
-    found = batches.of([4, 4, 0, 11], np.random.default_rng(0))
+    found = batches.of([4, 4, 0, 11], unseeded(4))
     assert_same(found, wanted)
     assert found is not None
     found[0]["tensor"].fill_(9)
-    assert_same(batches.of([4, 4, 0, 11], np.random.default_rng(0)), wanted)
+    assert_same(batches.of([4, 4, 0, 11], unseeded(4)), wanted)
 
 
 @pytest.mark.parametrize("rows", [[-1, 2], [0, COUNT], [], [0.5], ["a"], [[0, 1]]], ids=str)
 def test_rows_that_are_no_plain_numbers_are_left_to_torch(
     cache_of: Callable[..., CachedDataset], rows: list[Any]
 ) -> None:
-    assert fast(cache_of(Columns())).of(rows, np.random.default_rng(0)) is None
+    assert fast(cache_of(Columns())).of(rows, unseeded(len(rows))) is None
 
 
 def test_negative_and_missing_indices_are_torchs() -> None:

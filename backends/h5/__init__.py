@@ -42,6 +42,7 @@ from dataloaders.pool import HostPool
 from dataloaders.random_states import random_states_kept
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
+from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
 from .batches import Batches, batches_of, tail_geometry
@@ -324,9 +325,9 @@ class _Collated(WholeBatches):
         worker = get_worker_info()
         pool = self._pool if worker is None else None
         if isinstance(rows, SeededRows):
-            batch = self._batches.of(rows.keys, rows.words[:, 0].tolist(), pool)
+            batch = self._batches.of(rows.keys, Draws(rows.words), pool)
         else:
-            batch = self._batches.of(rows, self._random(worker), pool)
+            batch = self._batches.of(rows, FreeDraws(len(rows), self._random(worker)), pool)
         if batch is None:
             if isinstance(rows, SeededRows):
                 samples = rows.samples()

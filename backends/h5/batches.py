@@ -2,7 +2,8 @@
 
     rows ──> numbers, tensors   one gather a column
              text               a list
-             images             a window each, straight from the mapped file into the batch
+             images             a window each, straight from the mapped file into the batch; one
+                                that is resized is so by Pillow, plane by plane
              compressed         as these, decoded row by row
 
 The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
@@ -29,19 +30,20 @@ from dataloaders.cache.sample import Classes, Structure, join
 from dataloaders.collation import collates_as_torch
 from dataloaders.pool import HostMemory
 from dataloaders.random_states import random_states_kept
+from dataloaders.randomness import words
+from dataloaders.seeding import seed_generators
+from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.read import read
 from dataloaders.transforms.table import same_bits
-from dataloaders.transforms.trailing import CONVERTERS, Deferred
+from dataloaders.transforms.trailing import CONVERTERS, Deferred, trailing
 
 from .geometry import Geometry, Windows, geometry_of
+from .resizing import resized
 
 __all__ = ["Batches", "batches_of", "tail_geometry"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
-
-Random: TypeAlias = "np.random.Generator | torch.Generator | Sequence[int]"
-"""Where the random numbers of a batch come from; see `Batches.of`."""
 
 _PROVED_ROWS = 4
 Column: TypeAlias = "ColumnReader | JoinedColumn"
@@ -60,11 +62,11 @@ class Rows:
         self,
         numbers: npt.NDArray[np.int64],
         memory: HostMemory | None,
-        random: Random,
+        draws: Draws,
     ) -> None:
         self.numbers = numbers
         self.memory = memory
-        self.random = random
+        self.draws = draws
         self.located: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -94,16 +96,14 @@ class Batches:
     def of(
         self,
         rows: Sequence[Any],
-        random: Random,
+        draws: Draws,
         memory: HostMemory | None = None,
     ) -> Batch | None:
         """The batch of these rows; None if it has to be collated sample by sample.
 
         Args:
             rows: whole numbers from 0 on.
-            random: NumPy's: windows are drawn for all rows at once. torch's: as torchvision draws
-                them from torch's default generator in this state. Numbers: one a row, that torch's
-                default generator is seeded with before torchvision draws for it.
+            draws: the random numbers of each row.
             memory: where large tensors come from, outside workers.
         """
         if not collates_as_torch():
@@ -117,7 +117,7 @@ class Batches:
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), memory, random)
+        task = Rows(numbers.astype(np.int64), memory, draws)
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except _NotThisBatch:
@@ -294,15 +294,21 @@ class _Images:
         images = self._images(rows)
         heights = np.array([image.shape[1] for image in images])
         widths = np.array([image.shape[2] for image in images])
-        windows = self._windows(heights, widths, rows.random)
-        if windows is None:
+        moves = self.geometry.draw(heights, widths, rows.draws)
+        if moves is None:
             raise _NotThisBatch
+        windows = moves.placed
         height, width = int(windows.height[0]), int(windows.width[0])
         channels = images[0].shape[0]
         if (windows.height != height).any() or (windows.width != width).any():
             raise _NotThisBatch
         batch = rows.empty((len(images), channels, height, width), torch.uint8)
-        _fill(batch, images, windows)
+        if moves.resize is not None:
+            resized(batch, images, moves)
+        elif moves.outside:
+            _fill_with_border(batch, images, windows)
+        else:
+            _fill(batch, images, windows)
         return batch
 
     def _images(self, rows: Rows) -> list[torch.Tensor]:
@@ -327,27 +333,6 @@ class _Images:
             raise _NotThisBatch
         return values
 
-    def _windows(
-        self,
-        heights: npt.NDArray[np.int64],
-        widths: npt.NDArray[np.int64],
-        random: Random,
-    ) -> Windows | None:
-        if isinstance(random, np.random.Generator):
-            return self.geometry.draw(heights, widths, random)
-        each = []
-        seeded = torch.Generator()
-        for row, (height, width) in enumerate(zip(heights.tolist(), widths.tolist(), strict=True)):
-            if isinstance(random, torch.Generator):
-                generator = random
-            else:
-                generator = seeded.manual_seed(random[row])
-            window = self.geometry.replay(height, width, generator)
-            if window is None:
-                return None
-            each.append(window)
-        return Windows.joined(each)
-
 
 def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
     height, width = batch.shape[2:]
@@ -361,18 +346,43 @@ def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> 
         place.copy_(part)
 
 
+def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
+    """As `_fill`, of windows that reach out of their images."""
+    batch.zero_()
+    height, width = batch.shape[2:]
+    for number, image in enumerate(images):
+        top, left = int(windows.top[number]), int(windows.left[number])
+        rows = slice(max(top, 0), min(top + height, image.shape[1]))
+        columns = slice(max(left, 0), min(left + width, image.shape[2]))
+        place = batch[number]
+        axes = [1] * bool(windows.upside_down[number]) + [2] * bool(windows.mirrored[number])
+        if rows.start >= rows.stop or columns.start >= columns.stop:
+            continue
+        part = torch.flip(image[:, rows, columns], axes) if axes else image[:, rows, columns]
+        above = top + height - rows.stop if 1 in axes else rows.start - top
+        beside = left + width - columns.stop if 2 in axes else columns.start - left
+        place[:, above : above + part.shape[1], beside : beside + part.shape[2]] = part
+
+
 def _images_of(column: Column, kind: str, tail: Any) -> Leaf | str:
     if kind not in _MODES:
         return f"its tail works on {kind}"
     geometry = tail_geometry(tail)
-    return geometry if isinstance(geometry, str) else _Images(column, geometry)
+    if isinstance(geometry, str):
+        return geometry
+    if geometry.resizes and kind == "image:RGBA":
+        return "Pillow resizes RGBA by its alpha, and here each plane is by itself"
+    return _Images(column, geometry)
 
 
 def tail_geometry(tail: Any) -> Geometry | str:
     """What ``tail`` does to an image of bytes, up to its ToTensor; or why that is not known."""
     members = list(read(tail))
+    floats = trailing(members)
     if members and isinstance(members[-1].transform, Deferred):
         members.pop()
+    elif not isinstance(floats, str):  # it will be deferred, if that is proved
+        del members[-len(floats) :]
     elif members and members[-1].torchvision in CONVERTERS:
         while members and members[-1].torchvision in CONVERTERS:
             members.pop()
@@ -387,18 +397,25 @@ def _is_proved(batches: Batches) -> bool:
     spread = np.linspace(0, len(cached) - 1, _PROVED_ROWS).astype(np.int64)
     tries = [[int(row)] for row in spread] + [[int(row) for row in spread]]
     for seed, rows in enumerate(tries):
-        with random_states_kept():
-            torch.manual_seed(seed)
+        seeding = words(seed, 0, np.arange(len(rows)))
+        with random_states_kept(cuda=False):
             try:
-                wanted: Any = default_collate([cached[row] for row in rows])
+                wanted: Any = default_collate(
+                    [_seeded(cached, *each) for each in zip(rows, seeding.tolist(), strict=True)]
+                )
             except Exception:  # such rows are left to default_collate, which raises
                 wanted = None
-        found = batches.of(rows, torch.Generator().manual_seed(seed))
+        found = batches.of(rows, Draws(seeding))
         if wanted is None and len(rows) > 1:
             continue
         if found is None or not _same(found, wanted):
             return False
     return True
+
+
+def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:
+    seed_generators((words[0], words[1], words[2], words[3]))
+    return cached[row]
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Crops and flips of a chain as one window of the stored image: its bytes are moved once.
+"""Crops, flips and one resizing of a chain as windows of the stored image: its bytes move once.
 
-    RandomCrop(224), RandomHorizontalFlip()  ──>  rows top..., columns left..., mirrored or not
+    RandomCrop(224), RandomHorizontalFlip()         ──>  rows, columns, mirrored or not
+    RandomResizedCrop(224), RandomHorizontalFlip()  ──>  a window, its new size, a window of that
 
-The windows of a whole batch are drawn at once, after torchvision's distributions. `replay` draws
-one as torchvision does, number by number, so that the two can be compared.
+What torchvision draws for each image of a batch is drawn at once (`dataloaders.transforms.draws`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from dataloaders.transforms.actions import Action, Operator, Primitive, SampleError, Sizes
+from dataloaders.transforms.draws import Draws, Where
+from dataloaders.transforms.operators import operator_of
+from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
 from dataloaders.transforms.read import Member
 
-__all__ = ["Geometry", "Windows", "geometry_of"]
+__all__ = ["Geometry", "Moves", "Windows", "geometry_of"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
+
+_MOVES = (Crop, HorizontalFlip, VerticalFlip, Resize)
 
 
 @dataclass(frozen=True)
@@ -46,142 +51,142 @@ class Windows:
         none, no = np.zeros(len(heights), np.int64), np.zeros(len(heights), np.bool_)
         return cls(none, none, heights, widths, no, no)
 
-    @classmethod
-    def joined(cls, each: Sequence[Windows]) -> Windows:
-        """These windows, one after the other."""
-        return cls(*(np.concatenate(arrays) for arrays in zip(*map(_fields, each), strict=True)))
-
-    def cropped(self, top: Integers, left: Integers, height: int, width: int) -> Windows:
+    def cropped(self, top: Integers, left: Integers, height: Integers, width: Integers) -> Windows:
         """A part of these windows, ``top`` and ``left`` as they are seen, flips included."""
         below = self.height - height - top
         beside = self.width - width - left
         return Windows(
             self.top + np.where(self.upside_down, below, top),
             self.left + np.where(self.mirrored, beside, left),
-            np.full_like(self.height, height),
-            np.full_like(self.width, width),
+            height,
+            width,
             self.upside_down,
             self.mirrored,
         )
 
+    def are_whole(self, heights: Integers, widths: Integers) -> bool:
+        """Whether they are all of images of these sizes."""
+        return np.array_equal(self.height, heights) and np.array_equal(self.width, widths)
 
-def _fields(windows: Windows) -> tuple[npt.NDArray[Any], ...]:
-    return tuple(vars(windows).values())
-
-
-@dataclass(frozen=True)
-class _Crop:
-    height: int
-    width: int
-    random: bool
-    both: bool  # v1 draws both anchors, or none; v2 each where there is a choice
-
-    def draw(self, seen: Windows, random: np.random.Generator) -> Windows | None:
-        down, right = seen.height - self.height, seen.width - self.width
-        if min(down.min(), right.min()) < 0:
-            return None
-        if not self.random:
-            return seen.cropped(_centre(down), _centre(right), self.height, self.width)
-        top, left = (random.integers(0, free + 1) for free in (down, right))
-        return seen.cropped(top, left, self.height, self.width)
-
-    def replay(self, seen: Windows, generator: torch.Generator) -> Windows | None:
-        down, right = seen.height - self.height, seen.width - self.width
-        if not self.random or down[0] < 0 or right[0] < 0:
-            return self.draw(seen, np.random.default_rng(0))
-        top = left = np.zeros(1, np.int64)
-        either = bool(down[0] or right[0])
-        if down[0] or (self.both and either):
-            top = torch.randint(0, int(down[0]) + 1, (1,), generator=generator).numpy()
-        if right[0] or (self.both and either):
-            left = torch.randint(0, int(right[0]) + 1, (1,), generator=generator).numpy()
-        return seen.cropped(top, left, self.height, self.width)
-
-
-@dataclass(frozen=True)
-class _Flip:
-    vertical: bool
-    probability: float
-
-    def draw(self, seen: Windows, random: np.random.Generator) -> Windows:
-        return self._flipped(seen, random.random(len(seen.top)) < self.probability)
-
-    def replay(self, seen: Windows, generator: torch.Generator) -> Windows:
-        return self._flipped(seen, (torch.rand(1, generator=generator) < self.probability).numpy())
-
-    def _flipped(self, seen: Windows, flip: Flags) -> Windows:
-        upside_down, mirrored = seen.upside_down, seen.mirrored
-        if self.vertical:
+    def flipped(self, primitive: Primitive, where: Where) -> Windows:
+        """These windows, those of ``where`` flipped."""
+        flip = np.True_ if where is None else where
+        upside_down, mirrored = self.upside_down, self.mirrored
+        if isinstance(primitive, VerticalFlip):
             upside_down = upside_down ^ flip
         else:
             mirrored = mirrored ^ flip
-        return Windows(seen.top, seen.left, seen.height, seen.width, upside_down, mirrored)
+        return Windows(self.top, self.left, self.height, self.width, upside_down, mirrored)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What is done to each image of a batch.
+
+    Attributes:
+        taken: the part of the stored image.
+        resize: how that part is made another size; None: it is not.
+        placed: the part that is taken of what `resize` makes; without it, the same as ``taken``.
+        sizes: height and width after `resize`; int64 [n] each.
+        outside: whether a part reaches out of its image, where zeros are: after a crop with a
+            border. Only without ``resize``.
+    """
+
+    taken: Windows
+    resize: Resize | None
+    placed: Windows
+    sizes: tuple[Integers, Integers]
+    outside: bool = False
 
 
 class Geometry:
-    """Some crops and flips, one after the other; made by `geometry_of`."""
+    """Some crops and flips and at most one resizing, one after the other; see `geometry_of`."""
 
-    def __init__(self, steps: Sequence[_Crop | _Flip]) -> None:
-        self._steps = tuple(steps)
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self._operators = tuple(operators)
 
     @property
     def random(self) -> bool:
         """Whether two batches of the same images may differ."""
-        return any(isinstance(step, _Flip) or step.random for step in self._steps)
+        return any(operator.random for operator in self._operators)
 
-    def draw(
-        self, heights: Integers, widths: Integers, random: np.random.Generator
-    ) -> Windows | None:
-        """A window of each image of these sizes; None if one is smaller than a crop."""
-        seen: Windows | None = Windows.whole(heights, widths)
-        for step in self._steps:
-            if seen is not None:
-                seen = step.draw(seen, random)
-        return seen
+    @property
+    def resizes(self) -> bool:
+        """Whether images are made another size."""
+        return any(
+            isinstance(primitive, Resize)
+            for operator in self._operators
+            for primitive in operator.primitives
+        )
 
-    def replay(self, height: int, width: int, generator: torch.Generator) -> Windows | None:
-        """The window of one image that torchvision takes, where ``generator`` is torch's default.
+    def draw(self, heights: Integers, widths: Integers, draws: Draws) -> Moves | None:
+        """The moves of images of these sizes; None if there is one that does not consist of them.
 
-        None if the image is smaller than a crop, where torchvision raises or pads.
+        Such as a crop of more than the image, where torchvision raises.
         """
-        seen: Windows | None = Windows.whole(np.array([height]), np.array([width]))
-        for step in self._steps:
-            if seen is not None:
-                seen = step.replay(seen, generator)
-        return seen
+        sizes = Sizes(heights, widths)
+        taken = seen = Windows.whole(heights, widths)
+        resize: Resize | None = None
+        after = (heights, widths)
+        outside = False
+        for operator in self._operators:
+            try:
+                actions = operator.draw(draws, sizes)
+            except SampleError:
+                return None
+            for action in actions:
+                if isinstance(action.primitive, Resize):
+                    if resize is not None or outside or not _all(action.where):
+                        return None
+                    resize, taken = action.primitive, seen
+                    after = (action.numbers["height"], action.numbers["width"])
+                    seen = Windows.whole(*after)
+                elif isinstance(action.primitive, Crop):
+                    cropped, inside = _cropped(seen, action)
+                    if not inside:
+                        # Zeros are around the image; around a part of it there are its pixels.
+                        if outside or resize is not None or not seen.are_whole(heights, widths):
+                            return None
+                        outside = True
+                    seen = cropped
+                else:
+                    seen = seen.flipped(action.primitive, action.where)
+        return Moves(seen if resize is None else taken, resize, seen, after, outside)
 
 
 def geometry_of(members: Sequence[Member]) -> Geometry | str:
     """``members`` as a `Geometry`, or why they are none: the first one that stands in the way."""
-    steps: list[_Crop | _Flip] = []
+    operators: list[Operator] = []
+    resizes = 0
     for member in members:
-        step = _step(member)
-        if step is None:
-            return f"{member} is neither a plain crop nor a flip"
-        steps.append(step)
-    return Geometry(steps)
+        operator = operator_of(member)
+        if isinstance(operator, str):
+            return f"{member} is not done for a whole batch: {operator}"
+        other = [each for each in operator.primitives if not isinstance(each, _MOVES)]
+        if other:
+            return f"{member} does more than to crop, resize and flip"
+        resizes += sum(isinstance(each, Resize) for each in operator.primitives)
+        operators.append(operator)
+    if resizes > 1:
+        return "images are resized more than once"
+    return Geometry(operators)
 
 
-def _step(member: Member) -> _Crop | _Flip | None:
-    transform, name = member.transform, member.torchvision
-    if name in ("RandomHorizontalFlip", "RandomVerticalFlip"):
-        return _Flip(name == "RandomVerticalFlip", float(transform.p))
-    if name not in ("RandomCrop", "CenterCrop"):
-        return None
-    if name == "RandomCrop" and (transform.padding or transform.pad_if_needed):
-        return None
-    height, width = _pair(transform.size)
-    first = not type(transform).__module__.startswith("torchvision.transforms.v2")
-    return _Crop(height, width, name == "RandomCrop", first)
+def _cropped(seen: Windows, action: Action) -> tuple[Windows, bool]:
+    """The part of ``seen`` that a crop takes, and whether it is all inside of it."""
+    numbers: Any = action.numbers
+    top, left, height, width = (numbers[name] for name in Crop.numbers)
+    if action.where is not None:
+        top, left = np.where(action.where, top, 0), np.where(action.where, left, 0)
+        height = np.where(action.where, height, seen.height)
+        width = np.where(action.where, width, seen.width)
+    inside = bool(
+        ((top >= 0) & (left >= 0)).all()
+        and (top + height <= seen.height).all()
+        and (left + width <= seen.width).all()
+    )
+    return seen.cropped(top, left, height, width), inside
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    sizes = [int(side) for side in size]
-    return (sizes[0], sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
-
-
-def _centre(free: Integers) -> Integers:
-    # torchvision: int(round(free / 2.0)), which rounds halves to even, as NumPy does.
-    return np.round(free / 2.0).astype(np.int64)
+def _all(where: Where) -> bool:
+    return where is None or bool(where.all())

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Draws", "Normal", "Where"]
+__all__ = ["Draws", "FreeDraws", "Normal", "Where"]
 
 Where: TypeAlias = "npt.NDArray[np.bool_] | None"
 """For each sample whether it draws, or takes part; None: all do."""
@@ -205,10 +205,29 @@ class Draws:
             late = np.flatnonzero(self._column + count > width)
         self._begin[late] += self._column[late]
         self._column[late] = 0
-        self._window[late] = _streams(
-            self._words[late, 0].tolist(), self._begin[late].tolist(), self._window.shape[1]
-        )
+        self._window[late] = self._following(late, self._window.shape[1])
         self._furthest = int(self._column.max())
+
+    def _following(self, samples: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.uint32]:
+        """uint32 [samples, count]: the words of these streams from `_begin` on."""
+        seeds, begins = self._words[samples, 0].tolist(), self._begin[samples].tolist()
+        return _streams(seeds, begins, count)
+
+
+class FreeDraws(Draws):
+    """Numbers of the same distributions from one generator, for samples that have no seeds.
+
+    Args:
+        samples: how many.
+        generator: what all of them draw from.
+    """
+
+    def __init__(self, samples: int, generator: np.random.Generator) -> None:
+        super().__init__(generator.integers(0, 2**32, (samples, 4)))
+        self._generator = generator
+
+    def _following(self, samples: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.uint32]:
+        return self._generator.integers(0, 2**32, (len(samples), count), np.uint32)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""Windows of planar images made another size by Pillow, plane by plane, as it does whole images.
+
+    mapped image [C, H, W] ──window──> a plane ──Pillow──> new size ──flips──> place [C, h, w]
+
+Pillow resizes each channel by itself, except for those of RGBA. It does not hold the GIL while it
+does: a batch outside workers is split among torch's number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaders.transforms.primitives.geometry import Resize
+
+from .geometry import Moves
+
+__all__ = ["resized"]
+
+_FEWEST = 4
+"""Images below which a thread of its own costs more than it gains."""
+
+
+def resized(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves) -> None:
+    """Fill ``batch``, uint8 [n, C, h, w], with what ``moves`` make of images [C, H, W]."""
+    threads = min(torch.get_num_threads(), len(images) // _FEWEST)
+    some = _some(batch, images, moves)
+    if threads < 2:
+        some(range(len(images)))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        # Windows differ in size: taken in turn, each thread has large and small ones.
+        list(pool.map(some, [range(first, len(images), threads) for first in range(threads)]))
+
+
+def _some(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves) -> Callable[[range], None]:
+    from PIL import Image
+
+    assert moves.resize is not None
+    resample = _pillows(moves.resize)
+    places = batch.numpy()
+    taken, placed = moves.taken, moves.placed
+    after_height, after_width = moves.sizes
+
+    def one(number: int) -> None:
+        top, left = int(taken.top[number]), int(taken.left[number])
+        rows = slice(top, top + int(taken.height[number]))
+        columns = slice(left, left + int(taken.width[number]))
+        image = images[number].numpy()[:, rows, columns]
+        image = _flipped(image, bool(taken.upside_down[number]), bool(taken.mirrored[number]))
+        size = int(after_width[number]), int(after_height[number])
+        top, left = int(placed.top[number]), int(placed.left[number])
+        rows = slice(top, top + int(placed.height[number]))
+        columns = slice(left, left + int(placed.width[number]))
+        turned = bool(placed.upside_down[number]), bool(placed.mirrored[number])
+        for plane, place in zip(image, places[number], strict=True):
+            made = Image.fromarray(np.ascontiguousarray(plane)).resize(size, resample)
+            place[...] = _flipped(np.asarray(made)[rows, columns], *turned)
+
+    def some(numbers: range) -> None:
+        for number in numbers:
+            one(number)
+
+    return some
+
+
+def _flipped(values: Any, upside_down: bool, mirrored: bool) -> Any:
+    if upside_down:
+        values = values[..., ::-1, :]
+    return values[..., ::-1] if mirrored else values
+
+
+def _pillows(resize: Resize) -> Any:
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import pil_modes_mapping
+
+    return pil_modes_mapping[InterpolationMode(resize.interpolation)]
