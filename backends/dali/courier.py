@@ -96,7 +96,7 @@ class Trip:
 
     def _is_read(self, held: Task | Failed, lined_up: deque[Task | Failed]) -> bool:
         """Whether the files of ``held`` are read; waits for them where there is nothing to do."""
-        if isinstance(held, Failed) or held.reading.done():
+        if isinstance(held, Failed) or held.reading is None or held.reading.done():
             return True
         if not lined_up:
             wait((held.reading,), timeout=_POLL_S)

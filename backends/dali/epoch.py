@@ -159,7 +159,9 @@ class DaliEpoch:
             self.end()
             raise StopIteration
         if isinstance(item, Failed):
-            raise noted(item.error, item.task, item.sample)
+            error = noted(item.error, item.task, item.sample)
+            del item  # what is raised must not hold its own batch
+            raise error
         if isinstance(item, Made):
             if item.ready is not None:
                 _wait_for(item)

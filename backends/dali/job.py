@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "job_of"]
 
 _MOST_THREADS = 32
+_FEWEST_READERS = 4
 _DEPTH = 3
 
 
@@ -44,6 +45,7 @@ class Job:
         work: what is done to them.
         device: where they are delivered.
         threads: of DALI's, and as many for what is done behind it on the CPU.
+        readers: threads that read files, and decode those that Pillow has to.
         depth: batches between the sampler and the loop.
         batch_size: images in a batch; 1 where the loader does not tell.
     """
@@ -52,6 +54,7 @@ class Job:
     work: Work
     device: torch.device
     threads: int
+    readers: int
     depth: int
     batch_size: int
 
@@ -73,12 +76,14 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
     work = work_of(source.transform, form=source.form, device=where, fast=options.fast)
     if isinstance(work, str):
         return work
-    threads = usable_cores() if options.threads == "auto" else options.threads
+    cores = min(usable_cores(), _MOST_THREADS)
+    threads = cores if options.threads == "auto" else options.threads
     return Job(
         source,
         work,
         device,
-        min(threads, _MOST_THREADS) if options.threads == "auto" else threads,
+        threads,
+        max(_FEWEST_READERS, threads),
         _DEPTH if options.depth == "auto" else options.depth,
         loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1,
     )

@@ -58,7 +58,9 @@ class Line:
     def start(self, task: Task) -> None:
         """Draw and feed a batch whose files are read; if it fails, ``task.item`` says so."""
         try:
+            assert task.reading is not None
             found = task.reading.result()
+            task.reading = None  # an error in it, once raised, would hold whoever raised it
             task.names = [image.name for image in found]
             if self._has_failed(task, found):
                 return

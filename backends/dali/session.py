@@ -8,8 +8,7 @@ epoch() ──> order: stock over the loader with keys in place of samples
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
@@ -25,7 +24,9 @@ from dataloaders.whole_batches import RowNumbers
 from .collate import Assembly
 from .courier import Courier, Trip
 from .epoch import DaliEpoch, Keys
+from .job import Job
 from .line import Line
+from .read_ahead import ReadAhead
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class DaliSession(Session):
         batches = DaliEpoch(
             order,
             base_seed=int(order._base_seed),
-            read=lane.reader(job.source),
+            read=lane.reader(job),
             depth=job.depth,
             trip=trip,
             assembly=Assembly(
@@ -121,20 +122,26 @@ class _Lane:
 
     def __init__(self) -> None:
         self._courier = Courier(Line())
-        self._readers = ThreadPoolExecutor(_READERS, "dataloaders-dali-read")
+        self._reader: tuple[Source, int, ReadAhead] | None = None
         self._batches: weakref.ref[DaliEpoch] | None = None
         # The thread lives until its trips are made, even if this lane is dropped before.
-        self._end = weakref.finalize(self, _end, self._courier, self._readers)
+        self._end = weakref.finalize(self, self._courier.end)
 
     @property
     def busy(self) -> bool:
         batches = self._given()
         return batches is not None and batches.running
 
-    def reader(self, source: Source) -> Callable[[Sequence[Any]], Future[Any]]:
-        """What begins to read the images of some keys."""
-        readers = self._readers
-        return lambda keys: readers.submit(source.images, list(keys))
+    def reader(self, job: Job) -> ReadAhead:
+        """What reads the images of keys; kept while the source stays the same one."""
+        known = self._reader
+        if known is not None and known[0] is job.source and known[1] == job.readers:
+            return known[2]
+        if known is not None:
+            known[2].close()
+        reader = ReadAhead(job.source, threads=job.readers)
+        self._reader = job.source, job.readers, reader
+        return reader
 
     def serve(self, batches: DaliEpoch, trip: Trip) -> None:
         self._batches = weakref.ref(batches)
@@ -145,19 +152,14 @@ class _Lane:
         if batches is not None and batches.running:
             batches.closed()
         self._end()
+        if self._reader is not None:
+            self._reader[2].close()
 
     def _given(self) -> DaliEpoch | None:
         return None if self._batches is None else self._batches()
 
 
-_READERS = 4
-
 _OPEN = ("_iterator", "_session", "_placed", "_source")
-
-
-def _end(courier: Courier, readers: ThreadPoolExecutor) -> None:
-    courier.end()
-    readers.shutdown(wait=False, cancel_futures=True)
 
 
 def _length(order: Any) -> int | None:

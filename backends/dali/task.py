@@ -35,7 +35,7 @@ class Task:
         keys: what the sampler gave.
         words: for each sample, what its random numbers are made of; uint32 [n, 4].
         rows: the same under ``seed=``; else None.
-        reading: what the source has of each, once it is read.
+        reading: what the source has of each, once it is read; None when it was taken.
         names: of the files, once they are read.
         actions: of the whole chain, one for each of its primitives.
         draws: the streams behind the chain's own numbers.
@@ -47,7 +47,7 @@ class Task:
     keys: Sequence[Any]
     words: npt.NDArray[np.uint32]
     rows: SeededRows | None
-    reading: Future[Any]
+    reading: Future[Any] | None
     names: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     draws: Draws | None = None
