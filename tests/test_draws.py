@@ -138,20 +138,31 @@ def test_normal_is_torchs_own_and_the_stream_goes_on_behind_it(count: int) -> No
         assert after[sample] == other
 
 
-@given(st.lists(st.sampled_from([0, 1, 2, 3, 5, 15, 16, 20, "rand"]), max_size=8))
-@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 5, 15, 16, 20, "rand", "own"]), max_size=8))
+@settings(max_examples=100, deadline=None)
 def test_half_a_pair_that_torch_keeps_is_the_next_normal(sizes: list[Any]) -> None:
+    """Whoever drew it: `normal`, or somebody by a generator."""
     rows = seeds(3)
     draws = Draws(rows)
-    found: list[Any] = [
-        draws.rand() if size == "rand" else draws.normal(np.full((3, 1), size)) for size in sizes
-    ]
+    found: list[Any] = []
+    for size in sizes:
+        if size == "rand":
+            found.append(draws.rand())
+        elif size == "own":
+            for sample in range(3):
+                with draws.generator(sample) as generator:
+                    torch.empty(3).normal_(generator=generator)
+            found.append(None)
+        else:
+            found.append(draws.normal(np.full((3, 1), size)))
     found.append(draws.rand())
     for sample, row in enumerate(rows):
         seed_generators(tuple(row.tolist()))
         for size, drawn in zip([*sizes, "rand"], found, strict=True):
             if size == "rand":
                 assert torch.rand(1).item() == drawn[sample]
+            elif size == "own":
+                torch.empty(3).normal_()
             else:
                 assert torch.equal(torch.empty(size).normal_(), drawn[sample].values())
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torchvision.transforms import v2
 
-from dataloaders.transforms.actions import SampleError
+from dataloaders.transforms.actions import SampleError, applied
+from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
-from tests.helpers.exact import assert_exact, images, seeds_for
+from tests.helpers.exact import assert_exact, images, same, seeds_for, told
 
 LIBRARIES = {"v1": v1, "v2": v2}
 SHAPES = ((13, 13), (20, 9), (9, 31))
@@ -68,13 +69,13 @@ def test_which_members_run_is_torchvisions_draw(library: str, name: str) -> None
 def test_a_sequential_is_a_chain(library: str) -> None:
     t = LIBRARIES[library]
     chain = nn.Sequential(flip(t), nn.Sequential(crop(t)), t.ConvertImageDtype(torch.float32))
-    assert assert_exact(chain, images("bytes", SHAPES)) == 4 * len(SHAPES)
-    assert assert_exact(t.RandomApply([chain]), images("bytes", SHAPES)) == 4 * len(SHAPES)
+    assert assert_exact(chain, images("bytes", SHAPES)) == 3 * len(SHAPES)
+    assert assert_exact(t.RandomApply([chain]), images("bytes", SHAPES)) == 3 * len(SHAPES)
 
 
 def test_v1_draws_an_empty_list_of_members_too() -> None:
     for chain in (v1.RandomApply([]), v1.RandomOrder([])):
-        assert assert_exact(chain, images("RGB", SHAPES)) == 4 * len(SHAPES)
+        assert assert_exact(chain, images("RGB", SHAPES)) == 3 * len(SHAPES)
 
 
 def members(library: Any, containers: bool) -> st.SearchStrategy[Any]:
@@ -122,7 +123,7 @@ def _modules(given: list[Any]) -> bool:
 
 
 @given(st.data(), st.sampled_from(["v1", "v2"]), st.sampled_from(["RGB", "L", "bytes"]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_nesting_is_drawn_exactly(data: Any, library: str, kind: str) -> None:
     t = LIBRARIES[library]
     chain = t.Compose(data.draw(st.lists(members(t, True), min_size=1, max_size=3)))
@@ -147,6 +148,30 @@ def test_a_choice_that_torchvision_cannot_make_is_not_read() -> None:
         assert why is not None
         assert "torchvision raises" in why
         assert "one weight a transform" in why
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_draw_that_equals_the_probability_falls_as_torchvisions(
+    library: str, probability: float
+) -> None:
+    """Seeds found by trying: the first draw is 0, or 0.5. v1 and v2 differ in one of these."""
+    t = LIBRARIES[library]
+    rows = np.array([[5528393, 0, 0, 0], [6048489, 0, 0, 0]])
+    assert Draws(rows).rand().tolist() == [0.0, 0.5]
+    (one,) = images("RGB", [(9, 7)])
+    flipped = v2.functional.hflip(one)
+    always = t.RandomHorizontalFlip(1.0)
+    for transform in (t.RandomApply([always], probability), t.RandomHorizontalFlip(probability)):
+        actions = [
+            action
+            for member in chain_of(transform).draw(rows, [9, 9], [7, 7])[0]
+            for action in member
+        ]
+        for sample, row in enumerate(rows):
+            expected = told(transform, one, row)[0]
+            assert expected.tobytes() in (one.tobytes(), flipped.tobytes())
+            assert same(applied(actions, sample, one), expected)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import PIL.Image
 import pytest
 import torch
@@ -11,8 +13,14 @@ import torchvision.transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import v2
+from torchvision.transforms.functional import _get_perspective_coeffs
 
-from tests.helpers.exact import assert_exact, images
+from dataloaders.seeding import seed_generators
+from dataloaders.transforms.actions import Sizes
+from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.operators import chain_of
+from dataloaders.transforms.primitives.geometry import Crop, Pad
+from tests.helpers.exact import assert_exact, images, seeds_for
 
 LIBRARIES = {"v1": v1, "v2": v2}
 KINDS = ("RGB", "L", "bytes", "floats")
@@ -139,14 +147,255 @@ ONLY_V2: dict[str, Any] = {
 }
 
 
+# Torchvision raises for most of these images, and our error has to be the same.
+_TENSORS = ("bytes", "floats")
+REFUSED: dict[str, dict[str, tuple[str, ...]]] = {
+    "resize lanczos": {"v1": _TENSORS, "v2": _TENSORS},  # v2 takes it from torchvision 0.27 on
+    "resize box": {"v1": _TENSORS, "v2": _TENSORS},
+    "resize hamming": {"v1": _TENSORS, "v2": _TENSORS},
+    "pad colour": {"v1": ("L", *_TENSORS), "v2": ("L",)},
+    "crop padded with a colour": {"v1": ("L", *_TENSORS), "v2": ("L",)},
+    "crop by type": {"v2": ("L",)},
+    "zoom out of a colour": {"v2": ("L",)},
+    "rotate bicubic": {"v1": _TENSORS, "v2": _TENSORS},
+    "rotate fill list": {"v1": ("L",), "v2": ("L",)},
+    "affine fill": {"v1": ("L",), "v2": ("L",)},
+    "erase colour": {"v1": ("RGB", "L"), "v2": ("L",)},
+    **{
+        name: {"v1": ("RGB", "L")}
+        for name in BOTH
+        if name.startswith("erase") and name != "erase colour"
+    },
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_what_is_drawn_and_done_is_torchvisions(library: str, name: str, kind: str) -> None:
-    assert_exact(BOTH[name](LIBRARIES[library]), images(kind))
+    done = assert_exact(BOTH[name](LIBRARIES[library]), images(kind))
+    assert done >= 6 or kind in REFUSED[name][library]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "tv"])
 @pytest.mark.parametrize("name", ONLY_V2)
 def test_what_only_v2_has_is_too(name: str, kind: str) -> None:
-    assert_exact(ONLY_V2[name](), images(kind))
+    done = assert_exact(ONLY_V2[name](), images(kind))
+    assert done >= 6 or kind in REFUSED[name]["v2"]
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "CMYK", "F", "1"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_images_of_other_modes_are_too(library: str, mode: str) -> None:
+    t = LIBRARIES[library]
+    given = [one.convert(mode) for one in images("RGB", ((13, 13), (20, 9), (3, 5)))]
+    chain = t.Compose(
+        [t.RandomCrop(9, padding=4, pad_if_needed=True), t.CenterCrop((20, 5)), t.Pad(2, fill=1)]
+    )
+    assert assert_exact(t.Compose([chain, t.RandomRotation(20, expand=True)]), given) == 9
+
+
+# Lists of heights and widths, for numbers that only large images bring out.
+LARGE = [(375, 500), (2448, 3264), (719, 1281), (1001, 600)]
+ODD = [(1, 40000), (6001, 37), (1, 1), (2, 3)]
+
+
+# What make_params gives, as the numbers of the first action.
+NUMBERS: list[tuple[Any, Any]] = [
+    (v2.RandomResizedCrop(224), lambda p: [p["top"], p["left"], p["height"], p["width"]]),
+    (
+        v2.RandomResizedCrop(224, (0.3, 0.35), (0.9, 1.3)),
+        lambda p: [p["top"], p["left"], p["height"], p["width"]],
+    ),
+    (v2.RandomCrop(9, padding=8), lambda p: [p["top"] - 8, p["left"] - 8, 9, 9]),
+    (
+        v2.RandomAffine(10, (0.13, 0.7), (0.9, 1.1), (-3, 3, 4, 5)),
+        lambda p: [p["angle"], list(p["translate"]), p["scale"], list(p["shear"])],
+    ),
+    (v2.RandomRotation(77.7), lambda p: [p["angle"]]),
+    (v2.RandomErasing(1.0), lambda p: [p["i"], p["j"], p["h"], p["w"]]),
+    (v2.RandomZoomOut(side_range=(1.0, 3.3), p=1.0), lambda p: p["padding"]),
+    (v2.ScaleJitter((1024, 777)), lambda p: list(p["size"])),
+    (v2.RandomShortestSize([480, 512, 700], max_size=1333), lambda p: list(p["size"])),
+    (v2.RandomPerspective(0.37, p=1.0), lambda p: p["coefficients"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("transform", "numbers"), NUMBERS, ids=[type(transform).__name__ for transform, _ in NUMBERS]
+)
+def test_numbers_on_large_images_are_those_of_make_params(transform: Any, numbers: Any) -> None:
+    """No pixels: thousands of draws, each number compared, and the stream after them."""
+    odd = isinstance(transform, (v2.RandomResizedCrop, v2.RandomAffine, v2.RandomErasing))
+    shapes = (LARGE + ODD * odd) * 100
+    rows = seeds_for(len(shapes), 7)
+    (operator,) = chain_of(transform).operators
+    draws = Draws(rows)
+    action = operator.draw(draws, Sizes(*zip(*shapes, strict=True), tensors=True))[0]
+    after = draws.rand()
+    for sample, shape in enumerate(shapes):
+        seed_generators(tuple(rows[sample].tolist()))
+        if hasattr(transform, "p"):
+            torch.rand(1)  # which `make_params` leaves to its caller
+        expected = numbers(transform.make_params([torch.zeros(1).expand(3, *shape)]))
+        assert torch.rand(1).item() == after[sample]
+        if not action.takes(sample):
+            assert expected == [0, 0, *shape]  # nothing is erased
+            continue
+        found = [action.numbers[name][sample].tolist() for name in action.primitive.numbers]
+        if isinstance(transform, v2.RandomPerspective):
+            right, lower = shape[1] - 1, shape[0] - 1
+            ends = [[0, 0], [right, 0], [right, lower], [0, lower]]
+            found = _get_perspective_coeffs(ends, found[0])
+        assert found == expected
+
+
+def drawn_numbers(transform: Any, count: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The numbers of the first action on so many images of one shape."""
+    (operator,) = chain_of(transform).operators
+    action = operator.draw(Draws(seeds_for(count)), Sizes([shape[0]] * count, [shape[1]] * count))[
+        0
+    ]
+    return dict(action.numbers)
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Kolmogorov and Smirnov's: the largest difference of the two distributions."""
+    everywhere = np.sort(np.concatenate([one, other]))
+    shares = [
+        np.searchsorted(np.sort(values), everywhere, "right") / len(values)
+        for values in (one, other)
+    ]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def test_windows_are_distributed_as_those_of_get_params() -> None:
+    """Other seeds on either side; equal distributions exceed the limit once in a thousand."""
+    count, shape = 4000, (300, 400)
+    for transform in (v1.RandomResizedCrop(9), v1.RandomResizedCrop(9, (0.5, 0.9), (0.7, 2))):
+        ours = drawn_numbers(transform, count, shape)
+        torch.manual_seed(1)
+        black = torch.zeros(1).expand(3, *shape)
+        theirs = np.array(
+            [transform.get_params(black, transform.scale, transform.ratio) for _ in range(count)]
+        )
+        for column, name in enumerate(("top", "left", "height", "width")):
+            assert distance(ours[name], theirs[:, column]) < 1.95 / np.sqrt(count / 2)
+
+
+def test_angles_and_corners_are_distributed_as_those_of_get_params() -> None:
+    count, shape = 4000, (30, 40)
+    angles = drawn_numbers(v1.RandomRotation((-20, 50)), count, shape)["angle"]
+    corners = drawn_numbers(v1.RandomPerspective(0.9, p=1), count, shape)["corners"]
+    torch.manual_seed(1)
+    limit = 1.95 / np.sqrt(count / 2)
+    theirs = np.array([v1.RandomRotation.get_params([-20.0, 50.0]) for _ in range(count)])
+    assert distance(angles, theirs) < limit
+    ends = np.array([v1.RandomPerspective.get_params(40, 30, 0.9)[1] for _ in range(count)])
+    for corner in range(4):
+        for axis in range(2):
+            assert distance(corners[:, corner, axis], ends[:, corner, axis]) < limit
+
+
+# How it is read
+
+
+def test_a_crop_in_a_border_of_zeros_is_one_window() -> None:
+    """CIFAR's: no image is framed, a window reaches out of it."""
+    for t in LIBRARIES.values():
+        (operator,) = chain_of(t.RandomCrop(32, padding=4)).operators
+        assert operator.primitives == (Crop(t is v2),)
+        window = operator.draw(Draws(seeds_for(200)), Sizes([32] * 200, [32] * 200))[0].numbers
+        assert {window["top"].min(), window["top"].max()} == {-4, 4}
+
+
+def test_a_window_beside_the_image_is_not_left_to_a_crop_of_a_tensor() -> None:
+    for t in LIBRARIES.values():
+        (operator,) = chain_of(t.RandomCrop(3, padding=9)).operators
+        assert [type(primitive) for primitive in operator.primitives] == [Pad, Crop]
+
+
+@pytest.mark.parametrize(
+    ("transform", "why"),
+    [
+        (v1.Resize((4, 4), interpolation="bilinear"), r"InterpolationMode\('bilinear'\)"),
+        (v2.Resize((4, 4), interpolation="cubic"), "none of torchvision's"),
+        (v1.Resize(4, max_size=4), "max_size above size"),
+        (v1.Resize((4, 4), max_size=9), "with one side only"),
+        (v1.CenterCrop((4, 0)), "at least 1 x 1"),
+        (v1.RandomCrop((4.5, 4)), "whole numbers of pixels"),
+        (v1.Pad(1.5), "whole numbers of pixels"),
+        (v1.RandomCrop(4, fill="red"), "a number, or a list or tuple of numbers"),
+        (v1.RandomRotation(4, center=range(2)), "a list or tuple"),
+        (v1.RandomRotation((9, 4)), "is no range to draw from"),
+        (v1.RandomAffine(0, scale=(2.0, 1.0)), "is no range to draw from"),
+        (v1.RandomErasing(ratio=(0.0, 1.0)), "above 0"),
+        (v1.RandomErasing(value=()), "numbers for each channel"),
+        (v1.RandomPerspective(1.5), "from 0 to 1"),
+        (v2.RandomResize(5, 5), "raise max_size"),
+        (v2.RandomShortestSize([]), "nothing to draw from"),
+        (v1.FiveCrop(3), "FiveCrop is not among the transforms that are read"),
+        (v2.ElasticTransform(), "ElasticTransform is not among"),
+    ],
+)
+def test_what_is_not_read_exactly_is_not_read_and_says_why(transform: Any, why: str) -> None:
+    chain = chain_of(transform)
+    assert not chain.operators
+    assert chain.why is not None
+    assert re.search(why, chain.why)
+
+
+def test_a_crop_scaled_downwards_is_not_read() -> None:
+    with pytest.warns(UserWarning, match="should be of kind"):
+        transform = v1.RandomResizedCrop(4, scale=(1.0, 0.1))
+    assert "is no range to draw from; give (low, high) not below 0" in (
+        chain_of(transform).why or ""
+    )
+
+
+def test_other_numbers_than_those_that_are_read_are_not_taken_for_them() -> None:
+    flip, resize = v1.RandomHorizontalFlip(), v1.Resize(4)
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert "set_default_dtype(torch.float64)" in (chain_of(flip).why or "")
+        assert chain_of(resize).why is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert "set_default_device('meta')" in (chain_of(flip).why or "")
+    assert chain_of(flip).why is None
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_conversions_between_images_and_tensors_are_followed(library: str) -> None:
+    t = LIBRARIES[library]
+    turned = t.RandomRotation(50, expand=True)
+    chain = t.Compose([turned, t.PILToTensor(), turned, t.ToPILImage(), turned])
+    assert assert_exact(chain, images("RGB"), repeats=2) == 16
+    floats = t.Compose(
+        [
+            t.PILToTensor(),
+            t.ConvertImageDtype(torch.float32),
+            t.Resize(9),
+            t.Normalize([0.5], [0.3]),
+            t.RandomErasing(0.7, value="random"),
+            t.RandomAffine(20, fill=0.5),
+        ]
+    )
+    assert assert_exact(floats, images("RGB"), repeats=2) == 16
+
+
+@pytest.mark.parametrize("kind", ["L", "RGB"])
+def test_v2_knows_how_many_channels_are_erased(kind: str) -> None:
+    chain = v2.Compose(
+        [
+            v2.RGB(),
+            v2.Identity(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.RandomErasing(0.8, value="random"),
+            v2.ToPureTensor(),
+            v2.Pad(1, fill={torch.Tensor: 0.25, "others": 0.75}),
+        ]
+    )
+    assert assert_exact(chain, images(kind)) == 24

@@ -10,6 +10,7 @@ Drawn for a batch, each of them is one `Action`; samples that do not take it are
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,21 +77,28 @@ class Sizes:
         return len(self.height)
 
     def copy(self) -> Sizes:
-        """The same, in memory of its own."""
-        return Sizes(self.height, self.width, self.channels, self.tensors)
+        """The same, which stays as it is when this one changes."""
+        return copy.copy(self)  # changes put new arrays into the place of the old
 
     def become(self, height: Any, width: Any, where: Where = None) -> None:
         """These sizes, for those samples; numbers or [n]."""
-        self.height = np.where(True if where is None else where, height, self.height)
-        self.width = np.where(True if where is None else where, width, self.width)
+        self.height = _changed(self.height, height, where)
+        self.width = _changed(self.width, width, where)
 
     def become_channels(self, channels: Any, where: Where = None) -> None:
         """So many channels, for those samples; a number or [n]."""
-        self.channels = np.where(True if where is None else where, channels, self.channels)
+        self.channels = _changed(self.channels, channels, where)
 
     def become_tensors(self, tensors: bool, where: Where = None) -> None:
         """Tensors, or PIL images, for those samples."""
-        self.tensors = np.where(True if where is None else where, tensors, self.tensors)
+        self.tensors = _changed(self.tensors, tensors, where)
+
+
+def _changed(array: npt.NDArray[Any], value: Any, where: Where) -> npt.NDArray[Any]:
+    """A new array with ``value``, a number or [n], for those samples."""
+    if where is not None:
+        return np.where(where, value, array)
+    return np.full(len(array), value, array.dtype)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ torch itself, at the place where the stream is.
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import threading
@@ -57,10 +58,11 @@ class Draws:
         self._words = np.asarray(words, np.uint64).reshape(-1, 4)
         self._rows = np.arange(len(self._words))
         # Of each stream a window is at hand; `_column` is where in its window the stream is, and
-        # no column is beyond `_furthest`.
+        # no column is beyond `_furthest`. While all are in one place, that is `_together`.
         self._window = np.empty((len(self._words), 0), np.uint32)
         self._begin = np.zeros(len(self._words), np.int64)
-        self._column = np.zeros(len(self._words), np.int64)
+        self._apart = np.zeros(len(self._words), np.int64)
+        self._together: int | None = 0
         self._furthest = 0
         self._pythons: dict[int, random.Random] = {}
         self._kept: dict[int, tuple[tuple[tuple[int, int], ...], int]] = {}
@@ -77,22 +79,34 @@ class Draws:
     def words(self, where: Where = None) -> npt.NDArray[np.uint32]:
         """uint32 [n]: the next 32 bits of each stream, which all else is made of."""
         self._at_hand(1)
-        found = self._window[self._rows, self._column]
-        self._column += 1 if where is None else where
+        found: npt.NDArray[np.uint32]
+        if self._together is None:
+            found = self._window[self._rows, self._apart]
+        else:
+            found = self._window[:, self._together]
+        if where is None and self._together is not None:
+            self._together += 1
+        else:
+            self._column = self._column + (1 if where is None else where)
         self._furthest += 1
         return found
 
     def ahead(self, count: int) -> npt.NDArray[np.uint32]:
         """uint32 [n, count]: the next words of each stream, which stays where it is."""
         self._at_hand(count)
-        columns = self._column[:, None] + np.arange(count)
-        found: npt.NDArray[np.uint32] = self._window[self._rows[:, None], columns]
+        found: npt.NDArray[np.uint32]
+        if self._together is None:
+            columns = self._apart[:, None] + np.arange(count)
+            found = self._window[self._rows[:, None], columns]
+        else:
+            found = self._window[:, self._together : self._together + count]
         return found
 
     def skip(self, count: Any, where: Where = None) -> None:
         """Move the streams on by ``count`` words, a number or [n]."""
-        steps = np.broadcast_to(np.asarray(count, np.int64), len(self))
-        self._column += steps if where is None else np.where(where, steps, 0)
+        if where is not None:
+            count = np.where(where, count, 0)
+        self._column = self._column + count
         self._furthest = int(self._column.max(initial=0))
 
     def rand(self, where: Where = None) -> npt.NDArray[np.float32]:
@@ -148,6 +162,9 @@ class Draws:
         taken = np.zeros(len(self), np.int64)
         for sample in _those(where, len(self)):
             place, count = int(position[sample]), int(counts[sample])
+            if sample in self._generators and count < _AT_ONCE:
+                found[sample] = self._normal_now(sample, shapes[sample])
+                continue
             before, end = self._kept.get(sample, ((), 0))
             steps = (*before, (place - end, count))
             found[sample] = Normal(
@@ -163,6 +180,13 @@ class Draws:
                     self._kept[sample] = (steps, place + int(taken[sample]))
         self.skip(taken, where)
         return found
+
+    def _normal_now(self, sample: int, shape: npt.NDArray[np.int64]) -> Normal:
+        """By the generator that may have kept half a pair for it."""
+        sides = tuple(map(int, shape))
+        with self.generator(sample) as generator:
+            made = torch.empty(sides).normal_(generator=generator)
+        return Normal(0, (), sides, made)
 
     def python(self, sample: int) -> random.Random:
         """What stands for the module ``random`` around this sample; it goes on where it was."""
@@ -180,33 +204,49 @@ class Draws:
         seed, position = int(self._words[sample, 0]), int(self.position[sample])
         generator, before = self._generators.get(sample, (None, 0))
         if generator is None:
+            steps, before = self._kept.pop(sample, ((), 0))
             generator = torch.Generator().manual_seed(seed)
+            _repeat(generator, steps)
         _pass_over(generator, position - before)
         yield generator
         taken = _taken(generator, seed, position)
-        self._column[sample] += taken
-        self._furthest = max(self._furthest, int(self._column[sample]))
+        self.skip(taken, self._rows == sample)
         # Kept, for it may have kept the second of a pair of normal values, as torch's does.
         self._generators[sample] = generator, position + taken
+
+    @property
+    def _column(self) -> npt.NDArray[np.int64]:
+        if self._together is not None:
+            return np.full(len(self), self._together, np.int64)
+        return self._apart
+
+    @_column.setter
+    def _column(self, column: npt.NDArray[np.int64]) -> None:
+        self._apart, self._together = column, None
 
     def _at_hand(self, count: int) -> None:
         """See to it that each window has the next ``count`` words."""
         width = self._window.shape[1]
-        if self._furthest + count <= width or not len(self):
+        if self._furthest + count <= width:
             return
         # The bound was a rough one: samples that did not draw count as if they had.
-        self._furthest = int(self._column.max())
+        column = self._column
+        self._furthest = int(column.max(initial=0))
         if self._furthest + count <= width:
             return
         if width < count:
             self._window = np.empty((len(self), max(_WINDOW, count)), np.uint32)
             late = self._rows
         else:
-            late = np.flatnonzero(self._column + count > width)
-        self._begin[late] += self._column[late]
-        self._column[late] = 0
+            late = np.flatnonzero(column + count > width)
+        self._begin[late] += column[late]
+        column[late] = 0
         self._window[late] = self._following(late, self._window.shape[1])
-        self._furthest = int(self._column.max())
+        self._furthest = int(column.max(initial=0))
+        if len(late) == len(self):
+            self._together = 0
+        else:
+            self._column = column
 
     def _following(self, samples: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.uint32]:
         """uint32 [samples, count]: the words of these streams from `_begin` on."""
@@ -230,7 +270,7 @@ class FreeDraws(Draws):
         return self._generator.integers(0, 2**32, (len(samples), count), np.uint32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Normal:
     """``torch.empty(shape).normal_()`` at one place of one stream.
 
@@ -239,21 +279,20 @@ class Normal:
         steps: how many words are passed over, and how many normal values drawn; in turn. The last
             values are the ones: of those before, torch has kept half a pair.
         shape: of the tensor.
+        made: the values, where they had to be made at once.
     """
 
     seed: int
     steps: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
+    made: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
         """float32 of that shape."""
-        generator = torch.Generator()
-        generator.manual_seed(self.seed)
-        made = torch.empty(0)
-        for words, count in self.steps:
-            _pass_over(generator, words)
-            made = torch.empty(count).normal_(generator=generator)
-        return made.reshape(self.shape)
+        if self.made is not None:
+            return self.made
+        generator = torch.Generator().manual_seed(self.seed)
+        return _repeat(generator, self.steps).reshape(self.shape)
 
 
 def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
@@ -264,21 +303,53 @@ def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
 
 def between(words: npt.NDArray[np.uint32], low: Any, high: Any) -> npt.NDArray[np.float32]:
     """float32: what ``uniform_(low, high)`` makes of each word; the bounds: numbers or arrays."""
-    low32, high32 = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    width = high32 - low32
-    if _fused():
-        low64 = low32.astype(np.float64)
-        # Exact: 24 bits times 24 bits.
-        product = unit(words).astype(np.float64) * width
-        total = product + low64
-        if not _exact(low64, width):
-            total = _to_odd(total, product, low64)
-        found = total.astype(np.float32)
-    else:
-        found = np.asarray(unit(words) * width + low32, np.float32)
-    if _turns_back():
-        np.copyto(found, low32, where=found == high32)
-    return found
+    if isinstance(low, float) and isinstance(high, float):
+        return _bounds(low, high).made_of(words)
+    return _Bounds(low, high).made_of(words)
+
+
+class _Bounds:
+    """What is the same for all words between these bounds."""
+
+    def __init__(self, low: Any, high: Any) -> None:
+        self._low, self._high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        self._width = self._high - self._low
+        self._low64 = np.asarray(self._low, np.float64)
+        self._step = np.asarray(self._width, np.float64) * 2.0**-24
+        self._fused = _fused()
+        self._exact = self._fused and _exact(self._low64, self._width)
+        self.turns_back = _turns_back()
+
+    def made_of(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+        """float32: a number for each word."""
+        if self._fused:
+            # Exact: 24 bits times 24 bits.
+            total = (words & np.uint32(0xFFFFFF)) * self._step
+            if self._exact:
+                total += self._low64
+            else:
+                total = _to_odd(total + self._low64, total, self._low64)
+            found: npt.NDArray[np.float32] = total.astype(np.float32)
+        else:
+            found = np.asarray(unit(words) * self._width + self._low, np.float32)
+        if self.turns_back:
+            np.copyto(found, self._low, where=found == self._high)
+        return found
+
+    def reaches_its_end(self) -> bool:
+        """Whether rounding gives the upper bound for the largest number below 1."""
+        bounds = copy.copy(self)
+        bounds.turns_back = False
+        largest = bounds.made_of(np.array([0xFFFFFF], np.uint32))
+        return bool(largest[0] == self._high)
+
+
+@functools.lru_cache(maxsize=256)
+def _bounds(low: float, high: float) -> _Bounds:
+    bounds = _Bounds(low, high)
+    # Rounding keeps the order: if the largest does not get there, none does.
+    bounds.turns_back = bounds.turns_back and bounds.reaches_its_end()
+    return bounds
 
 
 @functools.cache
@@ -351,6 +422,8 @@ _TWISTER = _Twister()
 
 def _streams(seeds: list[int], begins: list[int], count: int) -> npt.NDArray[np.uint32]:
     """uint32 [n, count]: the words of each stream from its beginning on."""
+    if not seeds:
+        return np.empty((0, count), np.uint32)
     bits = _TWISTER.bits
     seed, words = bits._legacy_seeding, bits.random_raw
     found = []
@@ -375,6 +448,15 @@ def _place(generator: torch.Generator, seed: int, position: int) -> None:
 def _pass_over(generator: torch.Generator, words: int) -> None:
     if words:
         torch.empty(words).uniform_(generator=generator)  # one word a value
+
+
+def _repeat(generator: torch.Generator, steps: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The last of some normal values; the others are drawn for what torch keeps of them."""
+    made = torch.empty(0)
+    for words, count in steps:
+        _pass_over(generator, words)
+        made = torch.empty(count).normal_(generator=generator)
+    return made
 
 
 def _taken(generator: torch.Generator, seed: int, position: int) -> int:

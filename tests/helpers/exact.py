@@ -77,7 +77,7 @@ def told(transform: Any, given: Any, row: np.ndarray) -> tuple[Any, float, float
     return made, torch.rand(1).item(), random.random()
 
 
-def assert_exact(transform: Any, given: Sequence[Any], *, repeats: int = 4, seed: int = 0) -> int:
+def assert_exact(transform: Any, given: Sequence[Any], *, repeats: int = 3, seed: int = 0) -> int:
     """That ``transform`` is drawn and done exactly, on each image ``repeats`` times.
 
     Also that what is drawn after it is the same, that the sizes it ends with are those of the

@@ -153,8 +153,8 @@ def _by_longer(sizes: Sizes, longest: int) -> tuple[_Ints, _Ints]:
 def resized(primitive: Any, sizes: Sizes, height: Any, width: Any, where: Where) -> Action:
     """The images made ``height`` x ``width``, numbers or [n], which ``sizes`` takes on."""
     numbers = {
-        "height": np.array(np.broadcast_to(height, len(sizes)), np.int64),
-        "width": np.array(np.broadcast_to(width, len(sizes)), np.int64),
+        "height": np.full(len(sizes), height, np.int64),
+        "width": np.full(len(sizes), width, np.int64),
     }
     sizes.become(height, width, where)
     return Action(primitive, numbers, where)
