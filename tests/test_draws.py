@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,24 @@ def test_streams_go_on_however_far_apart_they_are(moves: list[tuple[int, int]]) 
     expected = np.stack([ahead[row][at[row] : at[row] + 100] for row in range(8)])
     assert np.array_equal((found & 0xFFFFFF).astype(np.float32) / 2**24, expected)
     assert np.array_equal(draws.rand(), expected[:, 0])
+
+
+def test_words_that_were_given_stay_when_the_streams_go_on() -> None:
+    draws = Draws(seeds(4))
+    first, ahead = draws.words(), draws.ahead(20)
+    before = first.copy(), ahead.copy()
+    for _ in range(200):
+        draws.rand()
+    assert np.array_equal(first, before[0])
+    assert np.array_equal(ahead, before[1])
+
+
+def test_several_threads_draw_at_once() -> None:
+    rows = seeds(200)
+    expected = Draws(rows).ahead(64)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: Draws(rows).ahead(64), range(40)))
+    assert all(np.array_equal(words, expected) for words in found)
 
 
 def test_python_is_the_module_random() -> None:

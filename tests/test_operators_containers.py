@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 from dataloaders.transforms.actions import SampleError, applied
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
-from tests.helpers.exact import assert_exact, images, same, seeds_for, told
+from helpers.drawn import seeds_of
+from helpers.exact import assert_exact, images, same, told
 
 LIBRARIES = {"v1": v1, "v2": v2}
 SHAPES = ((13, 13), (20, 9), (9, 31))
@@ -93,6 +94,9 @@ def members(library: Any, containers: bool) -> st.SearchStrategy[Any]:
             lambda: t.Resize(9),
             lambda: t.CenterCrop((11, 8)),
             lambda: t.Pad((1, 0)),
+            lambda: t.ColorJitter(0.2, 0.2, 0.2, 0.1),
+            lambda: t.RandomGrayscale(0.5),
+            lambda: t.TrivialAugmentWide(),
         ]
     ).map(lambda make: make())
     if not containers:
@@ -180,17 +184,17 @@ def test_an_error_is_that_of_the_first_sample_that_fails(library: str) -> None:
     t = LIBRARIES[library]
     chain = chain_of(t.Compose([t.RandomCrop(10), t.RandomChoice([t.RandomCrop((5, 20))])]))
     with pytest.raises(SampleError, match=r"crop size \(5, 20\)") as caught:
-        chain.draw(seeds_for(4), [10, 10, 9, 10], [30, 15, 30, 15])
+        chain.draw(seeds_of(4), [10, 10, 9, 10], [30, 15, 30, 15])
     assert caught.value.sample == 0
     with pytest.raises(SampleError, match=r"crop size \(10, 10\)") as caught:
-        chain.draw(seeds_for(2), [9, 12], [30, 30])
+        chain.draw(seeds_of(2), [9, 12], [30, 30])
     assert caught.value.sample == 0
     assert type(caught.value.error) is ValueError
 
 
 def test_samples_that_do_not_take_a_crop_cannot_fail_in_it() -> None:
     chain = chain_of(v2.RandomApply([v2.RandomCrop(50)], p=0.5))
-    rows = seeds_for(40)
+    rows = seeds_of(40)
     with pytest.raises(SampleError) as caught:
         chain.draw(rows, [20] * 40, [20] * 40)
     draws = torch.Generator()

@@ -19,8 +19,10 @@ from dataloaders.seeding import seed_generators
 from dataloaders.transforms.actions import Sizes
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
+from dataloaders.transforms.operators.options import affine32, times32
 from dataloaders.transforms.primitives.geometry import Crop, Pad
-from tests.helpers.exact import assert_exact, images, seeds_for
+from helpers.drawn import seeds_of
+from helpers.exact import assert_exact, images
 
 LIBRARIES = {"v1": v1, "v2": v2}
 KINDS = ("RGB", "L", "bytes", "floats")
@@ -58,6 +60,7 @@ BOTH: dict[str, Any] = {
     "crop padded by two": lambda t: t.RandomCrop((8, 6), padding=(1, 4)),
     "crop padded by four": lambda t: t.RandomCrop((8, 6), padding=[5, 1, 3, 2]),
     "crop padded by nothing": lambda t: t.RandomCrop(5, padding=0),
+    "crop of the padded image": lambda t: t.RandomCrop(17, padding=2),
     "crop padded grey": lambda t: t.RandomCrop(8, padding=4, fill=128),
     "crop padded with a colour": lambda t: t.RandomCrop(8, padding=4, fill=(1, 2, 3)),
     "crop padded edge": lambda t: t.RandomCrop(8, padding=4, padding_mode="edge"),
@@ -228,7 +231,7 @@ def test_numbers_on_large_images_are_those_of_make_params(transform: Any, number
     """No pixels: thousands of draws, each number compared, and the stream after them."""
     odd = isinstance(transform, (v2.RandomResizedCrop, v2.RandomAffine, v2.RandomErasing))
     shapes = (LARGE + ODD * odd) * 100
-    rows = seeds_for(len(shapes), 7)
+    rows = seeds_of(len(shapes), 7)
     (operator,) = chain_of(transform).operators
     draws = Draws(rows)
     action = operator.draw(draws, Sizes(*zip(*shapes, strict=True), tensors=True))[0]
@@ -250,12 +253,20 @@ def test_numbers_on_large_images_are_those_of_make_params(transform: Any, number
         assert found == expected
 
 
+def test_numbers_of_tensors_and_of_python_meet_in_float32() -> None:
+    """Of as many as it takes to see the last bit."""
+    values = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    expected = (3264 * (1.0 + values * 2.3)).to(torch.int64).numpy()
+    found = times32(np.full(len(values), 3264), affine32(values.numpy(), 2.3, 1.0))
+    assert np.array_equal(found, expected)
+    in_float64 = (3264 * (1.0 + values.numpy().astype(float) * 2.3)).astype(int)
+    assert not np.array_equal(in_float64, expected)
+
+
 def drawn_numbers(transform: Any, count: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     """The numbers of the first action on so many images of one shape."""
     (operator,) = chain_of(transform).operators
-    action = operator.draw(Draws(seeds_for(count)), Sizes([shape[0]] * count, [shape[1]] * count))[
-        0
-    ]
+    action = operator.draw(Draws(seeds_of(count)), Sizes([shape[0]] * count, [shape[1]] * count))[0]
     return dict(action.numbers)
 
 
@@ -305,7 +316,7 @@ def test_a_crop_in_a_border_of_zeros_is_one_window() -> None:
     for t in LIBRARIES.values():
         (operator,) = chain_of(t.RandomCrop(32, padding=4)).operators
         assert operator.primitives == (Crop(t is v2),)
-        window = operator.draw(Draws(seeds_for(200)), Sizes([32] * 200, [32] * 200))[0].numbers
+        window = operator.draw(Draws(seeds_of(200)), Sizes([32] * 200, [32] * 200))[0].numbers
         assert {window["top"].min(), window["top"].max()} == {-4, 4}
 
 

@@ -77,7 +77,7 @@ class Draws:
         return self._begin + self._column
 
     def words(self, where: Where = None) -> npt.NDArray[np.uint32]:
-        """uint32 [n]: the next 32 bits of each stream, which all else is made of."""
+        """uint32 [n], perhaps read-only: the next 32 bits of each stream, of which all is made."""
         self._at_hand(1)
         found: npt.NDArray[np.uint32]
         if self._together is None:
@@ -92,7 +92,7 @@ class Draws:
         return found
 
     def ahead(self, count: int) -> npt.NDArray[np.uint32]:
-        """uint32 [n, count]: the next words of each stream, which stays where it is."""
+        """uint32 [n, count], perhaps read-only: the next words of each stream, which stays."""
         self._at_hand(count)
         found: npt.NDArray[np.uint32]
         if self._together is None:
@@ -235,13 +235,17 @@ class Draws:
         if self._furthest + count <= width:
             return
         if width < count:
-            self._window = np.empty((len(self), max(_WINDOW, count)), np.uint32)
+            window = np.empty((len(self), max(_WINDOW, count)), np.uint32)
             late = self._rows
         else:
+            # A new one: `words` and `ahead` have given away parts of the old.
+            window = self._window.copy()
             late = np.flatnonzero(column + count > width)
         self._begin[late] += column[late]
         column[late] = 0
-        self._window[late] = self._following(late, self._window.shape[1])
+        window[late] = self._following(late, window.shape[1])
+        window.flags.writeable = False
+        self._window = window
         self._furthest = int(column.max(initial=0))
         if len(late) == len(self):
             self._together = 0

@@ -11,11 +11,12 @@ import numpy as np
 import PIL.Image
 import torch
 
-from dataloaders.randomness import words
 from dataloaders.seeding import seed_generators
 from dataloaders.transforms.actions import Action, Operator, SampleError, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
+
+from .drawn import seeds_of
 
 SHAPES = ((1, 1), (5, 7), (13, 13), (20, 9), (9, 31), (40, 33), (2, 37), (37, 1))
 """Heights and widths of the images that are tried."""
@@ -39,11 +40,6 @@ def images(kind: str, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Any]:
             return [tensor / 255 for tensor in tensors]
         return tensors if kind == "bytes" else [tv_tensors.Image(tensor) for tensor in tensors]
     return [image(*shape, kind, seed=number) for number, shape in enumerate(shapes)]
-
-
-def seeds_for(count: int, seed: int = 0) -> np.ndarray:
-    """What seeds the generators around each of so many samples; uint32 [n, 4]."""
-    return words(seed, 0, np.arange(count), 0, 0)
 
 
 def size_of(value: Any) -> tuple[int, int, int, bool]:
@@ -89,7 +85,7 @@ def assert_exact(transform: Any, given: Sequence[Any], *, repeats: int = 3, seed
     chain = chain_of(transform)
     assert chain.why is None, chain.why
     batch = [one for one in given for _ in range(repeats)]
-    rows = seeds_for(len(batch), seed)
+    rows = seeds_of(len(batch), seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = [told(transform, one, row) for one, row in zip(batch, rows, strict=True)]

@@ -12,21 +12,15 @@ from .table import NotRead, reads
 
 
 class _Made(Fixed):
-    """A member's own call, which makes tensors, PIL images or so many channels of it."""
+    """A member's own call, which makes tensors or PIL images."""
 
-    def __init__(
-        self, primitive: Converted, *, tensors: bool | None = None, channels: int | None = None
-    ) -> None:
+    def __init__(self, primitive: Converted, *, tensors: bool) -> None:
         super().__init__(primitive)
         self._tensors = tensors
-        self._channels = channels
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
         """See `Operator`."""
-        if self._tensors is not None:
-            sizes.become_tensors(self._tensors, where)
-        if self._channels is not None:
-            sizes.become_channels(self._channels, where)
+        sizes.become_tensors(self._tensors, where)
         return super().draw(draws, sizes, where)
 
 
@@ -39,7 +33,7 @@ class _Made(Fixed):
     "ToPureTensor",
 )
 def _converted(transform: Any, v2: bool) -> Operator:
-    return _Made(_own(transform))
+    return Fixed(_own(transform))
 
 
 @reads("PILToTensor", "ToImage", "ToTensor")
@@ -50,11 +44,6 @@ def _to_tensor(transform: Any, v2: bool) -> Operator:
 @reads("ToPILImage")
 def _to_pil(transform: Any, v2: bool) -> Operator:
     return _Made(_own(transform), tensors=False)
-
-
-@reads("RGB")
-def _to_rgb(transform: Any, v2: bool) -> Operator:
-    return _Made(_own(transform), channels=3)
 
 
 @reads("Lambda")

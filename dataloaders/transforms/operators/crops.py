@@ -54,8 +54,8 @@ class RandomResizedCrop(Operator):
         left = tried.below(1, width - w + 1)
         tried.take(draws, where)
         for sample in np.flatnonzero(~found if where is None else where & ~found).tolist():
-            whole_one = _central(int(height[sample]), int(width[sample]), self._rectangles.ratio)
-            top[sample], left[sample], h[sample], w[sample] = whole_one
+            central = _central(int(height[sample]), int(width[sample]), self._rectangles.ratio)
+            top[sample], left[sample], h[sample], w[sample] = central
         return {"top": top, "left": left, "height": h, "width": w}
 
 
