@@ -34,6 +34,8 @@ __all__ = [
     "taking",
 ]
 
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
 Numbers: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 
@@ -197,9 +199,10 @@ def refused(actions: Sequence[Action], sample: int, before: Sizes) -> None:
     import torch
 
     height, width = int(before.height[sample]), int(before.width[sample])
-    value: Any = PIL.Image.new("L", (width, height))
+    channels = int(before.channels[sample])
+    value: Any = PIL.Image.new(_MODES.get(channels, "RGB"), (width, height))
     if before.tensors[sample]:
-        value = torch.zeros(int(before.channels[sample]), height, width, dtype=torch.uint8)
+        value = torch.zeros(channels, height, width, dtype=torch.uint8)
     try:
         applied(actions, sample, value)
     except Exception as error:

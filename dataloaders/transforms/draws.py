@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Draws", "FreeDraws", "Normal", "Where"]
+__all__ = ["Draws", "FreeDraws", "Normal", "Uniform", "Where"]
 
 Where: TypeAlias = "npt.NDArray[np.bool_] | None"
 """For each sample whether it draws, or takes part; None: all do."""
@@ -188,6 +188,20 @@ class Draws:
             made = torch.empty(sides).normal_(generator=generator)
         return Normal(0, (), sides, made)
 
+    def field(self, shapes: npt.NDArray[np.int64], where: Where = None) -> npt.NDArray[np.object_]:
+        """`Uniform` [n]: ``torch.rand(shape)``, to be made later; None without a draw.
+
+        Args:
+            shapes: int64 [n, dimensions].
+        """
+        found = np.full(len(self), None, object)
+        position = self.position
+        for sample in _those(where, len(self)):
+            shape = tuple(map(int, shapes[sample]))
+            found[sample] = Uniform(int(self._words[sample, 0]), int(position[sample]), shape)
+        self.skip(shapes.prod(axis=1), where)
+        return found
+
     def python(self, sample: int) -> random.Random:
         """What stands for the module ``random`` around this sample; it goes on where it was."""
         if sample not in self._pythons:
@@ -297,6 +311,27 @@ class Normal:
             return self.made
         generator = torch.Generator().manual_seed(self.seed)
         return _repeat(generator, self.steps).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """``torch.rand(shape)`` at one place of one stream.
+
+    Attributes:
+        seed: what the generator is seeded with.
+        position: how many words it has given before.
+        shape: of the tensor.
+    """
+
+    seed: int
+    position: int
+    shape: tuple[int, ...]
+
+    def values(self) -> torch.Tensor:
+        """float32 of that shape."""
+        generator = torch.Generator()
+        _place(generator, self.seed, self.position)
+        return torch.empty(self.shape).uniform_(generator=generator)
 
 
 def unit(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:

@@ -1,27 +1,18 @@
-"""Whether operators draw and do what torchvision draws and does, to the bit.
-
-words of some samples ──seed_generators──> transform(image)    expected, and the next draw
-                      ──Draws──> actions ──applied──> got      got, and the next draw
-"""
+"""What chains are drawn for: images as mixed as a photo, their sizes, and seeds of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torchvision import tv_tensors
-from torchvision.transforms.functional import get_dimensions
 from torchvision.transforms.v2 import functional
 
-from dataloaders.random_states import random_states_kept
 from dataloaders.randomness import words
-from dataloaders.seeding import seed_generators
-from dataloaders.transforms.actions import Action, Sizes, applied, drawn
-from dataloaders.transforms.draws import Draws
-from dataloaders.transforms.operators import chain_of
+from dataloaders.transforms.actions import Sizes
 
 FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv")
 """In which an image may come to a transform."""
@@ -60,27 +51,6 @@ def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.
     return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "RGB").convert(mode)
 
 
-def outcome(action: Callable[[], Any]) -> Any:
-    """What ``action`` gives, or what it raises: comparable by `same`."""
-    try:
-        return action()
-    except Exception as error:
-        return (type(error), str(error))
-
-
-def same(got: Any, expected: Any) -> bool:
-    """Whether two outcomes are one: PIL images and tensors to the bit, errors by their text."""
-    if type(got) is not type(expected):
-        return False
-    if isinstance(expected, torch.Tensor):
-        equal = got.dtype == expected.dtype and torch.equal(got, expected)
-        return equal and got.stride() == expected.stride()
-    if isinstance(expected, Image.Image):
-        facts = [(image.mode, image.size, image.tobytes()) for image in (got, expected)]
-        return facts[0] == facts[1]
-    return bool(got == expected)
-
-
 def seeds_of(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
     """uint32 [samples, 4]: what seeds the samples 0, 1, ... of an epoch."""
     return words(seed, 0, np.arange(samples))
@@ -88,37 +58,6 @@ def seeds_of(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def sizes_of(images: Sequence[Any]) -> Sizes:
     """The sizes of ``images``."""
-    channels, heights, widths = np.array([get_dimensions(image) for image in images]).T
-    return Sizes(heights, widths, channels)
-
-
-def check_exact(transform: Any, images: Sequence[Any], samples: int, seed: int = 0) -> list[Any]:
-    """Assert that ``transform``, read, does what it does itself, and leaves the streams as it does.
-
-    For ``samples`` samples in one batch, which take turns among ``images``. Gives the outcomes.
-    """
-    chain = chain_of(transform)
-    assert chain.why is None, chain.why
-    seeds = seeds_of(samples, seed)
-    own = [images[sample % len(images)] for sample in range(samples)]
-    draws, sizes = Draws(seeds), sizes_of(own)
-    actions: list[Action] = drawn(chain.operators, draws, sizes)
-    primitives = [each for operator in chain.operators for each in operator.primitives]
-    assert [action.primitive for action in actions] == primitives
-    following = draws.words()
-    outcomes = []
-    with random_states_kept():
-        for sample, image in enumerate(own):
-            seed_generators(tuple(seeds[sample].tolist()))
-            expected = outcome(lambda image=image: transform(image))
-            got = outcome(lambda image=image, sample=sample: applied(actions, sample, image))
-            if not same(got, expected):
-                raise AssertionError(f"sample {sample}: not the pixels of {transform}")
-            outcomes.append(expected)
-            if isinstance(expected, tuple):  # it raised, maybe before it had drawn all
-                continue
-            next_word = torch.randint(2**24, (1,)).item()
-            assert int(following[sample]) % 2**24 == next_word, f"sample {sample}: next draws"
-            after = [sizes.height[sample], sizes.width[sample]]
-            assert after == get_dimensions(expected)[1:]
-    return outcomes
+    channels, heights, widths = np.array([functional.get_dimensions(image) for image in images]).T
+    tensors = [isinstance(image, torch.Tensor) for image in images]
+    return Sizes(heights, widths, channels, tensors)

@@ -9,6 +9,7 @@
     erasing.py     RandomErasing
     colour.py      jitter, grey, blur, tables of levels
     auto.py        AutoAugment, RandAugment, TrivialAugmentWide, AugMix
+    elastic.py     ElasticTransform
     containers.py  RandomApply, RandomChoice, RandomOrder
     convert.py     ToTensor, Normalize and what else draws nothing and changes no size
 

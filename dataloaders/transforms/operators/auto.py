@@ -18,8 +18,11 @@ import torch
 
 from dataloaders.transforms.actions import Action, Operator, Primitive, Sizes, taking
 from dataloaders.transforms.draws import Draws, Where
-from dataloaders.transforms.primitives.auto import AugMixed, Fill, numbers_of, step_of
+from dataloaders.transforms.primitives.auto import AugMixed, numbers_of, step_of
+from dataloaders.transforms.primitives.colour import Posterize
 
+from .colour import refuse
+from .options import fill_of, whole
 from .table import NotRead, mode_of, reads
 
 _Levels: TypeAlias = "npt.NDArray[np.float64] | None"
@@ -102,14 +105,20 @@ class _Slots:
         slot: int,
         chosen: npt.NDArray[np.int64],
         levels: npt.NDArray[np.float64],
+        sizes: Sizes,
         where: Where,
     ) -> list[Action]:
         """Those of one slot, where each sample has chosen a name and a level."""
         places = self._slots[slot]
-        return [
+        actions = [
             Action(step, numbers_of(self._names[place], levels), taking(where, chosen == place))
             for place, step in zip(places, self._taken(places), strict=True)
         ]
+        for action in actions:
+            if isinstance(action.primitive, Posterize):
+                bits = action.numbers["bits"]
+                refuse(action, (bits < 1) | (bits > 8), sizes)
+        return actions
 
     def _taken(self, slot: Sequence[int]) -> list[Primitive]:
         return [step for place in slot if (step := self._steps[place]) is not None]
@@ -124,21 +133,20 @@ class AutoAugment(Operator):
         self._v2 = v2
         space = self._space = _space_of(transform, 10, v2)
         policies = transform._policies if v2 else transform.policies
-        try:
-            self._chosen = np.array(
-                [[space.names.index(name) for name, _, _ in policy] for policy in policies]
-            )
-        except ValueError as error:
-            raise NotRead(f"its policies name a step that it has no levels for: {error}") from None
+        for name in {name for policy in policies for name, _, _ in policy} - set(space.names):
+            raise NotRead(f"its policies have a step {name!r}, which torchvision does not know")
+        if any(len(policy) != 2 for policy in policies):
+            raise NotRead("its policies must be of two steps each, as torchvision's are")
+        self._chosen = np.array(
+            [[space.names.index(name) for name, _, _ in policy] for policy in policies]
+        )
         # torch compares these with its float32 numbers as float32.
         self._shares = np.array([[share for _, share, _ in each] for each in policies], np.float32)
         bins = [[bin for _, _, bin in policy] for policy in policies]
-        if self._chosen.shape != (len(policies), 2):
-            raise NotRead("its policies must be of two steps each, as torchvision's are")
         self._bins = np.array([[bin or 0 for bin in policy] for policy in bins])
-        ungraded = np.array([[bin is None for bin in policy] for policy in bins])
-        if (ungraded & space.graded[self._chosen]).any():
-            raise NotRead("its policies must give a level to each step that has levels")
+        known = np.array([[bin in range(space.bins) for bin in policy] for policy in bins])
+        if (space.graded[self._chosen] & ~known).any():
+            raise NotRead(f"its policies must give each step a level from 0 to {space.bins - 1}")
         slots = [np.unique(self._chosen[:, slot]).tolist() for slot in range(2)]
         self._slots = _Slots(slots, space.names, _steps_of(transform, space.names, v2))
         self.primitives = self._slots.primitives
@@ -162,7 +170,7 @@ class AutoAugment(Operator):
                 negative = signs[slot] == 0
             levels = self._space.levels(chosen, bins, sizes, taken)
             levels = np.where(signed & negative, -levels, levels)
-            actions += self._slots.actions(slot, chosen, levels, taken)
+            actions += self._slots.actions(slot, chosen, levels, sizes, taken)
         return actions
 
 
@@ -181,11 +189,10 @@ class RandomSteps(Operator):
         self._steps = steps
         self._bin = bin
         self._space = _space_of(transform, transform.num_magnitude_bins, v2)
-        allowed = range(-self._space.bins, self._space.bins)
-        if bin is not None and bin not in allowed:
+        if bin is not None and bin not in range(-self._space.bins, self._space.bins):
             raise NotRead(
-                f"magnitude={bin} must be below num_magnitude_bins={self._space.bins}; "
-                "torchvision would raise IndexError"
+                f"magnitude={bin!r} with num_magnitude_bins={self._space.bins}: torchvision takes "
+                "whole numbers below that; lower it"
             )
         names = self._space.names
         slots = [range(len(names))] * steps
@@ -199,7 +206,7 @@ class RandomSteps(Operator):
             chosen, levels = _step(
                 self._space, self._bin, self._space.bins, self._v2, draws, sizes, where
             )
-            actions += self._slots.actions(slot, chosen, levels, where)
+            actions += self._slots.actions(slot, chosen, levels, sizes, where)
         return actions
 
 
@@ -210,9 +217,9 @@ class AugMix(Operator):
 
     def __init__(self, transform: Any, v2: bool) -> None:
         self._v2 = v2
-        self._severity = int(transform.severity)
-        self._width = int(transform.mixture_width)
-        self._depth = int(transform.chain_depth)
+        self._severity = whole(transform.severity, "severity")
+        self._width = whole(transform.mixture_width, "mixture_width")
+        self._depth = whole(transform.chain_depth, "chain_depth")
         self._space = _space_of(transform, transform._PARAMETER_MAX, v2)
         alpha = transform.alpha
         self._of_two = torch.tensor([alpha, alpha]).expand(1, -1)
@@ -221,8 +228,8 @@ class AugMix(Operator):
             self._weights(torch.Generator())
         except (RuntimeError, IndexError) as error:
             raise NotRead(
-                f"torch cannot draw weights with alpha={alpha!r} and mixture_width={self._width}; "
-                f"give alpha as a positive float and a width of 1 or more ({error})"
+                f"torch cannot draw weights with alpha={alpha!r} and mixture_width={self._width}: "
+                f"{error}; give alpha as a positive float"
             ) from None
         names = self._space.names
         self.primitives = (AugMixed(names, _steps_of(transform, names, v2), v2),)
@@ -308,9 +315,12 @@ def _space_of(transform: Any, bins: int, v2: bool) -> _Space:
             }
 
     try:
-        return _Space(of_size)
+        found = _Space(of_size)
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        raise NotRead(f"torchvision cannot make {bins!r} levels of each step ({error})") from None
+        raise NotRead(f"torchvision cannot make {bins!r} levels of each step: {error}") from None
+    if found.bins < 1:
+        raise NotRead(f"num_magnitude_bins={bins} leaves no level to draw; give 1 or more")
+    return found
 
 
 def _floats(levels: torch.Tensor | None) -> _Levels:
@@ -326,40 +336,11 @@ def _stacked(table: _Table) -> npt.NDArray[np.float64]:
 
 def _steps_of(transform: Any, names: Sequence[str], v2: bool) -> tuple[Primitive | None, ...]:
     """What does each of ``names`` with the user's interpolation and fill."""
-    from torchvision.transforms import InterpolationMode
-
-    interpolation = transform.interpolation
-    if not v2 and not isinstance(interpolation, (int, InterpolationMode)):
-        raise NotRead(
-            f"interpolation={interpolation!r} is none for v1; give it as an InterpolationMode"
-        )
-    mode, fill = mode_of(interpolation), _fill_of(transform, v2)
+    mode, fill = mode_of(transform.interpolation, v2), fill_of(transform, v2)
     try:
         return tuple(step_of(name, mode, fill, v2) for name in names)
     except KeyError as error:
         raise NotRead(f"its step {error} is none that torchvision's policies had so far") from None
-
-
-def _fill_of(transform: Any, v2: bool) -> Fill:
-    """The user's ``fill``; of v2's by types, what all images get."""
-    fill = transform.fill
-    if v2 and isinstance(fill, dict):
-        import PIL.Image
-        from torchvision import tv_tensors
-
-        others = fill.get("others")
-        for kind in (PIL.Image.Image, torch.Tensor, tv_tensors.Image):
-            if fill.get(kind, others) != others:
-                raise NotRead(
-                    f"fill={fill!r} has a value for {kind.__name__} that other images do not get; "
-                    "give one value for all images"
-                )
-        fill = others
-    if fill is None or isinstance(fill, (int, float)):
-        return fill
-    if isinstance(fill, (list, tuple)) and all(isinstance(each, (int, float)) for each in fill):
-        return tuple(fill)
-    raise NotRead(f"fill={fill!r} is no number and no sequence of numbers; give it as one")
 
 
 @reads("AutoAugment")
@@ -369,7 +350,7 @@ def _auto_augment(transform: Any, v2: bool) -> Operator:
 
 @reads("RandAugment")
 def _rand_augment(transform: Any, v2: bool) -> Operator:
-    return RandomSteps(transform, v2, transform.num_ops, transform.magnitude)
+    return RandomSteps(transform, v2, whole(transform.num_ops, "num_ops"), transform.magnitude)
 
 
 @reads("TrivialAugmentWide")

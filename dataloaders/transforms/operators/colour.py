@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.transforms.actions import Action, Fixed, Operator, Primitive, Sizes, taking
+from dataloaders.transforms.actions import (
+    Action,
+    Fixed,
+    Operator,
+    Primitive,
+    Sizes,
+    refused,
+    taking,
+)
 from dataloaders.transforms.draws import Draws, Where
 from dataloaders.transforms.primitives.colour import (
     Autocontrast,
@@ -27,9 +35,8 @@ from dataloaders.transforms.primitives.colour import (
     Solarize,
 )
 
+from .options import range_of, whole
 from .table import NotRead, reads
-
-_Range = tuple[float, float]
 
 
 class ColorJitter(Operator):
@@ -45,7 +52,8 @@ class ColorJitter(Operator):
         ranges = (transform.brightness, transform.contrast, transform.saturation, transform.hue)
         kinds = (Brightness(v2), Contrast(v2), Saturation(v2), Hue(v2))
         self._used = [member for member, own in enumerate(ranges) if own is not None]
-        self._ranges: list[_Range] = [ranges[member] for member in self._used]
+        names = ("brightness", "contrast", "saturation", "hue")
+        self._ranges = [range_of(ranges[member], names[member]) for member in self._used]
         self.primitives = tuple(kinds[member] for member in self._used) * len(self._used)
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
@@ -74,7 +82,9 @@ class PhotometricDistort(Operator):
     def __init__(self, transform: Any) -> None:
         self._probability = float(transform.p)
         names = ("brightness", "contrast", "saturation", "hue")
-        self._ranges = [_range(transform, name) for name in names]
+        self._ranges = [range_of(getattr(transform, name), name) for name in names]
+        lows, (least, most) = [low for low, _ in self._ranges[:3]], self._ranges[3]
+        self._doubtful = min(lows) < 0 or least < -0.5 or most > 0.5
         self.primitives = (
             Brightness(),
             Contrast(),
@@ -96,10 +106,16 @@ class PhotometricDistort(Operator):
         brightness, contrast, saturation, hue = taken
         masks = (brightness, contrast & early, saturation, hue, contrast & ~early, permuted)
         own: tuple[npt.NDArray[Any], ...] = (*factors, factors[1], permutation)
-        return [
+        actions = [
             Action(primitive, dict.fromkeys(primitive.numbers, array), mask)
             for primitive, array, mask in zip(self.primitives, own, masks, strict=True)
         ]
+        if self._doubtful:
+            for action in actions[:5]:
+                factor = action.numbers["factor"]
+                turned = isinstance(action.primitive, Hue)
+                refuse(action, np.abs(factor) > 0.5 if turned else factor < 0, sizes)
+        return actions
 
 
 class ChannelPermutation(Operator):
@@ -120,13 +136,19 @@ class RandomBlur(Operator):
     random = True
 
     def __init__(self, transform: Any, v2: bool) -> None:
-        self._range = _range(transform, "sigma")
+        self._range = range_of(transform.sigma, "sigma", 0.0, above=True)
+        self._reach = [whole(side, "kernel_size") // 2 for side in transform.kernel_size]
         width, height = transform.kernel_size
         self.primitives = (GaussianBlur(int(width), int(height), v2),)
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
         """See `Operator`."""
-        return [Action(self.primitives[0], {"sigma": draws.uniform(*self._range, where)}, where)]
+        sigma = draws.uniform(*self._range, where)
+        action = Action(self.primitives[0], {"sigma": sigma}, where)
+        # So little cannot be mirrored that far.
+        small = (sizes.width <= self._reach[0]) | (sizes.height <= self._reach[1])
+        refuse(action, small, sizes)
+        return [action]
 
 
 class RandomJpeg(Operator):
@@ -136,8 +158,8 @@ class RandomJpeg(Operator):
     primitives = (Jpeg(),)
 
     def __init__(self, transform: Any) -> None:
-        low, high = transform.quality
-        self._range = (int(low), int(high) + 1)
+        low, high = (whole(bound, "quality") for bound in transform.quality)
+        self._range = (low, high + 1)
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
         """See `Operator`."""
@@ -150,17 +172,25 @@ class Sometimes(Operator):
     Args:
         probability: the share.
         exactly: whether torchvision compares as Python does, in float64; else in float32.
+        doubtful: whether torchvision may refuse these numbers.
         numbers: of the primitive.
     """
 
     random = True
 
     def __init__(
-        self, primitive: Primitive, probability: float, *, exactly: bool, **numbers: Any
+        self,
+        primitive: Primitive,
+        probability: float,
+        *,
+        exactly: bool,
+        doubtful: bool = False,
+        **numbers: Any,
     ) -> None:
         self.primitives = (primitive,)
         self._probability = float(probability)
         self._exactly = exactly
+        self._doubtful = doubtful
         self._numbers = numbers
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
@@ -171,28 +201,45 @@ class Sometimes(Operator):
         else:
             taken = draws.below(self._probability, where)
         numbers = {name: np.full(len(sizes), value) for name, value in self._numbers.items()}
-        return [Action(self.primitives[0], numbers, taken)]
+        action = Action(self.primitives[0], numbers, taken)
+        if self._doubtful:
+            refuse(action, np.ones(len(sizes), np.bool_), sizes)
+        return [action]
 
 
-class Recoloured(Fixed):
-    """A primitive without numbers, for all samples, after which they have ``channels``."""
-
-    def __init__(self, primitive: Primitive, channels: int) -> None:
-        super().__init__(primitive)
-        self._channels = channels
+class _Grayscale(Fixed):
+    def __init__(self, transform: Any, v2: bool) -> None:
+        self._channels = transform.num_output_channels
+        self._v2 = v2
+        if self._channels not in (1, 3):
+            raise NotRead(f"num_output_channels={self._channels!r}: torchvision makes 1 or 3")
+        super().__init__(Grayscale(self._channels, v2))
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
         """See `Operator`."""
-        sizes.become_channels(self._channels, where)
+        channels = np.full(len(sizes), self._channels)
+        if not self._v2:  # which leaves grey tensors as they are
+            channels[sizes.tensors & (sizes.channels == 1)] = 1
+        sizes.become_channels(channels, where)
         return super().draw(draws, sizes, where)
 
 
-def _range(transform: Any, name: str) -> _Range:
-    """The smallest and the greatest of what the option ``name`` allows."""
-    low, high = getattr(transform, name)
-    if not low <= high:
-        raise NotRead(f"{name}={(low, high)} must not fall; give it as (smallest, greatest)")
-    return float(low), float(high)
+class _Rgb(Fixed):
+    def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
+        """See `Operator`."""
+        more = sizes.tensors & (sizes.channels > 3)
+        sizes.become_channels(np.where(more, sizes.channels, 3), where)
+        return super().draw(draws, sizes, where)
+
+
+def refuse(action: Action, doubtful: npt.NDArray[np.bool_], sizes: Sizes) -> None:
+    """Let torchvision refuse the samples whose numbers are ``doubtful``, bool [n].
+
+    Raises:
+        SampleError: it does.
+    """
+    for sample in np.flatnonzero(taking(action.where, doubtful)).tolist():
+        refused([action], sample, sizes)
 
 
 def _number(transform: Any, name: str) -> float:
@@ -233,6 +280,15 @@ def _blur(transform: Any, v2: bool) -> Operator:
     return RandomBlur(transform, v2)
 
 
+@reads("GaussianNoise")
+def _noise(transform: Any, v2: bool) -> Operator:
+    raise NotRead(
+        "GaussianNoise draws as many numbers as the layout of a tensor in memory asks for, which "
+        "is not known before the image is; put it behind what else is random, or add the noise "
+        "to whole batches"
+    )
+
+
 @reads("JPEG")
 def _jpeg(transform: Any, v2: bool) -> Operator:
     return RandomJpeg(transform)
@@ -240,13 +296,12 @@ def _jpeg(transform: Any, v2: bool) -> Operator:
 
 @reads("Grayscale")
 def _grayscale(transform: Any, v2: bool) -> Operator:
-    channels = transform.num_output_channels
-    return Recoloured(Grayscale(channels, v2), channels)
+    return _Grayscale(transform, v2)
 
 
 @reads("RGB")
 def _rgb(transform: Any, v2: bool) -> Operator:
-    return Recoloured(Rgb(), 3)
+    return _Rgb(Rgb())
 
 
 @reads("RandomGrayscale")
@@ -261,7 +316,9 @@ def _invert(transform: Any, v2: bool) -> Operator:
 
 @reads("RandomPosterize")
 def _posterize(transform: Any, v2: bool) -> Operator:
-    return Sometimes(Posterize(v2), transform.p, exactly=not v2, bits=_number(transform, "bits"))
+    bits = _number(transform, "bits")
+    doubtful = not 1 <= bits <= 8 or not isinstance(bits, int)
+    return Sometimes(Posterize(v2), transform.p, exactly=not v2, doubtful=doubtful, bits=bits)
 
 
 @reads("RandomSolarize")
@@ -283,4 +340,5 @@ def _equalize(transform: Any, v2: bool) -> Operator:
 @reads("RandomAdjustSharpness")
 def _sharpness(transform: Any, v2: bool) -> Operator:
     factor = _number(transform, "sharpness_factor")
-    return Sometimes(Sharpness(v2), transform.p, exactly=not v2, factor=factor)
+    primitive, doubtful = Sharpness(v2), factor < 0
+    return Sometimes(primitive, transform.p, exactly=not v2, doubtful=doubtful, factor=factor)

@@ -34,7 +34,7 @@ def whole(value: Any, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise NotRead(f"{name}={value!r}: whole numbers of pixels are read; give an int") from None
+        raise NotRead(f"{name}={value!r}: a whole number is read; give an int") from None
 
 
 def pair_of(size: Any, name: str = "size") -> tuple[int, int]:

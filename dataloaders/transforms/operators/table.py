@@ -38,7 +38,18 @@ def reads(*names: str) -> Callable[[Reader], Reader]:
 def operator_of(member: Member) -> Operator | str:
     """The operator that stands for ``member``; or why there is none, in words."""
     # They fill the table.
-    from . import auto, colour, containers, convert, crops, erasing, geometry, sizes, turns  # noqa: F401
+    from . import (  # noqa: F401
+        auto,
+        colour,
+        containers,
+        convert,
+        crops,
+        elastic,
+        erasing,
+        geometry,
+        sizes,
+        turns,
+    )
 
     name = member.torchvision
     if name is None:

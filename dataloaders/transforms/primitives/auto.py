@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dataloaders.transforms.actions import Primitive
-from dataloaders.transforms.primitives.colour import (
+
+from .colour import (
     Autocontrast,
     Brightness,
     Contrast,
@@ -28,11 +29,10 @@ from dataloaders.transforms.primitives.colour import (
     Sharpness,
     Solarize,
 )
+from .fills import Fill, colour_for
+from .geometry import functional_of
 
-__all__ = ["AugMixed", "Fill", "Shear", "Shift", "Turn", "numbers_of", "step_of"]
-
-Fill: TypeAlias = "float | tuple[float, ...] | None"
-"""What is put outside of the image: one level, one for each channel, or None: black."""
+__all__ = ["AugMixed", "Shear", "Shift", "Turn", "numbers_of", "step_of"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Shear(Primitive):
     Attributes:
         axis: "x" if rows are shifted sideways, "y" if columns up or down.
         interpolation: torchvision's name of it, such as "bilinear".
-        fill: see `Fill`.
+        fill: the colour outside.
         v2: whether a tensor is done as torchvision's v2 does it.
     """
 
@@ -66,7 +66,7 @@ class Shift(Primitive):
     Attributes:
         axis: "x" if to the right, "y" if down.
         interpolation: torchvision's name of it, such as "bilinear".
-        fill: see `Fill`.
+        fill: the colour outside.
         v2: whether a tensor is done as torchvision's v2 does it.
     """
 
@@ -89,7 +89,7 @@ class Turn(Primitive):
 
     Attributes:
         interpolation: torchvision's name of it, such as "bilinear".
-        fill: see `Fill`.
+        fill: the colour outside.
         v2: whether a tensor is done as torchvision's v2 does it.
     """
 
@@ -100,8 +100,10 @@ class Turn(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        rotate = _functions(self.v2).rotate
-        return rotate(value, numbers["angle"], interpolation=_mode(self), fill=_listed(self.fill))
+        fill = colour_for(self.fill, value)
+        mode = _mode(self.interpolation)
+        rotate = functional_of(self.v2).rotate
+        return rotate(value, numbers["angle"], interpolation=mode, fill=fill)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class AugMixed(Primitive):
         import torch
         from torchvision import tv_tensors
 
-        functions = _functions(self.v2)
+        functions = functional_of(self.v2)
         image = value if isinstance(value, torch.Tensor) else functions.pil_to_tensor(value)
         batch = image.reshape([1] * max(4 - image.ndim, 0) + list(image.shape))
         if len(batch) != 1 or batch.ndim > 4:
@@ -205,23 +207,13 @@ def numbers_of(name: str, levels: npt.NDArray[np.float64]) -> dict[str, npt.NDAr
 
 
 def _affine(step: Shear | Shift, value: Any, **options: Any) -> Any:
-    affine = _functions(step.v2).affine
-    fill = _listed(step.fill)
-    return affine(value, angle=0.0, scale=1.0, interpolation=_mode(step), fill=fill, **options)
+    fill = colour_for(step.fill, value)
+    mode = _mode(step.interpolation)
+    affine = functional_of(step.v2).affine
+    return affine(value, angle=0.0, scale=1.0, interpolation=mode, fill=fill, **options)
 
 
-def _functions(v2: bool) -> Any:
-    from torchvision.transforms import functional
-    from torchvision.transforms.v2 import functional as functional2
-
-    return functional2 if v2 else functional
-
-
-def _mode(step: Shear | Shift | Turn) -> Any:
+def _mode(interpolation: str) -> Any:
     from torchvision.transforms import InterpolationMode
 
-    return InterpolationMode(step.interpolation)
-
-
-def _listed(fill: Fill) -> float | list[float] | None:
-    return list(fill) if isinstance(fill, tuple) else fill
+    return InterpolationMode(interpolation)

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 from dataloaders.transforms.actions import Primitive
 
+from .geometry import functional_of
+
 __all__ = [
     "Autocontrast",
     "Brightness",
@@ -35,14 +37,6 @@ __all__ = [
 ]
 
 
-def _functions(v2: bool) -> Any:
-    """torchvision's functions, v1's or v2's; most have the same names."""
-    from torchvision.transforms import functional
-    from torchvision.transforms.v2 import functional as functional2
-
-    return functional2 if v2 else functional
-
-
 @dataclass(frozen=True)
 class Brightness(Primitive):
     """Each level times ``factor``: 0 gives black, 1 the image.
@@ -56,7 +50,7 @@ class Brightness(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).adjust_brightness(value, numbers["factor"])
+        return functional_of(self.v2).adjust_brightness(value, numbers["factor"])
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class Contrast(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).adjust_contrast(value, numbers["factor"])
+        return functional_of(self.v2).adjust_contrast(value, numbers["factor"])
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,7 @@ class Saturation(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).adjust_saturation(value, numbers["factor"])
+        return functional_of(self.v2).adjust_saturation(value, numbers["factor"])
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class Sharpness(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).adjust_sharpness(value, numbers["factor"])
+        return functional_of(self.v2).adjust_sharpness(value, numbers["factor"])
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ class Hue(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).adjust_hue(value, numbers["factor"])
+        return functional_of(self.v2).adjust_hue(value, numbers["factor"])
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ class Grayscale(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        functions = _functions(self.v2)
+        functions = functional_of(self.v2)
         channels = functions.get_dimensions(value)[0] if self.channels is None else self.channels
         return functions.rgb_to_grayscale(value, num_output_channels=channels)
 
@@ -179,7 +173,7 @@ class Invert(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).invert(value)
+        return functional_of(self.v2).invert(value)
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,7 @@ class Posterize(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).posterize(value, numbers["bits"])
+        return functional_of(self.v2).posterize(value, numbers["bits"])
 
 
 @dataclass(frozen=True)
@@ -217,7 +211,7 @@ class Solarize(Primitive):
         threshold = numbers["threshold"]
         if self.share:
             threshold = _greatest_level(value) * threshold
-        return _functions(self.v2).solarize(value, threshold)
+        return functional_of(self.v2).solarize(value, threshold)
 
 
 @dataclass(frozen=True)
@@ -232,7 +226,7 @@ class Autocontrast(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).autocontrast(value)
+        return functional_of(self.v2).autocontrast(value)
 
 
 @dataclass(frozen=True)
@@ -247,7 +241,7 @@ class Equalize(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return _functions(self.v2).equalize(value)
+        return functional_of(self.v2).equalize(value)
 
 
 @dataclass(frozen=True)
@@ -268,7 +262,7 @@ class GaussianBlur(Primitive):
         """See `Primitive`."""
         sigma = numbers["sigma"]
         kernel = [self.width, self.height]
-        return _functions(self.v2).gaussian_blur(value, kernel, [sigma, sigma])
+        return functional_of(self.v2).gaussian_blur(value, kernel, [sigma, sigma])
 
 
 @dataclass(frozen=True)
