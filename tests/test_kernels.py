@@ -15,7 +15,8 @@ from dataloaders.transforms.actions import Action, Primitive
 from dataloaders.transforms.kernels import EXACT, TABLE, kernel_for, run
 from dataloaders.transforms.kernels.hue import hue, rgb_of
 from dataloaders.transforms.kernels.levels import grayscale
-from dataloaders.transforms.primitives import colour
+from dataloaders.transforms.kernels.resize import _weights
+from dataloaders.transforms.primitives import auto, colour, erasing, geometry, turns
 from dataloaders.transforms.primitives.colour import (
     Autocontrast,
     Brightness,
@@ -262,6 +263,20 @@ def test_resize_of_very_long_images(mode: str) -> None:
     check(Resize(mode), images, {"height": [3, 2], "width": [2, 2]})
 
 
+@pytest.mark.parametrize("mode", ["box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize("sizes", [(9, 224), (500, 224), (5000, 300), (9000, 7), (20000, 1)])
+def test_resize_sums_whole_numbers_that_no_device_rounds(mode: str, sizes: tuple[int, int]) -> None:
+    # float32 holds them below 2**24 in any order of adding; bfloat16 holds each factor.
+    before, after = (np.array([size]) for size in sizes)
+    weights = _weights(before, after, mode, torch.device("cpu"))
+    matrix = weights.matrix.reshape(*before, weights.digits, *after)
+    assert torch.equal(matrix, matrix.to(torch.bfloat16).float())
+    assert (matrix.abs().sum(0) * 255 <= 1 << 24).all()
+    total = sum(matrix[:, d].double() * 2.0 ** (weights.bits * d) for d in range(weights.digits))
+    # Together they are Pillow's numbers of 22 bits, whose sum is 1 up to their roundings.
+    assert ((total.sum(0) / (1 << 22) - 1).abs() < 1e-6 * before[0]).all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_resize_in_any_memory_order(device: str) -> None:
     images = batch(3, "photo", 3, 50, 60).to(memory_format=torch.channels_last)
@@ -318,19 +333,40 @@ def test_blur_is_at_most_one_level_off(device: str, v2: bool, size: tuple[int, i
                 assert off.float().mean() < 0.002
 
 
-def test_what_the_table_says_is_what_kernels_say() -> None:
-    rows = {name: row for row in TABLE for name in row.primitives}
+def test_every_primitive_is_in_the_table_or_has_no_kernel() -> None:
+    rows = {name: row for row in TABLE for name in row.names}
     assert len(rows) == sum(len(row.primitives) for row in TABLE)
-    for name in colour.__all__:
-        if name == "GaussianBlur":
-            primitive: Any = GaussianBlur(3, 3)
-        else:
-            primitive = getattr(colour, name)()
+    given = {"GaussianBlur": (3, 3), "Shear": ("x",), "Shift": ("y",), "AugMixed": ((), ())}
+    known = [
+        value
+        for module in (auto, colour, erasing, geometry, turns)
+        for name, value in vars(module).items()
+        if name in module.__all__ and isinstance(value, type) and issubclass(value, Primitive)
+    ]
+    assert set(rows) <= {kind.__name__ for kind in known}
+    for kind in known:
+        primitive = kind(*given.get(kind.__name__, ()))
         kernel = kernel_for(primitive)
-        assert (kernel is None) == (name not in rows)
+        assert (kernel is None) == (kind.__name__ in ("AugMixed", "Jpeg"))
+        assert (kernel is None) == (kind.__name__ not in rows)
         if kernel is not None:
-            assert (kernel.name, kernel.exact) == (name, rows[name].exact)
-    assert kernel_for(Jpeg()) is None
+            assert (kernel.name, kernel.exact) == (kind.__name__, rows[kind.__name__].exact)
+
+
+def test_which_kernels_are_light_on_the_cpu() -> None:
+    for light in (Hue(), Equalize(), Crop(), GaussianBlur(3, 3), geometry.Pad(mode="edge")):
+        kernel = kernel_for(light)
+        assert kernel is not None
+        assert kernel.light
+    for heavy in (Resize(), turns.Rotate(), auto.Shear("y")):
+        kernel = kernel_for(heavy)
+        assert kernel is not None
+        assert not kernel.light
+
+
+def test_what_pillow_cannot_interpolate_has_no_kernel() -> None:
+    assert kernel_for(turns.Rotate("lanczos")) is None
+    assert kernel_for(Resize("lanczos")) is not None
 
 
 def test_primitives_of_other_makers_have_no_kernel() -> None:

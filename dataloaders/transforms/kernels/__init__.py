@@ -15,8 +15,8 @@ they are what the tests compare with Pillow, byte by byte; there Pillow itself i
 
 from __future__ import annotations
 
-from .kernel import EXACT, Images, Kernel
+from .kernel import EXACT, Form, Images, Kernel
 from .run import run
 from .table import TABLE, Row, kernel_for
 
-__all__ = ["EXACT", "TABLE", "Images", "Kernel", "Row", "kernel_for", "run"]
+__all__ = ["EXACT", "TABLE", "Form", "Images", "Kernel", "Row", "kernel_for", "run"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .kernel import Array, column, in_pieces, there
+from .kernel import Array, column, in_pieces
 
 __all__ = ["hue", "rgb_of"]
 
@@ -116,4 +116,7 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
     top = np.maximum(level, 1).astype(np.float32)
     s = (chroma.astype(np.float32) / top).astype(np.float64) * 255.0
     saturations = np.clip(s.astype(np.int64), 0, 255).astype(np.uint8)
-    return there(hues.reshape(-1), device), there(saturations.reshape(-1), device)
+    # Kept, and so copied before anything else can use them, on whichever stream.
+    tables = (torch.from_numpy(table.reshape(-1)) for table in (hues, saturations))
+    one, other = (table.to(device) for table in tables)
+    return one, other

@@ -9,19 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["EXACT", "Array", "Images", "Kernel", "column", "in_pieces", "there"]
+__all__ = ["EXACT", "Array", "Form", "Images", "Kernel", "column", "in_pieces", "there"]
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
 Images: TypeAlias = "Tensor | list[Tensor]"
 """uint8 [k, C, H, W]; or k tensors [C, H, W] where sizes differ. C: 1 or 3, Pillow's L and RGB."""
+
+Form: TypeAlias = Literal["pil", "bytes", "floats"]
+"""What an image is to the user's transform: a PIL image, a tensor of bytes, one of floats."""
 
 EXACT = "exact"
 """Every byte is that of torchvision's functional on a PIL image."""
@@ -44,6 +47,8 @@ class Kernel:
             ``ragged``.
         ragged: whether it takes a list of images of different sizes too.
         any_dtype: whether it takes other tensors than uint8 of 1 or 3 channels.
+        light: whether on the CPU it takes less than torchvision on PIL images made of the same
+            tensors, and back, does (`python -m bench kernels_cpu`).
         exact: `EXACT`; or how far it is from torchvision on PIL images, in words.
     """
 
@@ -51,6 +56,7 @@ class Kernel:
     function: Callable[[Any, Mapping[str, Array]], Images]
     ragged: bool = False
     any_dtype: bool = False
+    light: bool = False
     exact: str = EXACT
 
     def __call__(self, images: Images, numbers: Mapping[str, Array]) -> Images:
@@ -70,14 +76,16 @@ class Kernel:
         return self.function(images, numbers)
 
 
-def there(array: npt.ArrayLike, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def there(
+    array: npt.ArrayLike | Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
     """``array`` on ``device``; through pinned memory, so that a CUDA stream is not waited for."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    host = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if dtype is not None:
-        tensor = tensor.to(dtype)
+        host = host.to(dtype)
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
 
 
 def column(array: npt.ArrayLike, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -100,7 +100,7 @@ def erase(
     columns = torch.arange(images.shape[-1], device=images.device).reshape(1, 1, 1, -1)
     y, x, h, w = (column(side, images, torch.int64) for side in (top, left, height, width))
     box = (rows >= y) & (rows < y + h) & (columns >= x) & (columns < x + w)
-    values = there(levels.to(images.dtype).numpy(), images.device)
+    values = there(levels, images.device, images.dtype)
     return torch.where(box, values.reshape(1, -1, 1, 1), images)
 
 

@@ -34,8 +34,8 @@ _DIGIT = 9
 _CPU_ELEMENTS = 1 << 20
 """Values of a float32 source at a time: on the CPU;"""
 
-_DEVICE_ELEMENTS = 1 << 26
-"""elsewhere (256 MiB)."""
+_DEVICE_ELEMENTS = 1 << 25
+"""elsewhere (128 MiB; what is computed from it takes some times as much)."""
 
 
 def _box(x: Array) -> Array:
@@ -116,20 +116,22 @@ def resize(images: Images, height: Array, width: Array, interpolation: str) -> I
     groups: dict[tuple[bool, int], list[int]] = {}
     for sample, image in enumerate(images):
         groups.setdefault((bool(tall[sample]), image.shape[0]), []).append(sample)
-    found: list[Tensor] = []
-    order: list[int] = []
+    dense: Tensor | None = None
+    if (sizes == sizes[0]).all() and len({channels for _, channels in groups}) == 1:
+        shape = (len(sizes), images[0].shape[0], *sizes[0].tolist())
+        dense = torch.empty(shape, dtype=torch.uint8, device=images[0].device)
+    found: list[Tensor] = list(images)
     for (down_first, _), members in groups.items():
         # Alike sizes beside each other: a batch is as large as its largest image.
         members.sort(key=lambda sample: befores[sample].tolist())
         for samples in _pieces(members, befores, images[members[0]]):
-            found += _resized(images, samples, sizes[samples], interpolation, down_first)
-            order += samples
-    if len(found) == 1:
-        return found[0].unsqueeze(0)
-    places = np.argsort(order)
-    same = all(image.shape == found[0].shape for image in found)
-    ordered = [found[place] for place in places.tolist()]
-    return torch.stack(ordered) if same else ordered
+            done = _resized(images, samples, sizes[samples], interpolation, down_first)
+            if dense is not None:
+                dense.index_copy_(0, there(np.array(samples), dense.device), done)
+                continue
+            for sample, image in zip(samples, done, strict=True):
+                found[sample] = image[:, : sizes[sample, 0], : sizes[sample, 1]]
+    return found if dense is None else dense
 
 
 def _nearest(images: Images, sizes: Array) -> Images:
@@ -161,7 +163,7 @@ def _tall(befores: Array, sizes: Array) -> Array:
 
 @functools.lru_cache(maxsize=1)
 def _vertical_first() -> bool:
-    """Whether the Pillow that is installed ever shrinks the height first (13 does, 12 did not)."""
+    """Whether the Pillow that is installed ever shrinks the height first: 13.0 does, 12.0 not."""
     from PIL import Image
 
     levels = (np.arange(64 * 8, dtype=np.int64) * 7919 % 251).astype(np.uint8).reshape(1, 64, 8)
@@ -187,8 +189,8 @@ def _pieces(chosen: Sequence[int], befores: Array, like: Tensor) -> list[list[in
 
 def _resized(
     images: Images, samples: Sequence[int], sizes: Array, interpolation: str, down_first: bool
-) -> list[Tensor]:
-    """uint8 [C, height, width] of each of ``samples``."""
+) -> Tensor:
+    """uint8 [n, C, height, width], as large as the largest; the rest of a smaller one is void."""
     some = [images[sample] for sample in samples]
     befores = np.array([image.shape[-2:] for image in some], np.int64)
     channels, device = some[0].shape[0], some[0].device
@@ -196,8 +198,12 @@ def _resized(
     out_tall, out_wide = sizes.max(0).tolist()
     # [n, H, C, W]: across, rows and channels are one; down, channels and columns are.
     source = torch.zeros(len(some), tall, channels, wide, device=device)
-    for place, image in enumerate(some):
-        source[place, : image.shape[-2], :, : image.shape[-1]] = image.permute(1, 0, 2)
+    if isinstance(images, Tensor):
+        chosen = there(np.array(samples), device)
+        source.copy_(images.index_select(0, chosen).permute(0, 2, 1, 3))
+    else:
+        for place, image in enumerate(some):
+            source[place, : image.shape[-2], :, : image.shape[-1]] = image.permute(1, 0, 2)
     down = _weights(befores[:, 0], sizes[:, 0], interpolation, device)
     across = _weights(befores[:, 1], sizes[:, 1], interpolation, device)
 
@@ -215,8 +221,7 @@ def _resized(
         return _rounded(digits.unbind(1), down.bits).reshape(len(some), out_tall, channels, columns)
 
     first, then = (vertically, horizontally) if down_first else (horizontally, vertically)
-    done = then(first(source)).to(torch.uint8).permute(0, 2, 1, 3)
-    return [image[:, :h, :w] for image, (h, w) in zip(done, sizes.tolist(), strict=True)]
+    return then(first(source)).to(torch.uint8).permute(0, 2, 1, 3)
 
 
 def _rounded(digits: Sequence[Tensor], bits: int) -> Tensor:

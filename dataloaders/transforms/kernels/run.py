@@ -15,31 +15,34 @@ from torch import Tensor
 
 from dataloaders.transforms.actions import Action
 
-from .kernel import Array, Images, Kernel, there
-from .table import kernel_for
+from .kernel import Array, Form, Images, Kernel, there
+from .table import form_after, kernel_for
 
 __all__ = ["run"]
 
 
-def run(actions: Iterable[Action], images: Images) -> Images:
+def run(
+    actions: Iterable[Action], images: Images, form: Form = "pil", ours: bool = False
+) -> Images:
     """What ``actions``, one after the other, make of the images of a batch, on their device.
-
-    Never written into: ``images``. Given back as they are if no sample takes any action, else new
-    memory or views.
 
     Args:
         actions: of n samples; there must be a kernel for each (`kernel_for`).
         images: uint8 [n, C, H, W], or n tensors [C, H, W] where sizes differ. C is 1 or 3.
+        form: what they are to the first action: with "pil", what torchvision makes of PIL images
+            is computed. Behind ToImage or PILToTensor they are "bytes".
+        ours: whether a tensor ``images`` may be written into; a list never is.
 
     Returns:
-        uint8 [n, C, H, W] if they are all of one size then, else a list.
+        uint8 [n, C, H, W] if they are all of one size then, else a list. The very ``images`` if no
+        sample takes an action; views of them from some steps; else new memory.
 
     Raises:
         TypeError: no kernel computes one of the actions.
     """
-    batch = _Batch(images)
+    batch = _Batch(images, ours)
     for action in actions:
-        kernel = kernel_for(action.primitive)
+        kernel = kernel_for(action.primitive, form)
         if kernel is None:
             name = type(action.primitive).__name__
             raise TypeError(
@@ -51,15 +54,16 @@ def run(actions: Iterable[Action], images: Images) -> Images:
         elif action.where.any():
             chosen = np.flatnonzero(action.where)
             batch.some(kernel, {n: a[chosen] for n, a in action.numbers.items()}, chosen)
+        form = form_after(action.primitive, form)
     return batch.images
 
 
 class _Batch:
     """Images on their way, and whether their memory is ours to write into."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: Images, ours: bool) -> None:
         self.images = images
-        self._ours = False
+        self._ours = ours
 
     def all(self, kernel: Kernel, numbers: Mapping[str, Array]) -> None:
         """Every sample takes it."""

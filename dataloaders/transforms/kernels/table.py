@@ -10,80 +10,128 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataloaders.transforms.actions import Primitive
+from dataloaders.transforms.actions import Action, Primitive
+from dataloaders.transforms.kinds import torchvision_name
+from dataloaders.transforms.primitives.auto import Shear, Shift, Turn
+from dataloaders.transforms.primitives.colour import (
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    GaussianBlur,
+    Grayscale,
+    Hue,
+    Invert,
+    PermuteChannels,
+    Posterize,
+    Rgb,
+    Saturation,
+    Sharpness,
+    Solarize,
+)
+from dataloaders.transforms.primitives.convert import Converted
+from dataloaders.transforms.primitives.erasing import Erase, EraseByNoise
+from dataloaders.transforms.primitives.geometry import (
+    Crop,
+    HorizontalFlip,
+    Pad,
+    Resize,
+    VerticalFlip,
+)
+from dataloaders.transforms.primitives.turns import Affine, Perspective, Rotate
 
 from . import hue, levels, neighbours, place, resize, warp
-from .kernel import EXACT, Array, Images, Kernel
+from .kernel import EXACT, Array, Form, Images, Kernel
 from .recorded import recorder
 
-__all__ = ["TABLE", "Row", "kernel_for"]
+__all__ = ["TABLE", "Row", "form_after", "kernel_for"]
 
 Numbers: TypeAlias = Mapping[str, Array]
+
+OWN = "torchvision's own functions, image by image, on the device of the batch"
+"""How far a kernel is that runs torchvision's functions on tensors."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a kernel computes, against torchvision's functional on PIL images.
+    """What kernels compute, against torchvision's functions on PIL images.
 
     Attributes:
-        primitives: names of the classes that it stands for.
-        follows: where the arithmetic is from.
+        primitives: the steps that they stand for.
+        follows: whose arithmetic it is.
         exact: `EXACT`, or how far it is.
-        when: what else it depends on; empty: nothing.
+        limits: which of them; empty: all.
     """
 
-    primitives: tuple[str, ...]
+    primitives: tuple[type[Primitive], ...]
     follows: str
     exact: str = EXACT
-    when: str = ""
+    limits: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the steps."""
+        return tuple(primitive.__name__ for primitive in self.primitives)
 
 
 TABLE: tuple[Row, ...] = (
-    Row(("Brightness", "Contrast", "Saturation"), "Pillow's Blend.c, Convert.c, ImageEnhance.py"),
-    Row(("Hue",), "Pillow's Convert.c (rgb2hsv, hsv2rgb)"),
-    Row(("Grayscale", "Rgb"), "Pillow's Convert.c (rgb2l)"),
-    Row(("PermuteChannels",), "no arithmetic"),
-    Row(("Invert", "Posterize", "Solarize", "Autocontrast", "Equalize"), "Pillow's ImageOps.py"),
-    Row(("Sharpness",), "Pillow's Filter.c (SMOOTH), Blend.c"),
-    Row(("GaussianBlur",), "torchvision's gaussian_blur", neighbours.BLUR_EXACT),
-    Row(("Crop", "HorizontalFlip", "VerticalFlip", "Pad"), "no arithmetic"),
-    Row(("Erase", "EraseByNoise"), "no arithmetic", when="of tensors of any type too"),
+    Row((Brightness, Contrast, Saturation), "Pillow's Blend.c, Convert.c and ImageEnhance.py"),
+    Row((Hue,), "Pillow's Convert.c: to HSV in bytes and back"),
+    Row((Grayscale, Rgb), "Pillow's Convert.c"),
+    Row((Invert, Posterize, Solarize, Autocontrast, Equalize), "Pillow's ImageOps.py"),
+    Row((Sharpness,), "Pillow's Filter.c and Blend.c"),
+    Row((GaussianBlur,), "torchvision's gaussian_blur", neighbours.BLUR_EXACT),
+    Row((PermuteChannels, Crop, HorizontalFlip, VerticalFlip, Pad), "nothing is computed"),
+    Row((Erase, EraseByNoise), "nothing is computed", limits="tensors of any type too"),
+    Row((Resize,), "Pillow's Resample.c; nearest: Geometry.c"),
     Row(
-        ("Resize",),
-        "Pillow's Resample.c; nearest: Geometry.c",
-        when="all of torchvision's interpolations",
-    ),
-    Row(
-        ("Affine", "Perspective", "Rotate", "Shear", "Shift", "Turn"),
-        "Pillow's Geometry.c",
-        when="nearest, bilinear, bicubic; coefficients by torchvision's own code",
+        (Affine, Perspective, Rotate, Shear, Shift, Turn),
+        "Pillow's Geometry.c, by coefficients of torchvision's and Pillow's own Python",
+        limits="nearest, bilinear and bicubic, as Pillow",
     ),
 )
-"""All kernels. Exact means: on the CPU against a Pillow built for x86-64, to the bit. The same
-operations, each rounded once by IEEE 754, run on CUDA."""
+"""All kernels for PIL images. Exact: on the CPU, every byte is that of Pillow built for x86-64,
+where no two operations are fused. On CUDA the same operations run, each rounded once as IEEE 754
+says; not yet run on a GPU."""
 
-_EXACT = {name: row.exact for row in TABLE for name in row.primitives}
+_EXACT = {primitive: row.exact for row in TABLE for primitive in row.primitives}
+
+_NO_VALUES = ("Identity", "PILToTensor", "ToImage", "ToPureTensor")
+"""These make a tensor of an image, or nothing, and change no value."""
 
 
-def kernel_for(primitive: Primitive) -> Kernel | None:
+def kernel_for(primitive: Primitive, form: Form = "pil") -> Kernel | None:
     """The kernel that computes ``primitive`` on a batch; None: there is none.
 
-    It follows torchvision on PIL images, also where torchvision computes otherwise on tensors.
+    Args:
+        form: what the user's transform has at this place. For "pil" kernels follow torchvision on
+            PIL images. Of tensors, "bytes" or "floats", torchvision computes otherwise: for them
+            kernels run its own functions, image by image.
     """
-    if not type(primitive).__module__.startswith("dataloaders.transforms.primitives."):
-        return None
-    name = type(primitive).__name__
-    made = _MAKERS.get(name)
-    function = made(primitive) if made is not None else None
+    kind = type(primitive)
+    if isinstance(primitive, Converted):
+        if torchvision_name(primitive.transform) not in _NO_VALUES:
+            return None
+        return Kernel(primitive.name, lambda images, numbers: images, True, True, True)
+    ragged, any_dtype = kind in (Crop, Resize), kind in _PLACED
+    if form != "pil" and not any_dtype:
+        if kind not in _MAKERS:
+            return None
+        return Kernel(kind.__name__, _one_by_one(primitive), True, True, True, OWN)
+    maker = _MAKERS.get(kind)
+    function = None if maker is None else maker(primitive)
     if function is None:
         return None
-    return Kernel(
-        name,
-        function,
-        ragged=name in ("Crop", "Resize"),
-        any_dtype=name in _PLACED,
-        exact=_EXACT[name],
-    )
+    light = kind not in _HEAVY
+    return Kernel(kind.__name__, function, ragged, any_dtype, light, _EXACT[kind])
+
+
+def form_after(primitive: Primitive, form: Form) -> Form:
+    """What the user's transform has behind ``primitive``, one that has a kernel."""
+    if isinstance(primitive, Converted) and form == "pil":
+        name = torchvision_name(primitive.transform)
+        return "bytes" if name in ("PILToTensor", "ToImage") else form
+    return form
 
 
 _BOX = ("top", "left", "height", "width")
@@ -93,7 +141,11 @@ _Function: TypeAlias = Callable[[Any, Numbers], Images]
 
 def _by(function: Callable[..., Images], *names: str) -> Callable[[Any], _Function]:
     """A kernel that takes nothing of its primitive: ``function(images, *numbers)``."""
-    return lambda primitive: lambda images, numbers: function(images, *(numbers[n] for n in names))
+
+    def called(images: Any, numbers: Numbers) -> Images:
+        return function(images, *(numbers[name] for name in names))
+
+    return lambda primitive: called
 
 
 def _grayscale(primitive: Any) -> _Function:
@@ -194,37 +246,49 @@ def _turned(primitive: Any) -> _Function | None:
     return turned
 
 
-_MAKERS: dict[str, Callable[[Any], _Function | None]] = {
-    "Brightness": _by(levels.brightness, "factor"),
-    "Contrast": _by(levels.contrast, "factor"),
-    "Saturation": _by(levels.saturation, "factor"),
-    "Hue": _by(hue.hue, "factor"),
-    "Grayscale": _grayscale,
-    "Rgb": _rgb,
-    "PermuteChannels": _by(levels.permuted, "permutation"),
-    "Invert": _by(levels.invert),
-    "Posterize": _by(levels.posterize, "bits"),
-    "Solarize": _solarize,
-    "Autocontrast": _by(levels.autocontrast),
-    "Equalize": _by(levels.equalize),
-    "Sharpness": _by(neighbours.sharpness, "factor"),
-    "GaussianBlur": _blur,
-    "Crop": _by(place.crop, "top", "left", "height", "width"),
-    "HorizontalFlip": _by(place.horizontal_flip),
-    "VerticalFlip": _by(place.vertical_flip),
-    "Pad": _pad,
-    "Erase": _erase,
-    "EraseByNoise": _erase_by_noise,
-    "Resize": _resize,
-    "Affine": _turned,
-    "Perspective": _turned,
-    "Rotate": _turned,
-    "Shear": _turned,
-    "Shift": _turned,
-    "Turn": _turned,
+def _one_by_one(primitive: Any) -> _Function:
+    def done(images: Images, numbers: Numbers) -> Images:
+        action = Action(primitive, numbers)
+        found = [action.apply(sample, image) for sample, image in enumerate(images)]
+        if all(image.shape == found[0].shape for image in found):
+            return torch.stack(found)
+        return found
+
+    return done
+
+
+_MAKERS: dict[type[Primitive], Callable[[Any], _Function | None]] = {
+    Brightness: _by(levels.brightness, "factor"),
+    Contrast: _by(levels.contrast, "factor"),
+    Saturation: _by(levels.saturation, "factor"),
+    Hue: _by(hue.hue, "factor"),
+    Grayscale: _grayscale,
+    Rgb: _rgb,
+    PermuteChannels: _by(levels.permuted, "permutation"),
+    Invert: _by(levels.invert),
+    Posterize: _by(levels.posterize, "bits"),
+    Solarize: _solarize,
+    Autocontrast: _by(levels.autocontrast),
+    Equalize: _by(levels.equalize),
+    Sharpness: _by(neighbours.sharpness, "factor"),
+    GaussianBlur: _blur,
+    Crop: _by(place.crop, *_BOX),
+    HorizontalFlip: _by(place.horizontal_flip),
+    VerticalFlip: _by(place.vertical_flip),
+    Pad: _pad,
+    Erase: _erase,
+    EraseByNoise: _erase_by_noise,
+    Resize: _resize,
+    Affine: _turned,
+    Perspective: _turned,
+    Rotate: _turned,
+    Shear: _turned,
+    Shift: _turned,
+    Turn: _turned,
 }
 
-_PLACED = frozenset(
-    ("Crop", "HorizontalFlip", "VerticalFlip", "PermuteChannels", "Erase", "EraseByNoise")
-)
+_HEAVY = (Resize, Affine, Perspective, Rotate, Shear, Shift, Turn)
+"""These take longer on the CPU than Pillow does."""
+
+_PLACED = (Crop, HorizontalFlip, VerticalFlip, PermuteChannels, Erase, EraseByNoise)
 """These compute no number, and so take tensors of any type and any number of channels."""

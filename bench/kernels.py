@@ -1,0 +1,237 @@
+"""Kernels on a batch against torchvision on PIL images: how equal, and how quick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from bench.harness import Case, Cell, Result, Scale, interleave, on_one_thread
+from dataloaders.transforms.actions import Action, Primitive
+from dataloaders.transforms.kernels import EXACT, Images, kernel_for, run
+from dataloaders.transforms.primitives.colour import (
+    Autocontrast,
+    Brightness,
+    Contrast,
+    Equalize,
+    GaussianBlur,
+    Grayscale,
+    Hue,
+    Invert,
+    Posterize,
+    Saturation,
+    Sharpness,
+    Solarize,
+)
+from dataloaders.transforms.primitives.geometry import (
+    Crop,
+    HorizontalFlip,
+    Pad,
+    Resize,
+    VerticalFlip,
+)
+from dataloaders.transforms.primitives.turns import Affine, Perspective, Rotate
+
+Numbers: TypeAlias = Mapping[str, Any]
+Steps: TypeAlias = "dict[str, tuple[Primitive, Numbers]]"
+
+
+def on_cpu(scale: Scale) -> Result:
+    return on_one_thread(measure_cpu, scale)  # as in a worker
+
+
+def measure_cpu(scale: Scale) -> Result:
+    count, side = scale.pick(full=16, tiny=2), scale.pick(full=224, tiny=24)
+    images = photographs(count, side)
+    rows: list[tuple[Cell, ...]] = []
+    data: dict[str, Any] = {}
+    met = True
+    for name, (primitive, numbers) in steps(count, side).items():
+        action = Action(primitive, numbers)
+        pictures = [pil(image) for image in images]
+        timings = interleave(
+            {
+                "kernel": lambda a=action: run([a], images),
+                "pil": lambda a=action, p=pictures: [a.apply(i, x) for i, x in enumerate(p)],
+                "pil, from tensors and back": lambda a=action: by_torchvision(a, images),
+            },
+            rounds=scale.pick(full=7, tiny=1),
+        )
+        most, share = difference(run([action], images), by_torchvision(action, images))
+        met = met and most <= (0 if exact(primitive) else 1)
+        each = 1e3 / count
+        rows.append(
+            (
+                name,
+                *(times.median("cpu") * each for times in timings.values()),
+                str(timings["kernel"].ratio(timings["pil, from tensors and back"], "cpu")),
+                most,
+                share,
+            )
+        )
+        data[name] = {way: times.cpu for way, times in timings.items()}
+    return Result(
+        (
+            "step",
+            "kernel, CPU ms an image",
+            "torchvision on PIL images",
+            "the same, from tensors and back",
+            "kernel / the latter (spread)",
+            "largest difference, levels",
+            "bytes that differ, %",
+        ),
+        tuple(rows),
+        met,
+        (
+            f"{count} images of {side} x {side} (waves, an edge and noise), one thread.",
+            "Each image has numbers of its own.",
+        ),
+        data,
+    )
+
+
+def on_cuda(scale: Scale) -> Result:
+    count, side = scale.pick(full=256, tiny=2), scale.pick(full=224, tiny=24)
+    images = photographs(count, side)
+    there = images.to("cuda")
+    rows: list[tuple[Cell, ...]] = []
+    met = True
+    for name, (primitive, numbers) in steps(count, side).items():
+        action = Action(primitive, numbers)
+        seconds = []
+        for _ in range(scale.pick(full=12, tiny=2)):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            run([action], there)
+            queued = time.perf_counter() - begun
+            torch.cuda.synchronize()
+            seconds.append((time.perf_counter() - begun, queued))
+        whole, queued = np.median(np.array(seconds[1:]), 0).tolist()
+        most, share = difference(run([action], there), by_torchvision(action, images))
+        met = met and most <= (0 if exact(primitive) else 1)
+        rows.append((name, 1e3 * whole, 1e3 * queued, most, share))
+    return Result(
+        (
+            "step",
+            f"ms a batch of {count}",
+            "of which until all was queued",
+            "largest difference to torchvision on PIL images, levels",
+            "bytes that differ, %",
+        ),
+        tuple(rows),
+        met,
+        (f"{count} images of {side} x {side}; each has numbers of its own.",),
+    )
+
+
+def steps(count: int, side: int) -> Steps:
+    """Every kernel, as common transforms draw its numbers."""
+    generator = np.random.default_rng(0)
+
+    def between(low: float, high: float) -> Any:
+        return generator.uniform(low, high, count)
+
+    def whole(low: int, high: int) -> Any:
+        return generator.integers(low, high, count)
+
+    factor = {"factor": between(0.6, 1.4)}
+    size = side * 7 // 8
+    window = {"top": whole(0, side - size), "left": whole(0, side - size)}
+    window |= {name: np.full(count, size) for name in ("height", "width")}
+    part = {"top": whole(0, side // 4), "left": whole(0, side // 4)}
+    part |= {name: whole(side // 4, side * 3 // 4) for name in ("height", "width")}
+    border = {name: np.full(count, 4) for name in ("left", "top", "right", "bottom")}
+    smaller = {name: np.full(count, side * 5 // 7) for name in ("height", "width")}
+    larger = {name: np.full(count, side * 9 // 7) for name in ("height", "width")}
+    moved = {
+        "angle": between(-30, 30),
+        "translate": np.stack([whole(-9, 9), whole(-9, 9)], 1),
+        "scale": between(0.8, 1.2),
+        "shear": np.stack([between(-10, 10), between(-10, 10)], 1),
+    }
+    square = np.array([[0, 0], [side, 0], [side, side], [0, side]])
+    inward = generator.integers(0, side // 4, (count, 4, 2)) * np.where(square > 0, -1, 1)
+    found: dict[str, tuple[Primitive, Numbers]] = {
+        "brightness": (Brightness(), factor),
+        "contrast": (Contrast(), factor),
+        "saturation": (Saturation(), factor),
+        "hue": (Hue(), {"factor": between(-0.1, 0.1)}),
+        "grayscale": (Grayscale(3), {}),
+        "invert": (Invert(), {}),
+        "posterize": (Posterize(), {"bits": whole(2, 8)}),
+        "solarize": (Solarize(), {"threshold": between(0, 256)}),
+        "autocontrast": (Autocontrast(), {}),
+        "equalize": (Equalize(), {}),
+        "sharpness": (Sharpness(), factor),
+        "blur 5 x 5": (GaussianBlur(5, 5), {"sigma": between(0.1, 2)}),
+        "blur 23 x 23": (GaussianBlur(23, 23), {"sigma": between(0.1, 2)}),
+        "horizontal flip": (HorizontalFlip(), {}),
+        "vertical flip": (VerticalFlip(), {}),
+        "crop": (Crop(), window),
+        "crops of many sizes": (Crop(), part),
+        "pad": (Pad(), border),
+        "pad, reflected": (Pad(mode="reflect"), border),
+        "rotate": (Rotate(), {"angle": moved["angle"]}),
+        "rotate, bilinear": (Rotate("bilinear"), {"angle": moved["angle"]}),
+        "affine": (Affine(), moved),
+        "affine, bicubic": (Affine("bicubic"), moved),
+        "perspective, bilinear": (Perspective("bilinear"), {"corners": square + inward}),
+        "resize, smaller": (Resize("bilinear"), smaller),
+        "resize, larger": (Resize("bilinear"), larger),
+        "resize, bicubic": (Resize("bicubic"), smaller),
+        "resize, nearest": (Resize("nearest"), smaller),
+    }
+    return found
+
+
+def photographs(count: int, side: int) -> torch.Tensor:
+    """uint8 [count, 3, side, side]: waves, an edge, noise."""
+    generator = np.random.default_rng(1)
+    y, x = np.mgrid[0:side, 0:side]
+    phase = generator.uniform(0, 6, (count, 3, 1, 1))
+    values = 127 + 90 * np.sin(x / 9 + y / 23 + phase) + generator.normal(0, 9, (1, 3, side, side))
+    values[:, :, side // 3 :, side // 2 :] += 60
+    return torch.from_numpy(np.clip(values, 0, 255).astype(np.uint8))
+
+
+def by_torchvision(action: Action, images: torch.Tensor) -> list[torch.Tensor]:
+    """uint8 [C, h, w] each: as a dataset of tensors would have to go about it."""
+    made = [action.apply(sample, pil(image)) for sample, image in enumerate(images)]
+    return [torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous() for image in made]
+
+
+def pil(image: torch.Tensor) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+
+
+def difference(got: Images, expected: list[torch.Tensor]) -> tuple[int, float]:
+    """The largest, in levels, and the share of bytes that differ, in percent."""
+    off = [(a.cpu().int() - b.int()).abs().flatten() for a, b in zip(got, expected, strict=True)]
+    every = torch.cat(off)
+    return int(every.max()), 100 * float((every > 0).double().mean())
+
+
+def exact(primitive: Primitive) -> bool:
+    kernel = kernel_for(primitive)
+    return kernel is not None and kernel.exact == EXACT
+
+
+CASES = [
+    Case(
+        "kernels_cpu",
+        "What do the kernels cost on the CPU beside torchvision on PIL images, and are they equal?",
+        "no byte differs (the blur: by 1 level at most)",
+        on_cpu,
+    ),
+    Case(
+        "kernels_cuda",
+        "What do the kernels cost on a GPU, and are they equal to torchvision on PIL images there?",
+        "no byte differs (the blur: by 1 level at most)",
+        on_cuda,
+        gpu=True,
+    ),
+]
