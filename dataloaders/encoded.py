@@ -23,6 +23,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from dataloaders.errors import BackendUnavailable, CacheError
+from dataloaders.transforms.read import read
 from dataloaders.vision_files import Files, files_of
 
 __all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "Source", "gets_many_as", "opened", "source_of"]
@@ -57,14 +58,14 @@ class EncodedFile:
     Args:
         data: the file's bytes.
         name: of the file, for messages.
-        as_it_is: whether the dataset hands the image on in the mode that the file has, which then
-            has to be RGB.
+        modes: of Pillow's, which the file has to have one of: the dataset hands the image on as it
+            is. None of them: any will do.
     """
 
-    def __init__(self, data: bytes, name: str = "", *, as_it_is: bool = False) -> None:
+    def __init__(self, data: bytes, name: str = "", *, modes: Sequence[str] = ()) -> None:
         self.data = data
         self.name = name
-        self.as_it_is = as_it_is
+        self.modes = modes
 
     @property
     def format(self) -> str:
@@ -94,7 +95,7 @@ class EncodedFile:
         self._decoded(image)
 
     def _decoded(self, image: Any) -> Any:
-        if self.as_it_is and image.mode != "RGB":
+        if self.modes and image.mode not in self.modes:
             raise ValueError(f"it is of mode {image.mode}, {_OTHER_MODE}")
         try:
             return image.convert("RGB")
@@ -166,10 +167,11 @@ def source_of(dataset: Any) -> Source | str:
     kind = type(dataset)
     if callable(getattr(dataset, "encoded", None)) and callable(getattr(dataset, "target", None)):
         return _Own(dataset)
-    if kind.__getitem__ is Subset.__getitem__ and gets_many_as(kind, Subset):
+    own = getattr(kind, "__getitem__", None)
+    if own is Subset.__getitem__ and gets_many_as(kind, Subset):
         inner = source_of(dataset.dataset)
         return inner if isinstance(inner, str) else _Part(inner, dataset.indices)
-    if kind.__getitem__ is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
+    if own is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
         parts = []
         for each in dataset.datasets:
             part = source_of(each)
@@ -238,12 +240,13 @@ class _Known(Source):
         self._files = files
         self._loader = loader
         self._as_it_is = files.as_it_is and loader is None
+        self._last: tuple[Any, tuple[str, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def encoded(self, index: int) -> EncodedFile:
-        return _read(self._files.path(self._dataset, index), as_it_is=self._as_it_is)
+        return _read(self._files.path(self._dataset, index), modes=self._modes())
 
     def image(self, index: int) -> Any:
         path = self._files.path(self._dataset, index)
@@ -252,15 +255,14 @@ class _Known(Source):
         from PIL import Image
 
         with Image.open(path) as image:
-            if not self._as_it_is:
-                return image.convert("RGB")
-            image.load()
-            if image.mode == "RGB":
-                return image.copy()
-            raise BackendUnavailable(
-                f"{os.fspath(path)} is an image of mode {image.mode}, {_OTHER_MODE}; use "
-                "backend='prefetch', or a dataset of your own that converts to RGB"
-            )
+            made, modes = image.convert("RGB"), self._modes()
+            if modes and image.mode not in modes:
+                first = "put v2.RGB() in front of the transform, or " * (image.mode == "L")
+                raise BackendUnavailable(
+                    f"{os.fspath(path)} is an image of mode {image.mode}, {_OTHER_MODE}; {first}"
+                    "use backend='prefetch'"
+                )
+            return made
 
     def target(self, index: int) -> Any:
         target, change = self._files.target(self._dataset, index), self._of("target_transform")
@@ -280,6 +282,17 @@ class _Known(Source):
 
     def sample(self, index: int, image: Any) -> Any:
         return image, self.target(index)
+
+    def _modes(self) -> tuple[str, ...]:
+        """Those of which the transform makes the same as of the image in RGB."""
+        if not self._as_it_is:
+            return ()
+        transform = self._of("transform")
+        if self._last is None or self._last[0] is not transform:
+            first = next(iter(read(transform)), None)
+            colours = first is not None and first.torchvision == "RGB"
+            self._last = transform, ("RGB", "L") if colours else ("RGB",)
+        return self._last[1]
 
     def _of(self, name: str) -> Any:
         holder = self._dataset.transforms if self._files.joint else self._dataset
@@ -417,8 +430,8 @@ class _Row(Source):
         return self._sources[number], index - before
 
 
-def _read(path: str | os.PathLike[str], *, as_it_is: bool = False) -> EncodedFile:
-    return EncodedFile(Path(path).read_bytes(), os.fspath(path), as_it_is=as_it_is)
+def _read(path: str | os.PathLike[str], *, modes: Sequence[str] = ()) -> EncodedFile:
+    return EncodedFile(Path(path).read_bytes(), os.fspath(path), modes=modes)
 
 
 def _told(error: BaseException) -> str:

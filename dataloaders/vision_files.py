@@ -11,9 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 __all__ = ["Files", "files_of"]
+
+
+def _none(dataset: Any) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Files:
     as_it_is: bool = False
     joint: bool = False
     loader: str = "loader"
-    obstacle: Callable[[Any], str | None] = lambda dataset: None
+    obstacle: Callable[[Any], str | None] = _none
 
 
 def files_of(dataset: Any) -> Files | None:
@@ -49,49 +54,51 @@ def files_of(dataset: Any) -> Files | None:
     kind = type(dataset)
     for name, files in _KNOWN.items():
         known = getattr(datasets, name, None)
-        if known is not None and kind.__getitem__ is known.__getitem__:
+        if known is not None and getattr(kind, "__getitem__", None) is known.__getitem__:
             many = getattr(kind, "__getitems__", None), getattr(known, "__getitems__", None)
             return files if many[0] is many[1] else None
     return None
 
 
+def _member(attribute: str, part: int | None, dataset: Any, index: int) -> Any:
+    """Entry ``index`` of a list, or a part of it."""
+    found = getattr(dataset, attribute)[index]
+    return found if part is None else found[part]
+
+
 def _pairs(attribute: str, **others: Any) -> Files:
     """Of (path, target), in a list."""
-    return Files(
-        lambda dataset, index: getattr(dataset, attribute)[index][0],
-        lambda dataset, index: getattr(dataset, attribute)[index][1],
-        **others,
-    )
+    return Files(partial(_member, attribute, 0), partial(_member, attribute, 1), **others)
 
 
 def _lists(paths: str, targets: str, **others: Any) -> Files:
     """Of two lists."""
-    return Files(
-        lambda dataset, index: getattr(dataset, paths)[index],
-        lambda dataset, index: getattr(dataset, targets)[index],
-        **others,
-    )
+    return Files(partial(_member, paths, None), partial(_member, targets, None), **others)
 
 
 def _one_or_all(targets: list[Any]) -> Any:
     return targets[0] if len(targets) == 1 else tuple(targets) or None
 
 
+def _caltech_path(images: str, name: str, dataset: Any, index: int) -> str:
+    category, number = dataset.y[index], dataset.index[index]
+    file = name.format(category=category + 1, number=number)
+    return os.path.join(dataset.root, images, dataset.categories[category], file)
+
+
+def _caltech_target(dataset: Any, index: int) -> Any:
+    return _one_or_all([dataset.y[index] for _ in getattr(dataset, "target_type", "1")])
+
+
+def _caltech_obstacle(dataset: Any) -> str | None:
+    if set(getattr(dataset, "target_type", ())) <= {"category"}:
+        return None
+    return "it reads annotations, which is left to its own code"
+
+
 def _caltech(images: str, name: str) -> Files:
-    def path(dataset: Any, index: int) -> str:
-        category, number = dataset.y[index], dataset.index[index]
-        file = name.format(category=category + 1, number=number)
-        return os.path.join(dataset.root, images, dataset.categories[category], file)
-
-    def obstacle(dataset: Any) -> str | None:
-        if set(getattr(dataset, "target_type", ())) <= {"category"}:
-            return None
-        return "it reads annotations, which is left to its own code"
-
-    def target(dataset: Any, index: int) -> Any:
-        return _one_or_all([dataset.y[index] for _ in getattr(dataset, "target_type", "1")])
-
-    return Files(path, target, as_it_is=True, obstacle=obstacle)
+    path = partial(_caltech_path, images, name)
+    return Files(path, _caltech_target, as_it_is=True, obstacle=_caltech_obstacle)
 
 
 def _celeba_path(dataset: Any, index: int) -> str:
@@ -113,6 +120,14 @@ def _celeba_obstacle(dataset: Any) -> str | None:
     if dataset.target_type or dataset.target_transform is None:
         return None
     return "it has no targets, so that its target_transform is not called"
+
+
+def _flickr_target(dataset: Any, index: int) -> Any:
+    return dataset.annotations[dataset.ids[index]]
+
+
+def _below_root(folders: tuple[str, ...], names: str, dataset: Any, index: int) -> str:
+    return os.path.join(dataset.root, *folders, getattr(dataset, names)[index])
 
 
 def _inaturalist_path(dataset: Any, index: int) -> str:
@@ -151,27 +166,18 @@ _KNOWN = {
     "CelebA": Files(_celeba_path, _celeba_target, as_it_is=True, obstacle=_celeba_obstacle),
     "DTD": _lists("_image_files", "_labels"),
     "FGVCAircraft": _lists("_image_files", "_labels"),
-    "Flickr30k": Files(
-        lambda dataset, index: os.path.join(dataset.root, dataset.ids[index]),
-        lambda dataset, index: dataset.annotations[dataset.ids[index]],
-    ),
-    "Flickr8k": Files(
-        lambda dataset, index: dataset.ids[index],
-        lambda dataset, index: dataset.annotations[dataset.ids[index]],
-    ),
+    "Flickr30k": Files(partial(_below_root, (), "ids"), _flickr_target),
+    "Flickr8k": Files(partial(_member, "ids", None), _flickr_target),
     "Flowers102": _lists("_image_files", "_labels"),
     "Food101": _lists("_image_files", "_labels"),
     "GTSRB": _pairs("_samples"),
     "INaturalist": Files(_inaturalist_path, _inaturalist_target, as_it_is=True),
     "Imagenette": _pairs("_samples"),
     "LFWPeople": _lists("data", "targets", loader="_loader"),
-    "OxfordIIITPet": Files(lambda dataset, index: dataset._images[index], _pet_target, joint=True),
+    "OxfordIIITPet": Files(partial(_member, "_images", None), _pet_target, joint=True),
     "Places365": _pairs("imgs", joint=True),
     "RenderedSST2": _pairs("_samples"),
-    "SBU": Files(
-        lambda dataset, index: os.path.join(dataset.root, "dataset", dataset.photos[index]),
-        lambda dataset, index: dataset.captions[index],
-    ),
+    "SBU": Files(partial(_below_root, ("dataset",), "photos"), partial(_member, "captions", None)),
     "StanfordCars": _pairs("_samples"),
     "SUN397": _lists("_image_files", "_labels"),
 }

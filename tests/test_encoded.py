@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import pickle
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,16 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
+from dataloaders.cache import precompute
 from dataloaders.encoded import FORMATS, EncodedFile, Source, source_of
-from dataloaders.errors import CacheError
+from dataloaders.errors import BackendUnavailable, CacheError
+from dataloaders.vision_files import files_of
+from helpers.vision_datasets import FILES, caltech256, celeba, inaturalist, photo, places365
 
 SIZE = 5
+
+# torchvision's: an image that is opened and not read to its end stays open.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +85,9 @@ def test_parts_of_several_folders(photos: Path) -> None:
         assert_is(source, index, *one.samples[number])
         assert source.transform(index) is transform
     assert set(source.transforms) == {abs, len}
+    whole = known(dataset)
+    assert whole.target(-1) == whole.target(7)
+    assert whole.image(-1).tobytes() == whole.image(7).tobytes()
     assert len(known(random_split(one, [3, 2])[1])) == 2
 
 
@@ -220,3 +232,74 @@ def test_an_image_larger_than_pillow_allows(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1700)
     with pytest.raises(ValueError, match="DecompressionBombError: Image size"):
         EncodedFile(data).decode()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_torchvisions_datasets(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "scipy" not in sys.modules:  # Caltech101 imports it, for what is not asked for here
+        for module in ("scipy", "scipy.io"):
+            monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    dataset = FILES[name](tmp_path, transform=abs, target_transform=repr)
+    source = known(dataset)
+    assert len(source) == len(dataset)
+    assert source.user_code
+    assert source.transforms == [abs]
+    assert pickle.loads(pickle.dumps(files_of(dataset))) is not None  # as workers get it
+    pixels = FILES[name](tmp_path / "again")
+    for index in range(len(dataset)):
+        assert source.transform(index) is abs
+        image, target = pixels[index]
+        for ours in (source.image(index), source.encoded(index).decode()):
+            assert (ours.mode, ours.size) == ("RGB", image.size)
+            assert ours.tobytes() == image.tobytes()
+        if name != "pets_segmented":  # an image, which tells where it is in memory
+            assert source.sample(index, "image") == ("image", repr(target))
+    assert not known(pixels).user_code
+
+
+@pytest.mark.parametrize("make", [caltech256, celeba, inaturalist])
+def test_images_that_are_handed_on_in_the_files_own_mode(tmp_path: Path, make: Any) -> None:
+    dataset = make(tmp_path)
+    source = known(dataset)
+    assert source.encoded(1).decode().mode == "RGB"
+    path = source.encoded(1).name
+    photo(Path(path), 3, 1)
+    assert dataset[1][0].mode == "L"
+    for use in (source.encoded(1).decode, source.encoded(1).check):
+        with pytest.raises(ValueError, match="it is of mode L, which the dataset hands on"):
+            use()
+    with pytest.raises(BackendUnavailable, match=f"{path} is an image of mode L, which"):
+        source.image(1)
+    with pytest.raises(CacheError, match="it is of mode L"):
+        precompute(dataset, tmp_path / "x.h5", images="packed")
+
+
+def _loaded(images: Any, index: int) -> None:
+    images(index)[0].load()  # some datasets open a file, and read it later
+
+
+def test_errors_are_those_of_the_datasets_own_loader(tmp_path: Path) -> None:
+    for name in ("image_folder", "gtsrb", "celeba"):
+        dataset = FILES[name](tmp_path / name)
+        source = known(dataset)
+        Path(source.encoded(0).name).write_bytes(b"text")
+        whole = Path(source.encoded(1).name)
+        whole.write_bytes(whole.read_bytes()[:-40])
+        Path(source.encoded(2).name).unlink()
+        for index in range(3):
+            errors = []
+            for images in (source.image, dataset.__getitem__):
+                with pytest.raises(Exception, match=r".") as caught:
+                    _loaded(images, index)
+                errors.append((caught.type, str(caught.value)))
+            assert errors[0] == errors[1]
+
+
+def test_a_joint_transform(tmp_path: Path) -> None:
+    dataset = places365(tmp_path, transform=abs)
+    dataset.transform = len  # which the dataset does not look at
+    assert known(dataset).transforms == [abs]
+    dataset.transforms = None
+    assert known(dataset).transforms == [None]
+    dataset.transforms = lambda image, target: (image, target)
+    assert "Places365: its transforms= is applied to image and target" in str(source_of(dataset))

@@ -4,7 +4,8 @@
     MNIST, CIFAR10, SVHN, ...                           arrays.py   pixels in memory
     CachedDataset                                       cached.py   a column of a cache
     Subset, ConcatDataset, random_split of these        nested.py
-    anything else with a transform                      opaque.py   its own code decodes, in workers
+    anything else with a transform                      opaque.py   its own code decodes it:
+                                                        recorder.py, recordings.py, streams.py
 
 `source_for` proves on a few samples that the dataset's own come out.
 """

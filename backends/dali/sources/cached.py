@@ -22,7 +22,8 @@ from .source import Failed, Found, Image, Source
 __all__ = ["CachedSource", "cached_source"]
 
 _CHANNELS = {"L": 1, "RGB": 3}
-_TENSORS = ("tensor:uint8", "tv_tensor:Image:uint8")
+_WRAPPED = "tv_tensor:Image:uint8"
+_TENSORS = ("tensor:uint8", _WRAPPED)
 
 
 def cached_source(cached: CachedDataset) -> Source | str:
@@ -60,6 +61,7 @@ def cached_source(cached: CachedDataset) -> Source | str:
         return f"column {entry.name!r} of {name} has tensors of no 1 or 3 channels"
     if found.form == "bytes":
         found.channels = entry.shape[0] if entry.shape else 3
+        found.wraps = kinds[0] == _WRAPPED
     return found
 
 
@@ -136,12 +138,9 @@ class CachedSource(Source):
     def _file(self, index: int) -> Image:
         row = range(len(self))[index]
         data = self._cached.readers[self._number].file(row)
-        found = None if data is None else plain(data, self._name(row))
-        if found is not None and self._must_be:
-            format, *modes = self._must_be
-            if found.format != format or "RGB" not in modes:
-                found = None
-        return found or self._own(index)
+        format, *modes = self._must_be or ("",)
+        found = None if data is None else plain(data, self._name(row), modes=modes)
+        return found if found is not None and format in ("", found.format) else self._own(index)
 
     def _own(self, index: int) -> Image:
         row = range(len(self))[index]

@@ -6,6 +6,7 @@ encoded.Source ──bytes──> peek ── plain ─────────�
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class FileSource(Source):
         try:
             file = self._files.encoded(index)
             name = file.name
-            found = None if decode else plain(file.data, name, as_it_is=file.as_it_is)
+            found = None if decode else plain(file.data, name, modes=file.modes)
             del file
         except Exception:
             found = None  # what the dataset's own way raises counts
@@ -57,16 +58,16 @@ class FileSource(Source):
         return self._files.sample(index, image)
 
 
-def plain(data: bytes, name: str, *, as_it_is: bool = False) -> Image | None:
+def plain(data: bytes, name: str, *, modes: Sequence[str] = ()) -> Image | None:
     """This file for DALI to decode; None if Pillow has to.
 
     Args:
         data: the whole file.
         name: of the file.
-        as_it_is: whether only a file that is RGB itself will do.
+        modes: of which the file has to have one; none of them: any will do.
     """
     header = peek(data)
-    if header is None or not header.plain or (as_it_is and header.mode != "RGB"):
+    if header is None or not header.plain or (modes and header.mode not in modes):
         return None
     if header.height * header.width > _most_pixels():
         return None

@@ -21,7 +21,7 @@ class Part(Source):
         self._source = source
         self._indices = indices
         self.kind, self.channels, self.form = source.kind, source.channels, source.form
-        self.at_once = source.at_once
+        self.wraps, self.at_once = source.wraps, source.at_once
 
     @property
     def transform(self) -> Any:
@@ -61,7 +61,7 @@ def row_of(sources: Sequence[Source]) -> Source | str:
     """``sources``, one behind the other; or why a graph cannot serve all of them, in words."""
     first = sources[0]
     for other in sources[1:]:
-        if (other.kind, other.channels, other.form) != (first.kind, first.channels, first.form):
+        if _sort(other) != _sort(first):
             return (
                 f"a ConcatDataset joins {_told(first)} and {_told(other)}, and a graph serves one "
                 "sort; use a loader for each"
@@ -72,6 +72,10 @@ def row_of(sources: Sequence[Source]) -> Source | str:
                 "give all of them the same"
             )
     return Row(sources)
+
+
+def _sort(source: Source) -> tuple[Any, ...]:
+    return source.kind, source.channels, source.form, source.wraps
 
 
 def _told(source: Source) -> str:
@@ -94,6 +98,7 @@ class Row(Source):
         self._ends = list(accumulate(map(len, sources)))
         first = sources[0]
         self.kind, self.channels, self.form = first.kind, first.channels, first.form
+        self.wraps = first.wraps
 
     @property
     def transform(self) -> Any:

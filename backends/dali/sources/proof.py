@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
@@ -25,7 +27,7 @@ from dataloaders.transforms.find import find_generators
 
 from .source import Failed, Image, Source
 
-__all__ = ["attempts", "generators_kept", "proved", "spread"]
+__all__ = ["as_tensor", "attempts", "generators_kept", "proved", "spread"]
 
 _PROVED = 4
 
@@ -104,8 +106,19 @@ def opened(image: Image, source: Source) -> Any:
     if source.kind == "encoded":
         return Pillow.open(io.BytesIO(image.data.tobytes())).convert("RGB")
     if source.form == "bytes":
-        return torch.from_numpy(image.data.copy()).permute(2, 0, 1).contiguous()
+        return as_tensor(image.data, wraps=source.wraps)
     return Pillow.fromarray(image.data if source.channels == 3 else image.data[..., 0])
+
+
+def as_tensor(pixels: npt.NDArray[np.uint8], *, wraps: bool) -> torch.Tensor:
+    """uint8 [channels, height, width] of [height, width, channels]; a tv_tensor if it ``wraps``."""
+    planes: torch.Tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous()
+    if not wraps:
+        return planes
+    from torchvision.tv_tensors import Image as Wrapped
+
+    wrapped: torch.Tensor = planes.as_subclass(Wrapped)
+    return wrapped
 
 
 def _told(found: Any) -> str:

@@ -52,6 +52,7 @@ class Source(ABC):
         channels: of an image before any transform: 3 for RGB, 1 for Pillow's mode L.
         form: what the dataset hands to its transform: a PIL image ("pil"), or a uint8 tensor
             ("bytes") of [channels, height, width].
+        wraps: whether that tensor is one of torchvision's ``tv_tensors.Image``.
         at_once: whether `images` takes a whole batch at once, so that single ones cost more.
         transform: the one chain that every image goes through; None: there is none.
         user_code: whether `sample` runs code of the user's.
@@ -60,6 +61,7 @@ class Source(ABC):
     kind: Literal["encoded", "pixels"]
     channels: int = 3
     form: Literal["pil", "bytes"] = "pil"
+    wraps: bool = False
     at_once: bool = False
 
     @property

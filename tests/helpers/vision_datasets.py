@@ -1,0 +1,396 @@
+"""torchvision's own datasets over tiny folders and files of the right layout.
+
+Each function takes an empty folder and the dataset's further arguments. Classes that ask for the
+checksums of the published archives are told that all is well; their ``__getitem__`` is untouched.
+"""
+
+from __future__ import annotations
+
+import bz2
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision import datasets
+from torchvision.datasets.folder import default_loader
+from torchvision.datasets.vision import VisionDataset
+
+from helpers.image_files import noise
+
+Maker = Callable[..., Any]
+
+
+def photo(path: Path, seed: int, channels: int = 3) -> None:
+    """A JPEG or what the suffix says, of a size that depends on ``seed``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise(9 + seed % 5, 12 + seed % 3, channels, seed).save(path)
+
+
+def lines(path: Path, *texts: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{text}\n" for text in texts))
+
+
+def classes(folder: Path, names: tuple[str, ...], form: str, count: int = 3) -> None:
+    """``count`` photos in the folder of each class."""
+    for label, name in enumerate(names):
+        for number in range(count):
+            photo(
+                folder / name / form.format(label=label + 1, number=number + 1), 5 * label + number
+            )
+
+
+def _without_checks(kind: Any, **others: Any) -> Any:
+    return type(kind.__name__, (kind,), {"_check_integrity": lambda *_: True, **others})
+
+
+# Of files
+
+
+def image_folder(root: Path, **options: Any) -> Any:
+    classes(root / "photos", ("cat", "dog"), "{number}.jpg")
+    photo(root / "photos" / "dog" / "9.png", 9, 4)
+    return datasets.ImageFolder(str(root / "photos"), **options)
+
+
+def eurosat(root: Path, **options: Any) -> Any:
+    classes(root / "eurosat" / "2750", ("Forest", "River"), "{number}.jpg")
+    return datasets.EuroSAT(str(root), **options)
+
+
+def country211(root: Path, **options: Any) -> Any:
+    classes(root / "country211" / "train", ("AD", "CH"), "{number}.jpg")
+    return datasets.Country211(str(root), **options)
+
+
+def imagenette(root: Path, **options: Any) -> Any:
+    classes(root / "imagenette2" / "train", ("n01440764", "n03888257"), "{number}.JPEG")
+    return datasets.Imagenette(str(root), **options)
+
+
+def imagenet(root: Path, **options: Any) -> Any:
+    import torch
+
+    classes(root / "val", ("n01440764", "n03888257"), "{number}.JPEG")
+    torch.save(({"n01440764": ("tench",), "n03888257": ("parachute",)}, []), root / "meta.bin")
+    return datasets.ImageNet(str(root), split="val", **options)
+
+
+def rendered_sst2(root: Path, **options: Any) -> Any:
+    classes(root / "rendered-sst2" / "train", ("negative", "positive"), "{number}.png")
+    return datasets.RenderedSST2(str(root), **options)
+
+
+def dtd(root: Path, **options: Any) -> Any:
+    classes(root / "dtd" / "dtd" / "images", ("banded", "dotted"), "{number}.jpg")
+    names = ("banded/1.jpg", "dotted/2.jpg", "dotted/1.jpg")
+    lines(root / "dtd" / "dtd" / "labels" / "train1.txt", *names)
+    return datasets.DTD(str(root), **options)
+
+
+def fgvc_aircraft(root: Path, **options: Any) -> Any:
+    data = root / "fgvc-aircraft-2013b" / "data"
+    for number in range(3):
+        photo(data / "images" / f"00{number}.jpg", number)
+    lines(data / "variants.txt", "A 1", "B 2")
+    lines(data / "images_variant_trainval.txt", "000 B 2", "001 A 1", "002 B 2")
+    return datasets.FGVCAircraft(str(root), **options)
+
+
+def sun397(root: Path, **options: Any) -> Any:
+    classes(root / "SUN397" / "a", ("abbey", "attic"), "sun_{number}.jpg")
+    lines(root / "SUN397" / "ClassName.txt", "/a/abbey", "/a/attic")
+    return datasets.SUN397(str(root), **options)
+
+
+def gtsrb(root: Path, **options: Any) -> Any:
+    classes(root / "gtsrb" / "GTSRB" / "Training", ("00000", "00001"), "{number}.ppm")
+    return datasets.GTSRB(str(root), **options)
+
+
+def food101(root: Path, **options: Any) -> Any:
+    classes(root / "food-101" / "images", ("pie", "soup"), "{number}.jpg")
+    meta = {"pie": ["pie/1", "pie/3"], "soup": ["soup/2"]}
+    lines(root / "food-101" / "meta" / "train.json", json.dumps(meta))
+    return datasets.Food101(str(root), **options)
+
+
+def pets(root: Path, **options: Any) -> Any:
+    base = root / "oxford-iiit-pet"
+    for number, name in enumerate(("Abyssinian_1", "beagle_1", "beagle_2")):
+        photo(base / "images" / f"{name}.jpg", number)
+        photo(base / "annotations" / "trimaps" / f"{name}.png", number, 1)
+    texts = ("Abyssinian_1 1 1 1", "beagle_1 2 2 1", "beagle_2 2 2 2")
+    lines(base / "annotations" / "trainval.txt", *texts)
+    return datasets.OxfordIIITPet(str(root), **options)
+
+
+def pets_all_targets(root: Path, **options: Any) -> Any:
+    return pets(root, target_types=["binary-category", "category"], **options)
+
+
+def pets_segmented(root: Path, **options: Any) -> Any:
+    return pets(root, target_types="segmentation", **options)
+
+
+def places365(root: Path, **options: Any) -> Any:
+    for number in range(3):
+        photo(root / "val_large" / f"{number}.jpg", number)
+    lines(root / "categories_places365.txt", "/a/attic 0", "/b/bay 1")
+    lines(root / "places365_val.txt", "0.jpg 1", "1.jpg 0", "2.jpg 1")
+    return _without_checks(datasets.Places365)(str(root), split="val", **options)
+
+
+def inaturalist(root: Path, **options: Any) -> Any:
+    kinds = ("00000_A_B_C_D_E_F_g", "00001_A_B_X_D_E_F_h")
+    classes(root / "2021_train", kinds, "{number}.jpg")
+    return datasets.INaturalist(str(root), target_type=["full", "class"], **options)
+
+
+def inaturalist_loaded(root: Path, **options: Any) -> Any:
+    inaturalist(root)
+    return datasets.INaturalist(str(root), loader=default_loader, **options)
+
+
+def flickr30k(root: Path, **options: Any) -> Any:
+    for number in range(2):
+        photo(root / f"{number}.jpg", number)
+    lines(root / "captions", "0.jpg#0\ta cat", "0.jpg#1\tone cat", "1.jpg#0\ta dog")
+    return datasets.Flickr30k(str(root), ann_file=str(root / "captions"), **options)
+
+
+def flickr8k(root: Path, **options: Any) -> Any:
+    photo(root / "77_x.jpg", 1)
+    page = "<table><tr><td><a href='http://f/u/77/'>x</a><ul><li>a cat</li></ul></td></tr></table>"
+    lines(root / "captions", page.replace("x</a>", "http://f/u/77/</a>"))
+    return datasets.Flickr8k(str(root), ann_file=str(root / "captions"), **options)
+
+
+def caltech101(root: Path, **options: Any) -> Any:
+    base = root / "caltech101" / "101_ObjectCategories"
+    classes(base, ("BACKGROUND_Google", "ant", "bass"), "image_{number:04d}.jpg")
+    return _without_checks(datasets.Caltech101)(str(root), **options)
+
+
+def caltech256(root: Path, **options: Any) -> Any:
+    base = root / "caltech256" / "256_ObjectCategories"
+    classes(base, ("001.ak47", "002.flag"), "{label:03d}_{number:04d}.jpg")
+    return _without_checks(datasets.Caltech256)(str(root), **options)
+
+
+def celeba(root: Path, **options: Any) -> Any:
+    base, names = root / "celeba", [f"00000{n}.jpg" for n in range(3)]
+    for number, name in enumerate(names):
+        photo(base / "img_align_celeba" / name, number)
+    lines(base / "list_eval_partition.txt", *(f"{name} 0" for name in names))
+    lines(base / "identity_CelebA.txt", *(f"{name} {n}" for n, name in enumerate(names)))
+    for file, width in (("bbox", 4), ("landmarks_align", 10), ("attr", 2)):
+        heads = " ".join(f"h{n}" for n in range(width))
+        rows = (f"{name} " + " ".join(["1"] * width) for name in names)
+        lines(base / f"list_{file}_celeba.txt", 3, heads, *rows)
+    options.setdefault("target_type", ["attr", "identity", "bbox", "landmarks"])
+    return _without_checks(datasets.CelebA)(str(root), **options)
+
+
+def lfw(root: Path, **options: Any) -> Any:
+    base = root / "lfw-py"
+    for number in range(2):
+        photo(base / "lfw_funneled" / "Ann" / f"Ann_{number + 1:04d}.jpg", number)
+    lines(base / "lfw-names.txt", "Ann\t2")
+    lines(base / "peopleDevTrain.txt", 1, "Ann\t2")
+    return _without_checks(datasets.LFWPeople)(str(root), split="train", **options)
+
+
+def sbu(root: Path, **options: Any) -> Any:
+    # Its constructor leaves files open.
+    photo(root / "dataset" / "1.jpg", 1)
+    held = {"photos": ["1.jpg"], "captions": ["a cat"], "loader": default_loader}
+    return _filled(datasets.SBU, root, options, **held)
+
+
+def _filled(kind: Any, root: Path, options: dict[str, Any], **attributes: Any) -> Any:
+    """A dataset whose constructor reads files by SciPy, with what it would have read."""
+    dataset = object.__new__(kind)
+    VisionDataset.__init__(dataset, str(root), **options)
+    dataset.__dict__.update(attributes)
+    return dataset
+
+
+def stanford_cars(root: Path, **options: Any) -> Any:
+    for number in range(3):
+        photo(root / f"{number}.jpg", number)
+    samples = [(str(root / f"{number}.jpg"), number) for number in range(3)]
+    return _filled(datasets.StanfordCars, root, options, _samples=samples, loader=default_loader)
+
+
+def flowers102(root: Path, **options: Any) -> Any:
+    files = [root / f"{number}.jpg" for number in range(3)]
+    for number, path in enumerate(files):
+        photo(path, number)
+    held = {"_image_files": files, "_labels": [2, 0, 1], "loader": default_loader}
+    return _filled(datasets.Flowers102, root, options, **held)
+
+
+FILES: dict[str, Maker] = {
+    maker.__name__: maker
+    for maker in (
+        image_folder,
+        eurosat,
+        country211,
+        imagenette,
+        imagenet,
+        rendered_sst2,
+        dtd,
+        fgvc_aircraft,
+        sun397,
+        gtsrb,
+        food101,
+        pets,
+        pets_all_targets,
+        pets_segmented,
+        places365,
+        inaturalist,
+        inaturalist_loaded,
+        flickr30k,
+        flickr8k,
+        caltech101,
+        caltech256,
+        celeba,
+        lfw,
+        sbu,
+        stanford_cars,
+        flowers102,
+    )
+}
+
+
+# In memory
+
+_COUNT = 7
+
+
+def _grey(size: int) -> Any:
+    return np.random.default_rng(1).integers(0, 256, (_COUNT, size, size), np.uint8)
+
+
+def _planes(size: int) -> Any:
+    return np.random.default_rng(2).integers(0, 256, (_COUNT, 3, size, size), np.uint8)
+
+
+def _idx(path: Path, values: Any, kind: int) -> None:
+    """A file as MNIST's: a magic number with the type, the shape, the values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(f">{1 + values.ndim}I", kind << 8 | values.ndim, *values.shape)
+    path.write_bytes(head + values.astype(values.dtype.newbyteorder(">")).tobytes())
+
+
+def _labels() -> Any:
+    return np.arange(_COUNT, dtype=np.uint8)
+
+
+def _mnist_like(name: str) -> Maker:
+    def make(root: Path, **options: Any) -> Any:
+        for part in ("train", "t10k"):
+            _idx(root / name / "raw" / f"{part}-images-idx3-ubyte", _grey(28), 8)
+            _idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", _labels(), 8)
+        return getattr(datasets, name)(str(root), **options)
+
+    return make
+
+
+def emnist(root: Path, **options: Any) -> Any:
+    raw = root / "EMNIST" / "raw"
+    _idx(raw / "emnist-digits-train-images-idx3-ubyte", _grey(28), 8)
+    _idx(raw / "emnist-digits-train-labels-idx1-ubyte", _labels(), 8)
+    return datasets.EMNIST(str(root), split="digits", **options)
+
+
+def qmnist(root: Path, **options: Any) -> Any:
+    raw = root / "QMNIST" / "raw"
+    _idx(raw / "qmnist-train-images-idx3-ubyte", _grey(28), 8)
+    labels = np.arange(8 * _COUNT, dtype=np.int32).reshape(_COUNT, 8)
+    _idx(raw / "qmnist-train-labels-idx2-int", labels, 12)
+    return datasets.QMNIST(str(root), **options)
+
+
+def qmnist_whole_labels(root: Path, **options: Any) -> Any:
+    return qmnist(root, compat=False, **options)
+
+
+def _cifar(name: str, folder: str, key: str) -> Maker:
+    def make(root: Path, **options: Any) -> Any:
+        kind = getattr(datasets, name)
+        base = root / folder
+        base.mkdir(parents=True)
+        entry = {"data": _planes(32).reshape(_COUNT, -1), key: list(range(_COUNT))}
+        for file, _ in kind.train_list:
+            (base / file).write_bytes(pickle.dumps(entry))
+        meta = {**kind.meta, "md5": None}
+        (base / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: ["a", "b"]}))
+        return _without_checks(kind, meta=meta)(str(root), **options)
+
+    return make
+
+
+def stl10(root: Path, **options: Any) -> Any:
+    base = root / "stl10_binary"
+    base.mkdir(parents=True)
+    (base / "train_X.bin").write_bytes(_planes(96).tobytes())
+    (base / "train_y.bin").write_bytes(bytes(range(1, _COUNT + 1)))
+    (base / "unlabeled_X.bin").write_bytes(_planes(96)[::-1].tobytes())
+    return _without_checks(datasets.STL10)(str(root), split="train+unlabeled", **options)
+
+
+def svhn(root: Path, **options: Any) -> Any:
+    held = {"data": np.transpose(_planes(32), (0, 1, 3, 2)), "labels": _labels().astype(np.int64)}
+    return _filled(datasets.SVHN, root, options, **held)
+
+
+def usps(root: Path, **options: Any) -> Any:
+    values = _grey(16).reshape(_COUNT, -1) / 127.5 - 1
+    texts = [
+        f"{label + 1} " + " ".join(f"{n + 1}:{value:.4f}" for n, value in enumerate(row))
+        for label, row in enumerate(values)
+    ]
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "usps.bz2").write_bytes(bz2.compress("\n".join(texts).encode()))
+    return datasets.USPS(str(root), **options)
+
+
+def semeion(root: Path, **options: Any) -> Any:
+    rows = np.hstack([_grey(16).reshape(_COUNT, -1) % 2, np.eye(_COUNT, 10)])
+    np.savetxt(root / "semeion.data", rows)
+    return _without_checks(datasets.SEMEION)(str(root), download=False, **options)
+
+
+def fer2013(root: Path, **options: Any) -> Any:
+    texts = [
+        f'{label},"{" ".join(map(str, row))}"'
+        for label, row in enumerate(_grey(48).reshape(_COUNT, -1))
+    ]
+    lines(root / "fer2013" / "train.csv", "emotion,pixels", *texts)
+    files = {name: (file, None) for name, (file, _) in datasets.FER2013._RESOURCES.items()}
+    kind = type("FER2013", (datasets.FER2013,), {"_RESOURCES": files})
+    return kind(str(root), **options)
+
+
+ARRAYS: dict[str, tuple[Maker, int]] = {
+    "mnist": (_mnist_like("MNIST"), 1),
+    "fashion_mnist": (_mnist_like("FashionMNIST"), 1),
+    "kmnist": (_mnist_like("KMNIST"), 1),
+    "emnist": (emnist, 1),
+    "qmnist": (qmnist, 1),
+    "qmnist_whole_labels": (qmnist_whole_labels, 1),
+    "cifar10": (_cifar("CIFAR10", "cifar-10-batches-py", "labels"), 3),
+    "cifar100": (_cifar("CIFAR100", "cifar-100-python", "fine_labels"), 3),
+    "stl10": (stl10, 3),
+    "svhn": (svhn, 3),
+    "usps": (usps, 1),
+    "semeion": (semeion, 1),
+    "fer2013": (fer2013, 1),
+}
+"""Datasets in memory, and how many channels their images have."""
