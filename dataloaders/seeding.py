@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.utils.data
 from torch.utils.data import (
@@ -39,7 +40,7 @@ from dataloaders.errors import OptionError
 from dataloaders.random_states import random_states_kept
 from dataloaders.randomness import FIRST_RESERVED_DRAW, stable_key, words, words_of
 from dataloaders.specification import view_of
-from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
+from dataloaders.whole_batches import RowNumbers, SeededRows, SeededSamples, WholeBatches
 
 __all__ = ["Seeding", "seed_generators"]
 
@@ -279,6 +280,7 @@ class _Fetched(NamedTuple):
     samples: Any
     words: _Words
     in_worker: bool
+    keyed: _Keyed | None = None
 
 
 class _SeededMap:
@@ -300,17 +302,15 @@ class _SeededMap:
             return self._handed_on(keyed)
         # torch's own test for a dataset that fetches many at once.
         bulk = getattr(self.dataset, "__getitems__", None) or None
-        return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker)
+        return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker, keyed)
 
     def _handed_on(self, keyed: _Keyed) -> _Fetched:
         """The keys and what seeds their samples, of which a `WholeBatches` makes a batch."""
-        stable = [stable_key(key) for key in keyed.keys]
-        seeding = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
         one_by_one = _SeededMap(self.dataset.dataset)
         one_by_one.in_worker = self.in_worker
         rows = SeededRows(
             keyed.keys,
-            seeding,
+            _seeding(keyed),
             lambda: one_by_one.__getitems__(keyed).samples,
             _collation(keyed, keyed.keys),
         )
@@ -344,6 +344,12 @@ class _SeededMap:
                 f"{type(found).__name__}; let it return a list, or leave seed= out"
             )
         return found[0]
+
+
+def _seeding(keyed: _Keyed) -> npt.NDArray[np.uint32]:
+    """What seeds the generators around each of these samples."""
+    stable = [stable_key(key) for key in keyed.keys]
+    return words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
 
 
 def _collation(keyed: _Keyed, keys: list[Any]) -> _Words:
@@ -408,6 +414,8 @@ class _SeededCollate:
             first = fetched
             samples = fetched.samples
         draws_nothing = self._collate_fn is default_collate or self._collate_fn is default_convert
+        if isinstance(self._collate_fn, WholeBatches) and first.keyed is not None:
+            samples = SeededSamples(samples, _seeding(first.keyed), first.words)
         if draws_nothing or isinstance(self._collate_fn, WholeBatches):
             return self._collate_fn(samples)
         return _run_seeded(lambda: self._collate_fn(samples), first.words, first.in_worker)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dataloaders.batch import Batch
 
-__all__ = ["RowNumbers", "SeededRows", "WholeBatches"]
+__all__ = ["RowNumbers", "SeededRows", "SeededSamples", "WholeBatches"]
 
 
 class SeededRows(NamedTuple):
@@ -35,6 +35,20 @@ class SeededRows(NamedTuple):
     keys: Sequence[Any]
     words: npt.NDArray[np.uint32]
     samples: Any
+    collation: tuple[int, int, int, int]
+
+
+class SeededSamples(NamedTuple):
+    """The samples of a batch that were fetched under ``seed=``.
+
+    Attributes:
+        samples: as the dataset gave them.
+        words: for each, what the generators were seeded with around it; uint32 [n, 4].
+        collation: what they are seeded with around a collate_fn of the user's.
+    """
+
+    samples: Any
+    words: npt.NDArray[np.uint32]
     collation: tuple[int, int, int, int]
 
 
@@ -59,8 +73,11 @@ class RowNumbers:
 
 
 class WholeBatches(ABC):
-    """A collate_fn that makes batches of what `RowNumbers` hands on."""
+    """A collate_fn of ours, for what `RowNumbers` hands on or for samples.
+
+    It draws from no process-wide generator, and runs no code of the user's.
+    """
 
     @abstractmethod
     def __call__(self, rows: Any) -> Batch:
-        """The batch of these indices, or of these `SeededRows`."""
+        """The batch of these indices or samples; under ``seed=`` `SeededRows`, `SeededSamples`."""

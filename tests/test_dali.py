@@ -21,9 +21,12 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.transforms import v2
 
+from backends.dali import Dali
 from dataloaders import DataLoader
+from dataloaders.errors import BackendUnavailable, OptionError
 from helpers.compare import assert_same, run_epochs, seed_everything
-from helpers.photos import SIZE, Digits, Files, Tiny, folder
+from helpers.datasets import CountingStream
+from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
@@ -51,7 +54,50 @@ FIXED = transforms.Compose([transforms.Resize((14, 18)), transforms.ToTensor()])
 ERASED = transforms.Compose(
     [transforms.RandomCrop(12), transforms.ToTensor(), transforms.RandomErasing(p=0.5)]
 )
-CHAINS = {"v1": V1, "v2": V2, "bytes": BYTES, "fixed": FIXED, "erased": ERASED}
+GUIDE = transforms.Compose(
+    [
+        transforms.Resize((16, 16)),
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomVerticalFlip(),
+        transforms.RandomRotation(10),
+        transforms.ColorJitter(0.05, 0.05, 0.05, 0.05),
+        transforms.ToTensor(),
+    ]
+)
+POLICY = transforms.Compose(
+    [
+        transforms.RandomCrop(20, padding=4),
+        transforms.RandomChoice([transforms.RandAugment(), transforms.TrivialAugmentWide()]),
+        transforms.RandomApply([transforms.GaussianBlur(3)]),
+        transforms.RandomGrayscale(0.3),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+        transforms.RandomErasing(value="random"),
+    ]
+)
+V2_POLICY = v2.Compose(
+    [
+        v2.RandomResizedCrop(20, antialias=True),
+        v2.AugMix(),
+        v2.ToImage(),
+        v2.AutoAugment(),
+        v2.RandomPhotometricDistort(),
+        v2.ToDtype(torch.float16, scale=True),
+        v2.ToPureTensor(),
+    ]
+)
+GREY = v2.Compose([v2.Grayscale(), v2.CenterCrop(18), v2.ToImage(), v2.ToDtype(torch.uint8)])
+CHAINS = {
+    "v1": V1,
+    "v2": V2,
+    "bytes": BYTES,
+    "fixed": FIXED,
+    "erased": ERASED,
+    "guide": GUIDE,
+    "policy": POLICY,
+    "v2 policy": V2_POLICY,
+    "grey": GREY,
+}
 
 
 def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -79,12 +125,38 @@ def test_crops_are_stocks_to_the_bit(chain: Any) -> None:
         lambda: Digits(transforms.Compose([transforms.RandomCrop(20), transforms.ToTensor()])),
         lambda: Subset(folder(V1), [3, 1, 1, 8, 2]),
         lambda: ConcatDataset([folder(V1), Subset(folder(V1), range(4))]),
+        lambda: Opened(V1),
+        lambda: Noisy(ERASED),
     ],
-    ids=["target_transform", "protocol", "CIFAR10", "MNIST", "subset", "concat"],
+    ids=["target_transform", "protocol", "CIFAR10", "MNIST", "subset", "concat", "own", "draws"],
 )
 def test_samples_of_every_kind_of_dataset_are_stocks(dataset: Callable[[], Any]) -> None:
     theirs, ours = pair(dataset(), shuffle=True, seed=1, drop_last=True)
     assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+
+
+class Noisy(Opened):
+    """Draws random numbers of its own before its transform does."""
+
+    def __getitem__(self, index: int) -> Any:
+        if torch.rand(()) < 0.5:
+            torch.randperm(5)
+        image, label = super().__getitem__(index)
+        return {"image": image, "label": label}
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=str)
+def test_datasets_with_code_of_their_own_are_read_in_torchs_workers(
+    options: dict[str, Any],
+) -> None:
+    theirs, ours = pair(Noisy(V1), shuffle=True, seed=8, num_workers=2, **options)
+    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+    assert "2 worker processes" in str(ours.explain())
+    del theirs, ours
+    _, unseeded = pair(Opened(V1), num_workers=1, **options)
+    one, two = (torch.cat([images for images, _ in unseeded]) for _ in range(2))
+    assert one.shape == (SIZE, 3, 16, 16)
+    assert not torch.equal(one, two)
 
 
 def test_stocks_workers_and_set_epoch_change_nothing() -> None:
@@ -207,3 +279,113 @@ def test_state_of_the_loops_own_generators_is_left_alone_between_batches() -> No
     seed_everything()
     states = [torch.get_rng_state() for _ in ours]
     assert all(torch.equal(state, states[0]) for state in states)
+
+
+# What it says of itself
+
+
+def test_the_plan_names_each_transform_and_where_it_runs() -> None:
+    _, ours = pair(folder(GUIDE), num_workers=2)
+    text = str(ours.explain())
+    for number, member in enumerate(GUIDE.transforms):
+        assert f"{type(member).__name__} at transform.transforms[{number}]" in text
+    assert "ToTensor at transform.transforms[5]: by batch, torchvision's values to the bit" in text
+    assert "! not in DALI: on the CPU DALI's filters take longer than Pillow's" in text
+    assert "num_workers=2 is not used" in text
+    windows = str(pair(folder(V1))[1].explain())
+    assert "only the window that is cut out" in windows
+    assert "Crop of RandomResizedCrop at transform.transforms[0]: torchvision's pixels" in windows
+    assert "Resize of RandomResizedCrop at transform.transforms[0], RandomHorizontal" in windows
+
+
+class Odd:
+    def __call__(self, image: Any) -> Any:
+        return image
+
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "says"),
+    [
+        (
+            lambda: folder(transforms.Compose([transforms.RandomCrop(8), Odd(), V1])),
+            r"dali cannot run Odd\(\) at transform.transforms\[1\]: it is code of your own; repl",
+        ),
+        (lambda: folder(transforms.RandomCrop(8)), "ends in a PIL image, .* end it in ToTensor"),
+        (lambda: folder(), "ends in a PIL image"),
+        (lambda: torch.utils.data.TensorDataset(torch.zeros(3, 2)), "nor can its own code"),
+        (
+            lambda: folder(v2.Compose([v2.RandomApply([v2.ToImage()]), v2.CenterCrop(8)])),
+            "makes tensors of some images and not of others",
+        ),
+    ],
+    ids=["own code", "pil", "none", "tensors", "sometimes"],
+)
+def test_what_stands_in_the_way_is_named(dataset: Callable[[], Any], says: str) -> None:
+    _, ours = pair(dataset())
+    plan = ours.explain()
+    assert not plan.runs
+    assert plan.obstacle is not None
+    with pytest.raises(BackendUnavailable, match=says):
+        iter(ours)
+
+
+def test_an_iterable_dataset_is_refused_with_what_to_do() -> None:
+    ours: DataLoader[Any] = DataLoader(CountingStream(), backend="dali")
+    with pytest.raises(BackendUnavailable, match="no samples by index; give it __getitem__"):
+        iter(ours)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 0},
+        {"depth": True},
+        {"threads": "many"},
+        {"fast": "resize"},
+        {"fast": ("speed",)},
+    ],
+)
+def test_options_that_cannot_be_taken(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=rf"Dali\({name}="):
+        Dali(**options)
+
+
+def test_options_change_no_sample_but_fast_ones() -> None:
+    data = folder(V1)
+    expected = list(DataLoader(data, 4, seed=2))
+    plain = DataLoader(data, 4, seed=2, device="cpu", backend=Dali(threads=1, depth=1))
+    assert_same(list(plain), expected)
+    fast = DataLoader(data, 4, seed=2, device="cpu", backend=Dali(fast=("resize",)))
+    for (images, targets), (wanted, same) in zip(fast, expected, strict=True):
+        assert_same(targets, same)
+        levels = (images - wanted).abs() * torch.tensor(STD).reshape(3, 1, 1) * 255
+        assert 0 < levels.max() < 1.01
+    assert Dali(fast=["resize"]) == Dali(fast=("resize",))
+    assert hash(Dali()) == hash(Dali())
+
+
+def test_a_device_that_is_not_there_is_torchs_error() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    ours: DataLoader[Any] = DataLoader(folder(V1), backend="dali", device="cuda:0")
+    plan = ours.explain()
+    assert not plan.runs
+    assert "device='cuda:0': there is no CUDA device" in str(plan.obstacle)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain: Any) -> None:
+    theirs = DataLoader(folder(chain), 4, shuffle=True, seed=5)
+    ours = DataLoader(folder(chain), 4, shuffle=True, seed=5, backend="dali")
+    for (images, targets), (wanted, same) in zip(ours, theirs, strict=True):
+        assert {images.device.type, targets.device.type} == {"cuda"}
+        assert_same(targets.cpu(), same)
+        assert (images.shape, images.dtype) == (wanted.shape, wanted.dtype)
+        off = (images.cpu().double() - wanted.double()).abs()
+        # Other decoders and filters: another crop or flip would be many times as far off.
+        assert off.mean() < 0.05 * (wanted.double().max() - wanted.double().min())

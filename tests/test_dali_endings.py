@@ -162,8 +162,9 @@ def test_many_epochs_leave_threads_and_files_flat() -> None:
         return process.num_threads(), process.num_fds()
 
     threads, files = epochs(3)
-    threads_after, files_after = epochs(15)
-    assert threads_after <= threads
+    threads_after, files_after = epochs(20)
+    # Readers and what is behind the graph begin threads as they need them, up to 4 and 2.
+    assert threads_after <= threads + 6
     assert files_after <= files
 
 

@@ -1,6 +1,6 @@
 """Each node of DALI's graph beside torchvision's function on PIL images: the same, or as it says.
 
-DALI's operators for a CUDA device are tried on the CPU here: the same nodes, the same arithmetic.
+The nodes for a CUDA device are tried on the CPU too: the same graph, the same arithmetic.
 """
 
 from __future__ import annotations
@@ -59,8 +59,15 @@ def factors(*first: float) -> dict[str, np.ndarray]:
     return {"factor": drawn.astype(np.float64)}
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
 def off_by(
-    primitive: Primitive, numbers: dict[str, np.ndarray], where: Any, channels: int = 3
+    primitive: Primitive,
+    numbers: dict[str, np.ndarray],
+    where: Any,
+    channels: int = 3,
+    device: str = "cpu",
 ) -> np.ndarray:
     """How far each level is off."""
     node = node_for(primitive, form="pil", device="cuda", fast=tuple(FAST))
@@ -68,7 +75,7 @@ def off_by(
     graph = Graph(
         [node],
         batch_size=COUNT,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         threads=2,
         encoded=False,
         channels=channels,
@@ -79,7 +86,7 @@ def off_by(
     differences = []
     for place, image in enumerate(graph.take()):
         expected = np.asarray(action.apply(place, pictured(pixels[place])))
-        made = image.permute(1, 2, 0).numpy().reshape(expected.shape)
+        made = image.permute(1, 2, 0).cpu().numpy().reshape(expected.shape)
         differences.append(np.abs(made.astype(int) - expected).ravel())
     return np.concatenate(differences)
 
@@ -98,17 +105,18 @@ EXACT = [
 ]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", [None, SOME], ids=["all", "some"])
 @pytest.mark.parametrize(
     ("primitive", "numbers"), EXACT, ids=[type(each[0]).__name__ for each in EXACT]
 )
 def test_pillows_levels_to_the_bit(
-    primitive: Primitive, numbers: dict[str, np.ndarray], where: Any
+    primitive: Primitive, numbers: dict[str, np.ndarray], where: Any, device: str
 ) -> None:
     node = node_for(primitive, form="pil", device="cuda")
     assert isinstance(node, Node)
     assert node.exact == "exact"
-    assert off_by(primitive, numbers, where).max() == 0
+    assert off_by(primitive, numbers, where, device=device).max() == 0
 
 
 @pytest.mark.parametrize(
@@ -120,11 +128,12 @@ def test_of_grey_images_too(primitive: Primitive, numbers: dict[str, np.ndarray]
     assert off_by(primitive, numbers, SOME, channels=1).max() == 0
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", [None, SOME], ids=["all", "some"])
 @pytest.mark.parametrize(("width", "height"), [(5, 5), (3, 7), (13, 1)])
-def test_a_blur_is_one_level_off_at_most(width: int, height: int, where: Any) -> None:
+def test_a_blur_is_one_level_off_at_most(width: int, height: int, where: Any, device: str) -> None:
     numbers = {"sigma": np.linspace(0.1, 3.0, COUNT)}
-    off = off_by(GaussianBlur(width, height), numbers, where)
+    off = off_by(GaussianBlur(width, height), numbers, where, device=device)
     assert off.max() <= 1
     assert (off == 0).mean() > 0.999
 

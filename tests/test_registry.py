@@ -59,7 +59,7 @@ def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
     ("stand_in", "says"),
     [
         ("raise ImportError('no DALI here')", "which cannot be imported (no DALI here)"),
-        ("__version__ = '0.9.3'", "needs NVIDIA DALI 1.50 or newer, and 0.9.3 is installed"),
+        ("__version__ = '0.9.3'", "needs NVIDIA DALI 2.0 or newer, and 0.9.3 is installed"),
     ],
     ids=["missing", "too old"],
 )

@@ -1,6 +1,7 @@
 """What is done to a batch of images behind the graph: image by image, or all at once.
 
-    uint8 [n, C, H, W] ──Each: Primitive.apply in threads──> uint8 or floats
+    uint8 [n, C, H, W] ──Each: Primitive.apply in threads of the CPU──> uint8 or floats
+                       ──OnDevice: kernels on the batch, on a device──>
                        ──Whole: the tail's table, in pieces──> floats [n, C, H, W]
 
 Images are one tensor, or a list of tensors where their sizes differ. Only images that take part
@@ -12,21 +13,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from dataloaders.pool import HostPool
-from dataloaders.transforms.actions import Action
+from dataloaders.transforms.actions import Action, Primitive
+from dataloaders.transforms.kernels import kernel_for, run
+from dataloaders.transforms.kernels.kernel import Form
+from dataloaders.transforms.kernels.table import form_after
 from dataloaders.transforms.kinds import torchvision_name
+from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
 from dataloaders.transforms.table import tables_of
 from dataloaders.transforms.trailing import arithmetic_of
 from dataloaders.transforms.ways import Way, way_for
 
 from .plan import Behind, TailRun
 
-__all__ = ["Each", "Images", "Memory", "Step", "Whole", "dense", "memory_of"]
+__all__ = [
+    "ByHost",
+    "Each",
+    "Images",
+    "Memory",
+    "OnDevice",
+    "Step",
+    "Whole",
+    "apart",
+    "dense",
+    "memory_of",
+]
 
 Images: TypeAlias = "torch.Tensor | list[torch.Tensor]"
 """[n, C, H, W]; or n of [C, H, W] where they differ in size or type."""
@@ -52,41 +69,133 @@ class Step(ABC):
 
 
 class Each(Step):
-    """A `Behind`, by torchvision's own functions on each image, in threads."""
+    """A `Behind`, by torchvision's own functions on each image, in threads of the CPU.
 
-    def __init__(self, part: Behind, threads: Executor, count: int) -> None:
+    Args:
+        part: what is done.
+        threads, count: that share the images, and how many.
+        memory: for a batch of them.
+        fast: whether "resize" may be torch's on bytes, 1 level off, in place of Pillow's.
+    """
+
+    def __init__(
+        self, part: Behind, threads: Executor, count: int, memory: Memory, *, fast: bool = False
+    ) -> None:
         self._part = part
         self._threads = threads
         self._count = count
+        self._memory = memory
+        self._fast = fast
 
     def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
         """See `Step`."""
-        own = [actions[place] for place in self._part.places]
+        own = [self._quicker(actions[place]) for place in self._part.places]
         touched = [i for i in range(len(images)) if any(action.takes(i) for action in own)]
         if not touched:
             return images
+        first = _tensor(self._made(own, touched[0], images[touched[0]]))
+        batch = self._batch(images, first, len(touched))
         made: list[torch.Tensor] = list(images)
 
         def make(samples: Sequence[int]) -> None:
             for sample in samples:
-                made[sample] = self._made(own, sample, made[sample])
+                at_hand = sample == touched[0]
+                image = first if at_hand else _tensor(self._made(own, sample, images[sample]))
+                made[sample] = image
+                if batch is not None and image.shape == first.shape and image.dtype is first.dtype:
+                    made[sample] = batch[sample].copy_(image)
 
-        parts = [touched[begin :: self._count] for begin in range(self._count)]
-        futures = [self._threads.submit(make, part) for part in parts[1:] if part]
+        shares = [touched[begin :: self._count] for begin in range(self._count)]
+        futures = [self._threads.submit(make, share) for share in shares[1:] if share]
         try:
-            make(parts[0])
+            make(shares[0])
         finally:
             errors = [future.exception() for future in futures]  # all have ended then
         for error in errors:
             if error is not None:
                 raise error
-        return _together(images, made, touched)
+        alike = all(each.shape == first.shape and each.dtype is first.dtype for each in made)
+        if not alike:
+            return made
+        return torch.stack(made) if batch is None else batch
 
-    def _made(self, own: Sequence[Action], sample: int, image: torch.Tensor) -> torch.Tensor:
-        value: Any = _picture(image) if self._part.form == "pil" else image
+    def _batch(self, images: Images, first: torch.Tensor, touched: int) -> torch.Tensor | None:
+        """Where images like ``first`` are put as they are made; None: they are stacked."""
+        if touched == len(images):
+            return self._memory((touched, *first.shape), first.dtype, first.device)
+        if isinstance(images, torch.Tensor) and (images.shape[1:], images.dtype) == (
+            first.shape,
+            first.dtype,
+        ):
+            return images
+        return None
+
+    def _made(self, own: Sequence[Action], sample: int, image: torch.Tensor) -> Any:
+        value: Any = image
+        if self._part.form == "pil" and not self._fast:
+            value = _picture(image)
         for action in own:
+            if not action.takes(sample):
+                continue
+            if value is image and self._part.form == "pil" and not _is_alike(action.primitive):
+                value = _picture(image)
             value = action.apply(sample, value)
-        return value if isinstance(value, torch.Tensor) else _pixels(value)
+            if self._fast and isinstance(value, torch.Tensor) and self._part.form == "pil":
+                image = value
+        return value
+
+    def _quicker(self, action: Action) -> Action:
+        primitive = action.primitive
+        if self._fast and isinstance(primitive, Resize) and self._part.form == "pil":
+            return replace(action, primitive=replace(primitive, antialias=True, v2=True))
+        return action
+
+
+def _is_alike(primitive: Primitive) -> bool:
+    """Whether a tensor of bytes may stand for a PIL image in a `fast` resize, or beside it."""
+    if isinstance(primitive, Resize):
+        return primitive.interpolation in ("bilinear", "bicubic")
+    return isinstance(primitive, (Crop, HorizontalFlip, VerticalFlip))
+
+
+class OnDevice(Step):
+    """A `Behind`, by kernels on the whole batch, where it is."""
+
+    def __init__(self, part: Behind) -> None:
+        self._part = part
+
+    def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
+        """See `Step`."""
+        own = [actions[place] for place in self._part.places]
+        return run(own, images, cast(Form, self._part.form), ours=True)
+
+    @staticmethod
+    def serves(part: Behind) -> bool:
+        """Whether there is a kernel for each of its primitives."""
+        form = cast(Form, part.form)
+        for primitive in part.primitives:
+            if kernel_for(primitive, form) is None:
+                return False
+            form = form_after(primitive, form)
+        return True
+
+
+class ByHost(Step):
+    """A step of the CPU in the midst of those on a device: there and back."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
+        """See `Step`."""
+        device = images[0].device
+        here: Images = (
+            images.cpu() if isinstance(images, torch.Tensor) else [image.cpu() for image in images]
+        )
+        done = self._step(here, actions)
+        if isinstance(done, torch.Tensor):
+            return done.to(device)
+        return [image.to(device) for image in done]
 
 
 class Whole(Step):
@@ -153,6 +262,20 @@ def dense(images: Images, memory: Memory) -> Images:
     return memory(images.shape, images.dtype, images.device).copy_(images)
 
 
+def apart(images: Images, taken: Images) -> Images:
+    """``images``, copied where they lie in the memory of ``taken``."""
+    theirs = {image.untyped_storage().data_ptr() for image in _tensors(taken)}
+    if isinstance(images, torch.Tensor):
+        return images.clone() if images.untyped_storage().data_ptr() in theirs else images
+    return [
+        image.clone() if image.untyped_storage().data_ptr() in theirs else image for image in images
+    ]
+
+
+def _tensors(images: Images) -> Sequence[torch.Tensor]:
+    return [images] if isinstance(images, torch.Tensor) else images
+
+
 def _picture(image: torch.Tensor) -> Any:
     """A PIL image of uint8 [C, H, W]; it does not share memory with it."""
     from PIL import Image
@@ -161,25 +284,11 @@ def _picture(image: torch.Tensor) -> Any:
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def _pixels(picture: Any) -> torch.Tensor:
-    """uint8 [C, H, W], as ToTensor orders it."""
-    array = np.array(picture, np.uint8)
+def _tensor(value: Any) -> torch.Tensor:
+    """``value``, or of a PIL image uint8 [C, H, W] in the order [H, W, C]."""
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.array(value, np.uint8)
     if array.ndim == 2:
         array = array[:, :, None]
     return torch.from_numpy(array).permute(2, 0, 1)
-
-
-def _together(images: Images, made: list[torch.Tensor], touched: Sequence[int]) -> Images:
-    """``made`` as one tensor again, in the memory of ``images`` where that fits."""
-    first = made[0]
-    if any(m.shape != first.shape or m.dtype is not first.dtype for m in made):
-        return made
-    if (
-        isinstance(images, torch.Tensor)
-        and images.shape[1:] == first.shape
-        and images.dtype is first.dtype
-    ):
-        for sample in touched:
-            images[sample].copy_(made[sample])
-        return images
-    return torch.stack(made)

@@ -26,6 +26,7 @@ from dataloaders.seeding import seed_generators
 
 from .behind import Images
 from .sources import Source
+from .sources.opaque import Opaque
 from .task import Made, Redo, Task
 
 __all__ = ["Assembly"]
@@ -45,7 +46,7 @@ class Assembly:
     def __init__(
         self,
         dataset: Any,
-        source: Source,
+        source: Source | Opaque,
         collate_fn: Callable[[Any], Any],
         *,
         batched: bool,
@@ -91,13 +92,14 @@ class Assembly:
 
     def _samples(self, task: Task, views: Sequence[torch.Tensor]) -> list[Any]:
         samples = []
-        seeded = task.rows is not None and self._source.user_code
+        seeded = task.collation is not None and self._source.user_code
+        parts = task.keys if task.parts is None else task.parts
         with _states_of(seeded):
-            for place, (key, view) in enumerate(zip(task.keys, views, strict=True)):
+            for place, (part, view) in enumerate(zip(parts, views, strict=True)):
                 if seeded:
                     _seed_behind(task, place)
                 try:
-                    samples.append(self._source.sample(key, view))
+                    samples.append(self._source.sample(part, view))
                 except Exception as error:
                     noted(error, task, place)
                     raise
@@ -114,10 +116,10 @@ class Assembly:
 
     def _collated(self, task: Task, samples: list[Any]) -> Batch:
         given = samples if self._batched else samples[0]
-        if self._collate_fn in (default_collate, default_convert) or task.rows is None:
+        if self._collate_fn in (default_collate, default_convert) or task.collation is None:
             return self._collate_fn(given)
         with random_states_kept(cuda=False):
-            seed_generators(task.rows.collation)
+            seed_generators(task.collation)
             return self._collate_fn(given)
 
 

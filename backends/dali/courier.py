@@ -18,6 +18,7 @@ from typing import TypeAlias
 from .job import Job
 from .line import RUNS, Line
 from .task import Ended, Failed, Item, Task
+from .threads import work_alone
 
 __all__ = ["Courier", "Trip"]
 
@@ -44,6 +45,7 @@ class Trip:
         self.ready: SimpleQueue[Item] = SimpleQueue()
         self.parked = threading.Event()
         self._stopping = False
+        self._lined_up = 0
         self._pid = os.getpid()
 
     def stop(self) -> None:
@@ -54,6 +56,11 @@ class Trip:
         self.inbox.put(None)
         if not isinstance(threading.current_thread(), _Thread):
             self.parked.wait(_PATIENCE_S)  # so that nothing stays behind when this returns
+
+    def counts(self) -> tuple[int, int]:
+        """(ready, ready or under way) batches."""
+        ready = self.ready.qsize()
+        return ready, ready + self.inbox.qsize() + self._lined_up
 
     def run(self, line: Line) -> None:
         """Make batches until there are no more, or it is stopped; on the courier's thread."""
@@ -84,11 +91,13 @@ class Trip:
                     line.start(held)
                 lined_up.append(held)
                 held = None
+                self._lined_up = len(lined_up)
             elif lined_up:
                 done = lined_up.popleft()
                 if isinstance(done, Task):
                     line.finish(done)
                 self.ready.put(done if isinstance(done, Failed) else _item(done))
+                self._lined_up = len(lined_up)
                 del done
             elif ended and held is None:
                 self.ready.put(Ended())
@@ -149,6 +158,7 @@ class Courier:
 
 
 def _work(inbox: SimpleQueue[Trip | None], line: Line) -> None:
+    work_alone()
     while (trip := inbox.get()) is not None:
         trip.run(line)
         del trip  # before waiting for the next one

@@ -9,10 +9,12 @@ from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
-from dataloaders.transforms.read import Member
 
+from .behind import OnDevice
 from .job import Job
-from .plan import Behind, InGraph
+from .line import RUNS
+from .plan import Behind, InGraph, Work
+from .sources.opaque import Opaque
 
 __all__ = ["described"]
 
@@ -32,25 +34,35 @@ def _images(job: Job) -> Iterator[Stage]:
     dali = f"DALI on {job.device}" if job.device.type == "cuda" else "DALI's CPU operators"
     dali += "" if job.device.type == "cuda" else f", {_threads(job)}"
     graph = job.work.graph
-    if job.source.kind == "encoded":
+    if job.kind == "encoded":
         yield Stage("decode", dali, _decoding(job))
     if graph.members:
-        yield Stage("augment", dali, f"{_names(graph.members)}: {_exactness(graph)}")
+        yield Stage("augment", dali, f"{_told(job.work, graph)}: {_exactness(graph)}")
     for part in job.work.parts:
-        names = _names(part.members)
         if not isinstance(part, Behind):
+            names = ", ".join(map(str, part.members))
             where = str(job.device) if job.device.type == "cuda" else "a thread"
             how = "by batch, torchvision's values to the bit"
             yield Stage("normalise", where, f"{names}: {how}")
             continue
         why = graph.why if part is job.work.parts[0] else None
         obstacle = None if why is None else f"not in DALI: {why}"
-        how = "image by image, torchvision's own functions"
-        yield Stage("augment", _threads(job), f"{names}: {how}", obstacle)
+        where, how = _threads(job), "image by image, torchvision's own functions"
+        if job.device.type == "cuda" and OnDevice.serves(part):
+            where, how = str(job.device), "by batch, kernels that compute what torchvision does"
+        if "resize" in job.fast and part.form == "pil":
+            how += "; resizing by torch on bytes, 1 level off (fast)"
+        yield Stage("augment", where, f"{_told(job.work, part)}: {how}", obstacle)
 
 
 def _fetching(job: Job) -> Stage:
-    if job.source.kind == "encoded":
+    if isinstance(job.source, Opaque):
+        where = "this process"
+        if job.num_workers:
+            where = f"{job.num_workers} worker process{'es' * (job.num_workers > 1)}"
+        how = "the dataset's own code, up to its transform; pixels are handed on"
+        return Stage("fetch", where, how)
+    if job.kind == "encoded":
         return Stage("fetch", "threads", "files read ahead, sizes from their headers")
     return Stage("fetch", "threads", "pixels in memory, by index")
 
@@ -70,7 +82,14 @@ def _exactness(graph: InGraph) -> str:
 
 def _notes(job: Job, loader: Specification) -> Iterator[str]:
     yield f"up to {job.depth} batches are under way at once, made by threads of this process"
-    if loader.num_workers:
+    if isinstance(job.source, Opaque):
+        yield (
+            f"{type(loader.dataset).__name__} is not known, so its own code decodes; give it the "
+            "methods encoded(index) and target(index), and DALI decodes its files"
+        )
+        if not job.num_workers:
+            yield "num_workers=0: that code runs on the loop's thread; give it workers"
+    elif loader.num_workers:
         yield (
             f"num_workers={loader.num_workers} is not used: files are read by threads; leave it "
             "out, or keep it for other backends"
@@ -80,6 +99,10 @@ def _notes(job: Job, loader: Specification) -> Iterator[str]:
     if job.source.user_code:
         yield "target_transform and the like run on the loop's thread"
     if job.device.type == "cuda":
+        yield (
+            f"on {job.device} are at most {RUNS} batches inside DALI, {job.depth} finished ones, "
+            "and those that the loop holds"
+        )
         yield "DALI on a CUDA device was not yet run on a GPU"
 
 
@@ -106,8 +129,18 @@ def _collation(loader: Specification) -> str:
     return f"{name}, of samples whose images are views of one tensor"
 
 
-def _names(members: tuple[Member, ...]) -> str:
-    return ", ".join(str(member) for member in members)
+def _told(work: Work, part: InGraph | Behind) -> str:
+    """The members of ``part``; of one that is partly elsewhere, the steps that are in here."""
+    told, number = [], 0
+    for member, operator in zip(work.chain.members, work.chain.operators, strict=True):
+        own = dict(enumerate(operator.primitives, number))
+        number += len(own)
+        here = [type(step).__name__ for place, step in own.items() if place in part.places]
+        if len(here) == len(own):
+            told.append(str(member))
+        elif here:
+            told.append(f"{', '.join(dict.fromkeys(here))} of {member}")
+    return ", ".join(told)
 
 
 def _threads(job: Job) -> str:

@@ -1,78 +1,64 @@
-"""What a loop iterates: keys drawn and batches finished on its own thread, images made elsewhere.
+"""What a loop iterates: batches are finished on its own thread, their images are made elsewhere.
 
-next(): sampler ──keys, words──> Task ──readers──> Trip ═══ line ═══> Item ──Assembly──> batch
+next(): Tasks ──> Trip.inbox ═══ line ═══> Trip.ready ──Item──> Assembly ──> batch
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from dataloaders import waiting
 from dataloaders.batch import Batch, to_device
-from dataloaders.randomness import words
-from dataloaders.whole_batches import SeededRows, WholeBatches
 
 from .collate import Assembly, noted
 from .courier import Trip
-from .task import Ended, Failed, Item, Made, Task
+from .task import Ended, Failed, Item, Made
+from .tasks import Tasks, TasksBeside
 
-__all__ = ["DaliEpoch", "Keys"]
-
-
-class Keys(WholeBatches):
-    """A collate_fn that hands on the keys, or the `SeededRows`, of a batch."""
-
-    def __call__(self, rows: Any) -> Any:
-        """See `WholeBatches`."""
-        return rows
+__all__ = ["DaliEpoch"]
 
 
 class DaliEpoch:
     """One epoch of batches.
 
     Args:
-        order: torch's iterator over the keys of the batches.
-        base_seed: that torch drew for this epoch; words come from it where there is no ``seed=``.
-        read: begins to read the images of some keys.
-        depth: batches that are under way, at most.
-        trip: on which they are made.
+        tasks: what is to be made.
+        trip: on which it is made.
+        assembly: makes batches of it.
+        device: where they are delivered.
+        pins: whether in pinned memory, if that is in the host's.
+        length: batches in this epoch, if that is known.
         holds: what has to live as long as this iterator.
     """
 
     def __init__(
         self,
-        order: Iterator[Any],
-        *,
-        base_seed: int,
-        read: Callable[[Sequence[Any]], Future[Any]],
-        depth: int,
+        tasks: Tasks,
         trip: Trip,
         assembly: Assembly,
+        *,
         device: torch.device,
+        pins: bool,
         length: int | None,
         holds: Any,
     ) -> None:
-        self._order: Iterator[Any] | None = order
-        self._seed = base_seed
-        self._read = read
-        self._due = depth
-        self._is_closed = False
+        self._tasks = tasks
+        self._due = tasks.due
         self._trip: Trip | None = trip
         self._assembly = assembly
         self._device = device
+        self._pins = pins
         self._length = length
         self._holds = holds
-        self._batches = self._samples = 0
-        self._under_way = 0
+        self._is_closed = False
         self._pid = os.getpid()
-        self._stop = weakref.finalize(self, trip.stop)
+        self._stop = weakref.finalize(self, _stop, tasks, trip)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -88,14 +74,21 @@ class DaliEpoch:
                 "this iterator was made before a fork, and its threads are in the parent process; "
                 "make one here: iter(loader)"
             )
+        failure: BaseException | None = None
         due, self._due = self._due, 1
-        self.draw(due)
-        item: Item = waiting.get(trip.ready)
-        self._under_way -= 1
         try:
+            self._tasks.draw(due)
+        except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
+            failure = error
+        item: Item = waiting.get(trip.ready)
+        try:
+            if failure is not None and not isinstance(item, Ended):
+                raise failure
             return self._batch(item)
         finally:
-            del item, trip  # a traceback must keep none of them alive
+            if isinstance(self._tasks, TasksBeside):
+                self._tasks.permit()
+            del item, trip, failure  # a traceback must keep none of them alive
 
     def __len__(self) -> int:
         if self._length is None:
@@ -107,56 +100,27 @@ class DaliEpoch:
         """Whether further batches may come."""
         return self._trip is not None
 
-    def counts(self) -> tuple[int, int]:
+    def counts(self) -> tuple[int, int] | None:
         """How full it is; see `dataloaders.flow.counts_of`."""
-        trip = self._trip
-        ready = 0 if trip is None else trip.ready.qsize()
-        return ready, max(ready, self._under_way)
-
-    def end(self) -> None:
-        """No batch is made any more."""
-        self._trip = self._order = self._holds = None
-        self._stop()
+        return None if self._trip is None else self._trip.counts()
 
     def closed(self) -> None:
         """No batch is made any more, though some were to come."""
         self._is_closed = True
-        self.end()
+        self._end()
 
     def draw_now(self) -> None:
         """Draw what is due at the first batch."""
         due, self._due = self._due, 0
-        self.draw(due)
+        self._tasks.draw(due)
 
-    def draw(self, batches: int) -> None:
-        """Draw the keys of so many batches more, and begin to read them."""
-        for _ in range(batches):
-            if self._order is None or self._trip is None:
-                return
-            try:
-                rows = next(self._order)
-            except StopIteration:
-                self._order = None
-                self._trip.inbox.put(None)
-                return
-            except Exception as error:  # the sampler's: raised where its batch would have come
-                self._trip.inbox.put(Failed(error))
-                self._under_way += 1
-                return
-            self._under_way += 1
-            self._trip.inbox.put(self._task(rows))
-
-    def _task(self, rows: Any) -> Task:
-        self._batches += 1
-        if isinstance(rows, SeededRows):
-            return Task(self._batches, rows.keys, rows.words, rows, self._read(rows.keys))
-        places = np.arange(self._samples, self._samples + len(rows))
-        self._samples += len(rows)
-        return Task(self._batches, rows, words(self._seed, 0, places), None, self._read(rows))
+    def _end(self) -> None:
+        self._trip = self._holds = None
+        self._stop()
 
     def _batch(self, item: Item) -> Batch:
         if isinstance(item, Ended):
-            self.end()
+            self._end()
             raise StopIteration
         if isinstance(item, Failed):
             error = noted(item.error, item.task, item.sample)
@@ -168,7 +132,14 @@ class DaliEpoch:
             batch = self._assembly.batch(item)
         else:
             batch = self._assembly.redone(item)
-        return batch if self._device.type == "cpu" else to_device(batch, self._device)
+        if self._device.type != "cpu":
+            return to_device(batch, self._device)
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
+
+
+def _stop(tasks: Tasks, trip: Trip) -> None:
+    tasks.stop()
+    trip.stop()
 
 
 def _wait_for(made: Made) -> None:

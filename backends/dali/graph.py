@@ -14,6 +14,7 @@ fails takes no other one with it: the pipeline is made anew and fed with what wa
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import re
 import threading
@@ -101,6 +102,7 @@ class Graph:
         self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder cuts the windows out
         self._runs: deque[_Run] = deque()
         self._gate, self._lock = threading.Lock(), threading.Lock()
+        self._copied: _Run | None = None
         self._closed = False
         _ALIVE.add(self)
 
@@ -151,15 +153,16 @@ class Graph:
             if not self._runs:
                 raise RuntimeError("no run waits to be taken: feed() one first")
             run = self._runs.popleft()
-            pipeline = self._pipelines[run.windowed]
             try:
-                (made,) = pipeline.share_outputs(self._stream())
-                pipeline.release_outputs()
-                return handed_over(made)
+                return self._made(run)
             except Exception as error:
-                failed = GraphFailed(error, _sample_in(str(error)))
-                self._begin_anew()
-                raise failed from error
+                # Its frames hold the pipeline that is given up, and so that one's threads.
+                cause = error.with_traceback(None)
+            self._begin_anew()
+            try:
+                raise GraphFailed(cause, _sample_in(str(cause))) from cause
+            finally:
+                del cause, run  # no cycle of error, frame and error
 
     def close(self) -> None:
         """End the pipelines and their threads; what is being made is dropped. Tensors stay."""
@@ -167,6 +170,7 @@ class Graph:
             self._closed = True
             self._runs.clear()
             self._pipelines.clear()
+            self._copied = None
 
     @contextmanager
     def _turn(self, closing: bool = False) -> Iterator[None]:
@@ -213,6 +217,14 @@ class Graph:
         for name, array in run.values.items():
             pipeline.feed_input(name, array)
         pipeline.schedule_run()
+
+    def _made(self, run: _Run) -> Tensor | list[Tensor]:
+        pipeline = self._pipelines[run.windowed]
+        (made,) = pipeline.share_outputs(self._stream())
+        pipeline.release_outputs()
+        if self._device.type == "cuda":
+            self._copied = run  # a device may still be reading what it was given
+        return handed_over(made)
 
     def _begin_anew(self) -> None:
         """DALI says that a pipeline is no longer valid after an error."""
@@ -268,11 +280,18 @@ class Graph:
             # Chroma as libjpeg makes it; and one engine for all, so that a sample's pixels do
             # not depend on its place in the batch.
             options.update(jpeg_fancy_upsampling=True, hw_decoder_load=0.0)
+        decoders = _decoders()
         if window is None:
-            return fn.decoders.image(files, **options)
-        return fn.decoders.image_slice(
+            return decoders.image(files, **options)
+        return decoders.image_slice(
             files, start=window["anchor"], shape=window["shape"], axis_names="HW", **options
         )
+
+
+def _decoders() -> Any:
+    """DALI's decoders by nvImageCodec; older versions of DALI call them experimental."""
+    known = inspect.signature(fn.decoders.image).parameters
+    return fn.decoders if "adjust_orientation" in known else fn.experimental.decoders
 
 
 def _decodable(window: Mapping[str, Array], height: Array, width: Array) -> bool:

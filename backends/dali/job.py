@@ -15,10 +15,12 @@ import torch
 
 from dataloaders.backend import Specification
 from dataloaders.specification import device_of, iterates_itself
+from dataloaders.transforms.find import find_chains
 from dataloaders.workers import usable_cores
 
 from .plan import Work, work_of
 from .sources import Source, source_for
+from .sources.opaque import Opaque, opaque_for
 
 if TYPE_CHECKING:
     from . import Dali
@@ -30,7 +32,7 @@ _FEWEST_READERS = 4
 _DEPTH = 3
 
 
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, Source | str]] = (
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, list[int], Source | Opaque | str]] = (
     weakref.WeakKeyDictionary()
 )
 """That a source is the dataset's own is proved on samples: once for each loader and dataset."""
@@ -48,15 +50,27 @@ class Job:
         readers: threads that read files, and decode those that Pillow has to.
         depth: batches between the sampler and the loop.
         batch_size: images in a batch; 1 where the loader does not tell.
+        fast: as `Dali.fast`.
+        num_workers: of torch's, in which the dataset's own code runs; 0 for sources that are read
+            by threads.
+        persistent: whether those live on between epochs.
     """
 
-    source: Source
+    source: Source | Opaque
     work: Work
     device: torch.device
     threads: int
     readers: int
     depth: int
     batch_size: int
+    fast: tuple[str, ...] = ()
+    num_workers: int = 0
+    persistent: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What a graph is given: "encoded" files, or "pixels"."""
+        return self.source.kind if isinstance(self.source, Source) else "pixels"
 
 
 def job_of(options: Dali, loader: Specification) -> Job | str:
@@ -68,11 +82,15 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
             "an iterable dataset has no samples by index; give it __getitem__ and __len__, or use "
             "backend='prefetch'"
         )
-    device = device_of(getattr(loader, "device", None))
+    wanted = getattr(loader, "device", None)
+    if wanted is not None and torch.device(wanted).type == "cuda" and not torch.cuda.is_available():
+        return f"device={str(wanted)!r}: there is no CUDA device that torch can use; leave it out"
+    device = device_of(wanted)
     source = _source(loader)
     if isinstance(source, str):
         return source
     where = "cuda" if device.type == "cuda" else "cpu"
+    opaque = isinstance(source, Opaque)
     work = work_of(source.transform, form=source.form, device=where, fast=options.fast)
     if isinstance(work, str):
         return work
@@ -86,12 +104,23 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
         max(_FEWEST_READERS, threads),
         _DEPTH if options.depth == "auto" else options.depth,
         loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1,
+        tuple(options.fast),
+        loader.num_workers if opaque else 0,
+        opaque and loader.persistent_workers,
     )
 
 
-def _source(loader: Specification) -> Source | str:
-    dataset, found = _KNOWN.get(loader, (None, ""))
-    if dataset is not loader.dataset:
+def _source(loader: Specification) -> Source | Opaque | str:
+    """What is known of the dataset; else a record of what its own code loads."""
+    dataset, chain, found = _KNOWN.get(loader, (None, [], ""))
+    now = [id(member.transform) for each in find_chains(loader.dataset) for member in each.members]
+    if dataset is not loader.dataset or (chain != now and not isinstance(found, Source)):
         found = source_for(loader.dataset)
-        _KNOWN[loader] = loader.dataset, found
+        if isinstance(found, str):
+            opaque = opaque_for(loader.dataset)
+            if isinstance(opaque, str):
+                found = f"{found}; nor can its own code be recorded: {opaque}"
+            else:
+                found = opaque
+        _KNOWN[loader] = loader.dataset, now, found
     return found

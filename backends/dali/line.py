@@ -21,13 +21,14 @@ from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import SampleError, Sizes, drawn
 from dataloaders.transforms.draws import Draws
 
-from .behind import Each, Images, Step, Whole, dense, memory_of
+from .behind import ByHost, Each, OnDevice, Step, Whole, apart, dense, memory_of
 from .graph import Graph, GraphFailed
 from .job import Job
 from .plan import Behind
 from .sources import Failed as NotRead
-from .sources import Found
+from .sources import Found, Source
 from .task import Failed, Made, Redo, Task
+from .threads import work_alone
 
 __all__ = ["RUNS", "Line"]
 
@@ -48,7 +49,7 @@ class Line:
 
     def begin(self, job: Job) -> None:
         """Get ready for an epoch of ``job``."""
-        key = (job.work.graph.nodes, job.source.kind, job.source.channels, job.device, job.threads)
+        key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
         self._job, self._key = job, key
@@ -65,7 +66,7 @@ class Line:
             if self._has_failed(task, found):
                 return
             sizes = _sizes(found)
-            task.draws = Draws(task.words)
+            task.draws = task.draws or Draws(task.words)
             task.actions = drawn(self._job.work.chain.operators, task.draws, sizes)
             task.graph = self._graph_for(len(found))
             self._feed(task.graph, task, found)
@@ -108,12 +109,14 @@ class Line:
 
     def _made(self, task: Task, graph: Graph) -> Made:
         with self._on_stream():
-            images: Images = graph.take()
+            taken = images = graph.take()
             for step in self._steps:
                 images = step(images, task.actions)
             images = dense(images, self._empty)
             ready = None
             if self._stream is not None:
+                # Of DALI's memory the loop's stream is not known to make use: torch's own is.
+                images = apart(images, taken)
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record(self._stream)
         return Made(task, images, ready)
@@ -121,8 +124,11 @@ class Line:
     def _again(self, task: Task, failure: GraphFailed) -> None:
         """Make the batch of files that Pillow decoded, or find the one that it cannot."""
         graph = None
+        source = self._job.source
         try:
-            found = self._job.source.images(task.keys, decode=True)
+            if not isinstance(source, Source):  # pixels: there is nothing to decode
+                raise failure.cause
+            found = source.images(task.keys, decode=True)
             if not self._has_failed(task, found):
                 graph = self._new_graph(len(found))
                 self._feed(graph, task, found)
@@ -158,16 +164,23 @@ class Line:
             device=self._job.device if self._job.device.type == "cuda" else torch.device("cpu"),
             threads=self._job.threads,
             depth=RUNS,
-            encoded=self._job.source.kind == "encoded",
+            encoded=self._job.kind == "encoded",
             channels=self._job.source.channels,
         )
 
     def _step(self, part: Any) -> Step:
         if not isinstance(part, Behind):
             return Whole(part, self._empty)
+        cuda = self._job.device.type == "cuda"
+        if cuda and OnDevice.serves(part):
+            return OnDevice(part)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._job.threads, "dataloaders-dali-behind")
-        return Each(part, self._threads, self._job.threads)
+            self._threads = ThreadPoolExecutor(
+                self._job.threads, "dataloaders-dali-behind", initializer=work_alone
+            )
+        fast = "resize" in self._job.fast
+        each = Each(part, self._threads, self._job.threads, self._empty, fast=fast)
+        return ByHost(each) if cuda else each
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         if self._job.device.type != "cuda":

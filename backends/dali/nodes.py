@@ -12,7 +12,7 @@ only if its name is among ``fast``. DALI is imported when a graph is built, not 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -20,7 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.transforms.actions import Action, Primitive, Sizes
-from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
+from dataloaders.transforms.primitives.geometry import (
+    Crop,
+    HorizontalFlip,
+    Pad,
+    Resize,
+    VerticalFlip,
+)
 
 __all__ = [
     "FAST",
@@ -101,8 +107,13 @@ class Node(ABC):
 
 @dataclass(frozen=True)
 class Window(Node):
-    """A part of the image; zeros outside of it. The decoder can do it too: see `graph`."""
+    """A part of the image, and what lies around it.
 
+    Attributes:
+        fill: the levels outside of the image: one, or one a channel.
+    """
+
+    fill: tuple[int, ...] = (0,)
     inputs: ClassVar[tuple[Input, ...]] = (
         Input("anchor", np.int32, 1),
         Input("shape", np.int32, 1),
@@ -110,20 +121,18 @@ class Window(Node):
 
     def values(self, action: Action, sizes: Sizes) -> Values:
         """See `Node`."""
-        top, left, height, width = (
-            own_or(action, action.numbers[name], neutral)
-            for name, neutral in (
-                ("top", 0),
-                ("left", 0),
-                ("height", sizes.height),
-                ("width", sizes.width),
-            )
-        )
+        top, left, height, width = self._part(action.numbers, sizes)
+        top, left = own_or(action, top, 0), own_or(action, left, 0)
+        height = own_or(action, height, sizes.height)
+        width = own_or(action, width, sizes.width)
         sizes.become(height, width)
         return {
             "anchor": np.stack((top, left), 1).astype(np.int32),
             "shape": np.stack((height, width), 1).astype(np.int32),
         }
+
+    def _part(self, numbers: Values, sizes: Sizes) -> Sequence[npt.NDArray[Any]]:
+        return [numbers[name] for name in Crop.numbers]
 
     def build(self, images: Images, given: Mapping[str, Images], channels: int) -> Images:
         """See `Node`."""
@@ -135,8 +144,17 @@ class Window(Node):
             shape=given["shape"],
             axis_names="HW",
             out_of_bounds_policy="pad",
-            fill_values=0,
+            fill_values=list(self.fill),
         )
+
+
+@dataclass(frozen=True)
+class Bordered(Window):
+    """So many pixels more on each side."""
+
+    def _part(self, numbers: Values, sizes: Sizes) -> Sequence[npt.NDArray[Any]]:
+        left, top, right, bottom = (numbers[name] for name in Pad.numbers)
+        return [-top, -left, sizes.height + top + bottom, sizes.width + left + right]
 
 
 @dataclass(frozen=True)
@@ -218,21 +236,31 @@ _FILTERS = {"bilinear": "TRIANGULAR", "bicubic": "CUBIC", "lanczos": "LANCZOS3"}
 def _resize(primitive: Any, form: Form, device: str, fast: Collection[str]) -> Node | str:
     mode = primitive.interpolation
     smooth = form == "pil" or bool(primitive.antialias)
+    if device == "cpu":
+        return (
+            "on the CPU DALI's filters take longer than Pillow's and torch's, and differ from them "
+            "by up to 19 levels"
+        )
     if form == "bytes" and mode == "bilinear" and not smooth:
         return Resized(primitive, "1 level", "LINEAR", antialias=False)
     if mode not in _FILTERS or not smooth:
         filtered = mode if smooth else f"{mode} without antialias"
         return f"DALI has no filter that is torchvision's {filtered}"
-    if device == "cpu" and "resize" not in fast:
-        return (
-            "DALI's filters on the CPU take longer than Pillow's and torch's and differ from them "
-            "by up to 19 levels"
-        )
     return Resized(primitive, FAST["resize"], _FILTERS[mode])
+
+
+def _pad(primitive: Any, form: Form, device: str, fast: Collection[str]) -> Node | str:
+    if primitive.mode != "constant":
+        return f"DALI has no border that is torchvision's padding_mode={primitive.mode!r}"
+    fill = primitive.fill if isinstance(primitive.fill, tuple) else (primitive.fill or 0,)
+    if not all(isinstance(level, (int, float)) and level in range(256) for level in fill):
+        return f"fill={primitive.fill!r} is no level of a byte"
+    return Bordered(primitive, fill=tuple(map(int, fill)))
 
 
 _MAKERS: dict[type[Primitive], Maker] = {
     Crop: lambda primitive, *_: Window(primitive),
+    Pad: _pad,
     HorizontalFlip: lambda primitive, *_: Flip(primitive),
     VerticalFlip: lambda primitive, *_: Flip(primitive),
     Resize: _resize,

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler
 
 from dataloaders import registry
@@ -23,11 +24,13 @@ from dataloaders.whole_batches import RowNumbers
 
 from .collate import Assembly
 from .courier import Courier, Trip
-from .epoch import DaliEpoch, Keys
+from .epoch import DaliEpoch
 from .job import Job
 from .line import Line
 from .read_ahead import ReadAhead
 from .sources import Source
+from .sources.opaque import Opaque
+from .tasks import Keys, Pack, Recorded, ShowDataset, Tasks, TasksBeside, TasksHere, Writer
 
 if TYPE_CHECKING:
     from . import Dali
@@ -43,6 +46,8 @@ class DaliSession(Session):
         self._loader = weakref.ref(loader)
         self._view: Specification | None = None
         self._order: Session | None = None
+        self._dataset: Any = None  # what is iterated in place of the loader's
+        self._epochs = 0
         self._lane: _Lane | None = None
 
     def epoch(self) -> Iterator[Batch]:
@@ -54,27 +59,23 @@ class DaliSession(Session):
         if isinstance(job, str):
             raise BackendUnavailable(str(Plan(self._options.name, obstacle=job)))
         lane = self._free_lane()
-        order: Any = self._ordered(loader).epoch()
+        order = self._ordered(loader, job)
         trip = Trip(job)
+        tasks, length = self._tasks(order, lane, trip)
+        assembly = Assembly(
+            loader.dataset,
+            job.source,
+            loader.collate_fn,
+            batched=loader.batch_sampler is not None,
+            wraps=job.work.wraps,
+        )
+        holds = (lane, self._view, order)
+        pins = loader.pin_memory and torch.accelerator.is_available()
         batches = DaliEpoch(
-            order,
-            base_seed=int(order._base_seed),
-            read=lane.reader(job),
-            depth=job.depth,
-            trip=trip,
-            assembly=Assembly(
-                loader.dataset,
-                job.source,
-                loader.collate_fn,
-                batched=loader.batch_sampler is not None,
-                wraps=job.work.wraps,
-            ),
-            device=job.device,
-            length=_length(order),
-            holds=(lane, self._view, self._order),
+            tasks, trip, assembly, device=job.device, pins=pins, length=length, holds=holds
         )
         lane.serve(batches, trip)
-        if loader.num_workers > 0:
+        if loader.num_workers > 0 and not job.num_workers:
             batches.draw_now()  # as torch does where there are workers
         return batches
 
@@ -87,22 +88,48 @@ class DaliSession(Session):
             self._order.close()
         self._order = self._view = None
 
-    def _ordered(self, loader: Specification) -> Session:
-        """torch's order: stock, over a view of the loader that gives keys."""
-        changes = {
-            "dataset": RowNumbers(loader.dataset),
-            "collate_fn": Keys(),
-            "num_workers": 0,
-            "prefetch_factor": None,
-            "persistent_workers": False,
-            "timeout": 0,
-            "worker_init_fn": None,
-            "pin_memory": False,
-        }
+    def _tasks(self, order: Session, lane: _Lane, trip: Trip) -> tuple[Tasks, int | None]:
+        """One epoch's tasks, and how many they are if that is known."""
+        job = trip.job
+        ahead = order.epoch_ahead() if job.num_workers else None
+        batches: Any = order.epoch() if ahead is None else ahead
+        # Persistent workers keep the seed of their first epoch.
+        epoch = self._epochs if job.num_workers and job.persistent else 0
+        self._epochs += 1
+        read = _nothing if isinstance(job.source, Opaque) else lane.reader(job)
+        writer = Writer(read, (_base_seed(batches), epoch))
+        if ahead is None:
+            return TasksHere(batches, writer, trip.inbox, job.depth), _length(batches)
+        return TasksBeside(ahead, writer, trip.inbox, job.depth), _length(batches)
+
+    def _ordered(self, loader: Specification, job: Job) -> Session:
+        """torch's order: stock, over a view of the loader that gives keys, or recordings."""
+        changes: dict[str, Any] = {"pin_memory": False}
+        if isinstance(job.source, Opaque):
+            job.source.refresh()
+            known = self._dataset
+            if not isinstance(known, Recorded) or known.recording is not job.source.dataset:
+                self._dataset = Recorded(job.source)
+            changes["collate_fn"] = Pack()
+            if loader.worker_init_fn is not None:
+                changes["worker_init_fn"] = ShowDataset(loader.worker_init_fn)
+        else:
+            self._dataset = RowNumbers(loader.dataset)
+            changes.update(
+                collate_fn=Keys(),
+                num_workers=0,
+                prefetch_factor=None,
+                persistent_workers=False,
+                timeout=0,
+                worker_init_fn=None,
+            )
         if loader.batch_sampler is None:  # batch_size=None: batches of one, taken apart again
             changes["batch_sampler"] = BatchSampler(loader.sampler, 1, False)
         # Not what holds this session open: it would hold itself.
         changes.update({name: None for name in _OPEN if name in loader.__dict__})
+        changes["dataset"] = self._dataset
+        if self._view is not None and self._view.dataset is self._dataset:
+            changes["_iterator"] = self._view._iterator  # persistent workers
         if self._order is None or self._view is None:
             self._view = view_of(loader, **changes)
             self._order = registry.load("stock")(gather=False).open(self._view)  # type: ignore[call-arg]
@@ -134,6 +161,7 @@ class _Lane:
 
     def reader(self, job: Job) -> ReadAhead:
         """What reads the images of keys; kept while the source stays the same one."""
+        assert isinstance(job.source, Source)
         known = self._reader
         if known is not None and known[0] is job.source and known[1] == job.readers:
             return known[2]
@@ -160,6 +188,15 @@ class _Lane:
 
 
 _OPEN = ("_iterator", "_session", "_placed", "_source")
+
+
+def _base_seed(batches: Any) -> int:
+    found = getattr(batches, "base_seed", None)
+    return int(batches._base_seed if found is None else found)
+
+
+def _nothing(keys: Any) -> Any:
+    raise AssertionError("recordings need no reader")
 
 
 def _length(order: Any) -> int | None:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from dataloaders.transforms.actions import Action
 from dataloaders.transforms.draws import Draws
-from dataloaders.whole_batches import SeededRows
 
 if TYPE_CHECKING:
     from .behind import Images
@@ -34,11 +33,12 @@ class Task:
         number: of the batch in its epoch, from 1.
         keys: what the sampler gave.
         words: for each sample, what its random numbers are made of; uint32 [n, 4].
-        rows: the same under ``seed=``; else None.
         reading: what the source has of each, once it is read; None when it was taken.
+        collation: under ``seed=``, what the generators are seeded with around a collate_fn.
+        parts: what a dataset's own code has recorded of each sample; None: the keys are enough.
         names: of the files, once they are read.
         actions: of the whole chain, one for each of its primitives.
-        draws: the streams behind the chain's own numbers.
+        draws: the streams of its samples, for the chain's own numbers.
         graph: which has it under way.
         item: what became of it, once that is known.
     """
@@ -46,8 +46,9 @@ class Task:
     number: int
     keys: Sequence[Any]
     words: npt.NDArray[np.uint32]
-    rows: SeededRows | None
     reading: Future[Any] | None
+    collation: tuple[int, int, int, int] | None = None
+    parts: list[Any] | None = None
     names: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     draws: Draws | None = None

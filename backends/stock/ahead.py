@@ -334,11 +334,16 @@ def _untie(error: Exception) -> None:
 
 
 class WorkersEpoch(Ahead):
-    """One epoch of `AheadWorkers`; it holds the workers, and ends when the next epoch begins."""
+    """One epoch of `AheadWorkers`; it holds the workers, and ends when the next epoch begins.
+
+    Attributes:
+        base_seed: as torch drew it at ``iter()``; of persistent workers, when they were started.
+    """
 
     def __init__(self, workers: AheadWorkers, ticket: Ticket) -> None:
         self._workers = workers
         self._ticket = ticket
+        self.base_seed = int(workers._base_seed)
 
     def __next__(self) -> Batch:
         return self._workers.take(self._ticket)

@@ -1,0 +1,245 @@
+"""Where an epoch's tasks come from: keys that are drawn, or samples that workers have recorded.
+
+    keys         next(order) on the loop's thread ──> read by threads ────────────> Trip.inbox
+    recordings   dataset's code in torch's workers ──> taken by a thread of ours ─> Trip.inbox
+                 or here, with num_workers=0, on the loop's thread ───────────────>
+
+Samplers run on the loop's thread either way, one batch a hand-over.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import get_worker_info
+
+from dataloaders.backend import Ahead, Cancelled
+from dataloaders.randomness import words
+from dataloaders.whole_batches import SeededRows, SeededSamples, WholeBatches
+
+from .sources import Image
+from .sources.opaque import Opaque, Recordings
+from .task import Failed, Task
+
+__all__ = ["Keys", "Pack", "Recorded", "ShowDataset", "Tasks", "TasksBeside", "TasksHere", "Writer"]
+
+_PATIENCE_S = 5.0
+
+
+class Keys(WholeBatches):
+    """A collate_fn that hands on the keys, or the `SeededRows`, of a batch."""
+
+    def __call__(self, rows: Any) -> Any:
+        """See `WholeBatches`."""
+        return rows
+
+
+class Recorded:
+    """A dataset in workers that gives each key beside what it recorded for it."""
+
+    def __init__(self, opaque: Opaque) -> None:
+        self.recording = opaque.dataset
+
+    def __len__(self) -> int:
+        return len(self.recording)
+
+    def __getitem__(self, key: Any) -> Any:
+        return key, self.recording[key]
+
+    def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
+        return list(zip(keys, self.recording.record(keys), strict=True))
+
+
+class Packed(NamedTuple):
+    """A batch of recorded samples, as a worker sends it."""
+
+    keys: list[Any]
+    recordings: Recordings
+    words: npt.NDArray[np.uint32] | None
+    collation: tuple[int, int, int, int] | None
+
+
+class Pack(WholeBatches):
+    """A collate_fn that packs what `Recorded` gives."""
+
+    def __call__(self, rows: Any) -> Packed:
+        """See `WholeBatches`."""
+        samples, seeds, collation = rows, None, None
+        if isinstance(rows, SeededSamples):
+            samples, seeds, collation = rows
+        keys = [key for key, _ in samples]
+        return Packed(keys, Recordings.of([found for _, found in samples]), seeds, collation)
+
+
+class ShowDataset:
+    """A worker_init_fn: the user's own, which sees the dataset as the worker's."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        """See torch's ``worker_init_fn``."""
+        info: Any = get_worker_info()
+        if isinstance(info.dataset, Recorded):
+            object.__setattr__(info, "dataset", info.dataset.recording.dataset)  # info guards it
+        self._function(worker_id)
+
+
+class Writer:
+    """Makes tasks of what an order gives.
+
+    Args:
+        read: begins to read the images of some keys.
+        seed: (base seed, epoch), of which the words come where there is no ``seed=``.
+    """
+
+    def __init__(self, read: Callable[[Sequence[Any]], Future[Any]], seed: tuple[int, int]) -> None:
+        self._read = read
+        self._seed = seed
+        self._batches = self._samples = 0
+
+    def task(self, rows: Any) -> Task:
+        """The next task."""
+        self._batches += 1
+        if isinstance(rows, Packed):
+            return self._recorded(rows)
+        if isinstance(rows, SeededRows):
+            keys = list(rows.keys)
+            return Task(self._batches, keys, rows.words, self._read(keys), rows.collation)
+        keys = list(rows)
+        return Task(self._batches, keys, self._words(len(keys)), self._read(keys))
+
+    def failed(self, error: BaseException) -> Failed:
+        """What stands for the next task, which could not be made."""
+        self._batches += 1
+        return Failed(error)
+
+    def _recorded(self, packed: Packed) -> Task:
+        recordings = packed.recordings
+        reading: Future[Any] = Future()
+        reading.set_result([Image(pixels, *pixels.shape[:2]) for pixels in recordings.images])
+        seeds = self._words(len(packed.keys)) if packed.words is None else packed.words
+        task = Task(self._batches, packed.keys, seeds, reading, packed.collation)
+        task.parts, task.draws = recordings.samples, recordings.draws(seeds)
+        return task
+
+    def _words(self, count: int) -> npt.NDArray[np.uint32]:
+        places = np.arange(self._samples, self._samples + count)
+        self._samples += count
+        return words(*self._seed, places)
+
+
+class Tasks(ABC):
+    """One epoch's tasks, put into ``inbox`` in order; None behind the last one.
+
+    Attributes:
+        due: batches to be drawn when the first one is asked for.
+    """
+
+    due: int
+
+    @abstractmethod
+    def draw(self, batches: int) -> None:
+        """Draw from the sampler for so many batches more; on the loop's thread.
+
+        Raises:
+            Exception: a sampler's, to be raised in place of the batch of this hand-over.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """No task is made any more. Safe to call twice, from any thread, at exit."""
+
+
+class TasksHere(Tasks):
+    """Tasks made on the loop's thread, when their keys are drawn."""
+
+    def __init__(
+        self, order: Iterator[Any], writer: Writer, inbox: SimpleQueue[Any], depth: int
+    ) -> None:
+        self.due = depth
+        self._order: Iterator[Any] | None = order
+        self._writer = writer
+        self._inbox = inbox
+
+    def draw(self, batches: int) -> None:
+        """See `Tasks`; an error waits in its place."""
+        for _ in range(batches):
+            if self._order is None:
+                return
+            try:
+                rows = next(self._order)
+            except StopIteration:
+                self.stop()
+                return
+            except Exception as error:  # a sampler's, or of a dataset that is read here
+                self._inbox.put(self._writer.failed(error))
+                return
+            self._inbox.put(self._writer.task(rows))
+
+    def stop(self) -> None:
+        """See `Tasks`."""
+        self._order = None
+        self._inbox.put(None)
+
+
+class TasksBeside(Tasks):
+    """Tasks of batches that torch's workers send, taken by a thread of ours."""
+
+    def __init__(self, ahead: Ahead, writer: Writer, inbox: SimpleQueue[Any], depth: int) -> None:
+        self.due = max(0, depth - ahead.in_flight)
+        self._ahead: Ahead | None = ahead
+        self._permits: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(depth):
+            self._permits.put(True)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=_take,
+            args=(ahead, writer, inbox, self._permits),
+            name="dataloaders-dali-take",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def draw(self, batches: int) -> None:
+        """See `Tasks`."""
+        if self._ahead is not None and batches:
+            self._ahead.supply(batches)
+
+    def permit(self) -> None:
+        """Another batch may be taken: one was handed over."""
+        self._permits.put(True)
+
+    def stop(self) -> None:
+        """See `Tasks`."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or os.getpid() != self._pid:
+            return
+        ahead.cancel()
+        self._permits.put(False)
+        del ahead  # workers end with their last reference
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE_S)
+
+
+def _take(
+    ahead: Ahead, writer: Writer, inbox: SimpleQueue[Any], permits: SimpleQueue[bool]
+) -> None:
+    while permits.get():
+        try:
+            rows = next(ahead)
+            inbox.put(writer.task(rows))
+            del rows
+        except (StopIteration, Cancelled):
+            break
+        except BaseException as error:  # in place of its batch; later ones may still be taken
+            inbox.put(writer.failed(error))
+    inbox.put(None)
