@@ -87,6 +87,16 @@ V2_POLICY = v2.Compose(
     ]
 )
 GREY = v2.Compose([v2.Grayscale(), v2.CenterCrop(18), v2.ToImage(), v2.ToDtype(torch.uint8)])
+
+
+class Odd:
+    def __call__(self, image: Any) -> Any:
+        return image
+
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
 CHAINS = {
     "v1": V1,
     "v2": V2,
@@ -127,8 +137,19 @@ def test_crops_are_stocks_to_the_bit(chain: Any) -> None:
         lambda: ConcatDataset([folder(V1), Subset(folder(V1), range(4))]),
         lambda: Opened(V1),
         lambda: Noisy(ERASED),
+        lambda: folder(transforms.Compose([Odd(), V1])),
     ],
-    ids=["target_transform", "protocol", "CIFAR10", "MNIST", "subset", "concat", "own", "draws"],
+    ids=[
+        "target_transform",
+        "protocol",
+        "CIFAR10",
+        "MNIST",
+        "subset",
+        "concat",
+        "own",
+        "draws",
+        "own code first",
+    ],
 )
 def test_samples_of_every_kind_of_dataset_are_stocks(dataset: Callable[[], Any]) -> None:
     theirs, ours = pair(dataset(), shuffle=True, seed=1, drop_last=True)
@@ -296,14 +317,6 @@ def test_the_plan_names_each_transform_and_where_it_runs() -> None:
     assert "only the window that is cut out" in windows
     assert "Crop of RandomResizedCrop at transform.transforms[0]: torchvision's pixels" in windows
     assert "Resize of RandomResizedCrop at transform.transforms[0], RandomHorizontal" in windows
-
-
-class Odd:
-    def __call__(self, image: Any) -> Any:
-        return image
-
-    def __repr__(self) -> str:
-        return "Odd()"
 
 
 @pytest.mark.parametrize(

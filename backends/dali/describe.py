@@ -82,18 +82,21 @@ def _exactness(graph: InGraph) -> str:
 
 def _notes(job: Job, loader: Specification) -> Iterator[str]:
     yield f"up to {job.depth} batches are under way at once, made by threads of this process"
-    if isinstance(job.source, Opaque):
+    if isinstance(job.source, Opaque) and job.source.head.transforms:
+        names = ", ".join(type(member).__name__ for member in job.source.head.transforms)
+        yield f"the transform begins with {names}, which run where the dataset's own code does"
+    elif isinstance(job.source, Opaque):
         yield (
             f"{type(loader.dataset).__name__} is not known, so its own code decodes; give it the "
             "methods encoded(index) and target(index), and DALI decodes its files"
         )
-        if not job.num_workers:
-            yield "num_workers=0: that code runs on the loop's thread; give it workers"
     elif loader.num_workers:
         yield (
             f"num_workers={loader.num_workers} is not used: files are read by threads; leave it "
             "out, or keep it for other backends"
         )
+    if isinstance(job.source, Opaque) and not job.num_workers:
+        yield "num_workers=0: the dataset's code runs on the loop's thread; give it workers"
     if loader.batch_sampler is None:
         yield "batch_size=None: images are made one by one; a batch_size makes better use of DALI"
     if job.source.user_code:

@@ -16,6 +16,7 @@ import torch
 from dataloaders.backend import Specification
 from dataloaders.specification import device_of, iterates_itself
 from dataloaders.transforms.find import find_chains
+from dataloaders.transforms.operators import chain_of
 from dataloaders.workers import usable_cores
 
 from .plan import Work, work_of
@@ -89,11 +90,10 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
     source = _source(loader)
     if isinstance(source, str):
         return source
-    where = "cuda" if device.type == "cuda" else "cpu"
-    opaque = isinstance(source, Opaque)
-    work = work_of(source.transform, form=source.form, device=where, fast=options.fast)
+    work = _work(source, options, device)
     if isinstance(work, str):
         return work
+    opaque = isinstance(source, Opaque)
     cores = min(usable_cores(), _MOST_THREADS)
     threads = cores if options.threads == "auto" else options.threads
     return Job(
@@ -110,17 +110,38 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
     )
 
 
+def _work(source: Source | Opaque, options: Dali, device: torch.device) -> Work | str:
+    before = len(source.head.transforms) if isinstance(source, Opaque) else 0
+    return work_of(
+        source.transform,
+        form=source.form,
+        device="cuda" if device.type == "cuda" else "cpu",
+        fast=options.fast,
+        wraps=source.wraps,
+        where=f"transform[{before}:]" if before else "transform",
+    )
+
+
 def _source(loader: Specification) -> Source | Opaque | str:
     """What is known of the dataset; else a record of what its own code loads."""
     dataset, chain, found = _KNOWN.get(loader, (None, [], ""))
     now = [id(member.transform) for each in find_chains(loader.dataset) for member in each.members]
-    if dataset is not loader.dataset or (chain != now and not isinstance(found, Source)):
-        found = source_for(loader.dataset)
-        if isinstance(found, str):
-            opaque = opaque_for(loader.dataset)
-            if isinstance(opaque, str):
-                found = f"{found}; nor can its own code be recorded: {opaque}"
-            else:
-                found = opaque
+    if dataset is not loader.dataset or chain != now:
+        found = _found(loader.dataset)
         _KNOWN[loader] = loader.dataset, now, found
     return found
+
+
+def _found(dataset: Any) -> Source | Opaque | str:
+    source = source_for(dataset)
+    if isinstance(source, Source):
+        chain = chain_of(source.transform)
+        if chain.members or not chain.rest:
+            return source
+        # The first member is somebody's own code: with it, the dataset's own code may run first.
+        recorded = opaque_for(dataset)
+        return source if isinstance(recorded, str) else recorded
+    recorded = opaque_for(dataset)
+    if isinstance(recorded, str):
+        return f"{source}; nor can its own code be recorded: {recorded}"
+    return recorded

@@ -117,7 +117,15 @@ class _Obstacle(Exception):
     pass
 
 
-def work_of(transform: Any, *, form: str, device: str, fast: Collection[str] = ()) -> Work | str:
+def work_of(
+    transform: Any,
+    *,
+    form: str,
+    device: str,
+    fast: Collection[str] = (),
+    wraps: bool = False,
+    where: str = "transform",
+) -> Work | str:
     """How ``transform`` is done with DALI; or why it cannot be, and what to do.
 
     Args:
@@ -125,8 +133,10 @@ def work_of(transform: Any, *, form: str, device: str, fast: Collection[str] = (
         form: what the dataset gives to it: "pil", or "bytes" for uint8 tensors [C, H, W].
         device: where DALI works, "cpu" or "cuda".
         fast: as `Dali.fast`.
+        wraps: whether those tensors are torchvision's ``tv_tensors.Image``.
+        where: what ``transform`` is called in messages.
     """
-    chain = chain_of(transform)
+    chain = chain_of(transform, where)
     if chain.rest:
         member = chain.rest[0]
         called = " ".join(repr(member.transform).split())[:60]
@@ -148,7 +158,7 @@ def work_of(transform: Any, *, form: str, device: str, fast: Collection[str] = (
     graph = _graph(places, device, fast)
     done = set(graph.places)
     begin = graph.places[-1] + 1 if done else 0
-    return Work(chain, graph, tuple(_parts(places[begin:])), last, _wraps(places))
+    return Work(chain, graph, tuple(_parts(places[begin:])), last, _wraps(places, wraps))
 
 
 def _places(chain: Chain, form: str) -> Iterator[_Place]:
@@ -252,8 +262,7 @@ def _members(places: Sequence[_Place]) -> tuple[Member, ...]:
     return tuple({id(place.member): place.member for place in places}.values())
 
 
-def _wraps(places: Sequence[_Place]) -> bool:
-    wraps = False
+def _wraps(places: Sequence[_Place], wraps: bool) -> bool:
     for place in places:
         name = torchvision_name(getattr(place.primitive, "transform", None))
         if name == "ToImage":
