@@ -67,7 +67,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 class BackendWarning(UserWarning):
-    """A backend named by the environment cannot serve one loader, which stays stock."""
+    """A backend cannot serve one loader or one batch, and what serves it in its place."""
 
 
 class CacheWarning(UserWarning):

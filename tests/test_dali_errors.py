@@ -13,6 +13,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from dataloaders import DataLoader
+from dataloaders.errors import BackendWarning
 from helpers.compare import assert_same
 from helpers.photos import SIZE, folder, write_folder
 
@@ -119,7 +120,20 @@ def test_an_image_too_small_for_its_crop_is_torchvisions_error() -> None:
     chain = transforms.Compose([transforms.RandomCrop(22), transforms.ToTensor()])
     errors = compared(folder(chain))
     assert errors
-    assert all("sample " in error.__notes__[0] for error in errors)
+    for error in errors:
+        assert "dataloaders: sample " in error.__notes__[0]
+        assert error.__notes__[1] == "dataloaders: raised by RandomCrop at transform.transforms[0]"
+
+
+def test_a_batch_that_only_dali_refuses_is_the_datasets_own_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("no graph today")
+
+    monkeypatch.setattr("backends.dali.line.Graph", refuses)
+    with pytest.warns(BackendWarning, match=r"could not make batch \d .*no graph today\); the d"):
+        assert compared(folder(CHAIN), shuffle=True) == []
 
 
 def test_a_normalize_of_other_channels_is_torchvisions_error() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
 
 from dataloaders.batch import Batch
-from dataloaders.errors import add_note
+from dataloaders.errors import BackendWarning, add_note
 from dataloaders.random_states import random_states_kept
 from dataloaders.seeding import seed_generators
 
@@ -85,7 +86,16 @@ class Assembly:
                     samples.append(self._dataset[key])
                 except Exception as error:
                     noted(error, task, place)
+                    if redo.where and place == redo.sample:
+                        add_note(error, f"dataloaders: raised by {redo.where}")
                     raise
+        cause = f"{type(redo.cause).__name__}: {redo.cause}"[:300]
+        warnings.warn(
+            f"dali could not make batch {task.number} of this epoch ({cause}); the dataset itself "
+            "made it, on this thread",
+            BackendWarning,
+            stacklevel=4,
+        )
         if self._collate_fn is default_collate and self._batched:
             return default_collate(samples)
         return self._collated(task, samples)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dataloaders.pool import HostPool
-from dataloaders.transforms.actions import SampleError, Sizes, drawn
+from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
 
 from .behind import ByHost, Each, OnDevice, Step, Whole, apart, dense, memory_of
@@ -67,13 +67,23 @@ class Line:
                 return
             sizes = _sizes(found)
             task.draws = task.draws or Draws(task.words)
-            task.actions = drawn(self._job.work.chain.operators, task.draws, sizes)
+            if not self._is_drawn(task, task.draws, sizes):
+                return
             task.graph = self._graph_for(len(found))
             self._feed(task.graph, task, found)
-        except SampleError as error:
-            task.item = Redo(task, error, error.sample)
         except Exception as error:
             task.item = Redo(task, error)
+
+    def _is_drawn(self, task: Task, draws: Draws, sizes: Sizes) -> bool:
+        """Draw the actions of each member, unless one of them refuses an image."""
+        chain = self._job.work.chain
+        for member, operator in zip(chain.members, chain.operators, strict=True):
+            try:
+                task.actions += operator.draw(draws, sizes)
+            except SampleError as error:
+                task.item = Redo(task, error, error.sample, str(member))
+                return False
+        return True
 
     def finish(self, task: Task) -> None:
         """Set ``task.item`` of the oldest batch in the graph."""

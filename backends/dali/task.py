@@ -76,11 +76,17 @@ class Made:
 
 @dataclass(eq=False)
 class Redo:
-    """A batch that could not be made, with the reason."""
+    """A batch that could not be made, with the reason.
+
+    Attributes:
+        sample: which one it was, by its place in the batch; None if that is not known.
+        where: the transform that refused it, as messages name it; "" if it was none.
+    """
 
     task: Task
     cause: BaseException
     sample: int | None = None
+    where: str = ""
 
 
 @dataclass(eq=False)
