@@ -1,0 +1,228 @@
+"""How far is each torchvision transform from torchvision's own result, wherever it is done?
+
+    photos ──torch, seed=──────────────> bytes ─┐
+           ──backend="dali" on the CPU─> bytes ─┼─ the largest difference, in levels of 256
+           ──actions, kernels──────────> bytes ─┘
+
+``python -m bench.transforms`` writes the table of the kept result into docs/transforms.md.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.dali import dali_version, folder_of_photos
+from bench.harness import RESULTS, Case, Cell, Result, Scale, on_one_thread, version_of
+from dataloaders import DataLoader
+from dataloaders.randomness import FIRST_RESERVED_DRAW, words
+
+__all__ = ["CASES", "NAMES", "documented", "table"]
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "transforms.md"
+BEGIN, END = "<!-- python -m bench.transforms -->", "<!-- end -->"
+
+_SEED = 5
+_SIDE = 96
+
+
+def transforms() -> dict[str, Callable[[Any], list[Any]]]:
+    """Name -> the transforms to look at, for torchvision's v1 or v2; a chain ends in one size."""
+    half = 0.5
+    return {
+        "Resize": lambda m: [m.Resize((_SIDE, 70))],
+        "Resize, bicubic": lambda m: [m.Resize((_SIDE, 70), _mode("bicubic"))],
+        "Resize, lanczos": lambda m: [m.Resize((_SIDE, 70), _mode("lanczos"))],
+        "Resize, nearest": lambda m: [m.Resize((_SIDE, 70), _mode("nearest"))],
+        "Resize, max_size": lambda m: [m.Resize(80, max_size=120), m.CenterCrop(_SIDE)],
+        "CenterCrop": lambda m: [m.CenterCrop(_SIDE)],
+        "RandomCrop": lambda m: [m.RandomCrop(_SIDE, padding=20, pad_if_needed=True)],
+        "RandomResizedCrop": lambda m: [m.RandomResizedCrop(_SIDE)],
+        "RandomHorizontalFlip": lambda m: [m.CenterCrop(_SIDE), m.RandomHorizontalFlip()],
+        "RandomVerticalFlip": lambda m: [m.CenterCrop(_SIDE), m.RandomVerticalFlip()],
+        "RandomRotation": lambda m: [m.CenterCrop(_SIDE), m.RandomRotation(30)],
+        "RandomRotation, bilinear": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.RandomRotation(30, _mode("bilinear")),
+        ],
+        "RandomAffine": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.RandomAffine(20, (0.1, 0.2), (0.8, 1.2), 10, _mode("bilinear")),
+        ],
+        "RandomPerspective": lambda m: [m.CenterCrop(_SIDE), m.RandomPerspective(0.4, 0.7)],
+        "Pad": lambda m: [m.CenterCrop(_SIDE), m.Pad((3, 5), 7)],
+        "Pad, reflect": lambda m: [m.CenterCrop(_SIDE), m.Pad((3, 5), 0, "reflect")],
+        "ColorJitter": lambda m: [m.CenterCrop(_SIDE), m.ColorJitter(half, half, half, 0.2)],
+        "ColorJitter, hue": lambda m: [m.CenterCrop(_SIDE), m.ColorJitter(0, 0, 0, half)],
+        "Grayscale": lambda m: [m.CenterCrop(_SIDE), m.Grayscale(3)],
+        "RandomGrayscale": lambda m: [m.CenterCrop(_SIDE), m.RandomGrayscale(half)],
+        "GaussianBlur": lambda m: [m.CenterCrop(_SIDE), m.GaussianBlur(5)],
+        "RandomInvert": lambda m: [m.CenterCrop(_SIDE), m.RandomInvert()],
+        "RandomPosterize": lambda m: [m.CenterCrop(_SIDE), m.RandomPosterize(3)],
+        "RandomSolarize": lambda m: [m.CenterCrop(_SIDE), m.RandomSolarize(100)],
+        "RandomAutocontrast": lambda m: [m.CenterCrop(_SIDE), m.RandomAutocontrast()],
+        "RandomEqualize": lambda m: [m.CenterCrop(_SIDE), m.RandomEqualize()],
+        "RandomAdjustSharpness": lambda m: [m.CenterCrop(_SIDE), m.RandomAdjustSharpness(2)],
+        "AutoAugment": lambda m: [m.CenterCrop(_SIDE), m.AutoAugment()],
+        "RandAugment": lambda m: [m.CenterCrop(_SIDE), m.RandAugment()],
+        "TrivialAugmentWide": lambda m: [m.CenterCrop(_SIDE), m.TrivialAugmentWide()],
+        "AugMix": lambda m: [m.CenterCrop(_SIDE), m.AugMix()],
+        "RandomApply": lambda m: [m.CenterCrop(_SIDE), m.RandomApply([m.ColorJitter(half)])],
+        "RandomChoice": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.RandomChoice([m.RandomRotation(9), m.RandomInvert()]),
+        ],
+        "RandomOrder": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.RandomOrder([m.RandomRotation(9), m.ColorJitter(half)]),
+        ],
+        "the guides' chain": lambda m: [
+            m.Resize((160, 160)),
+            m.RandomHorizontalFlip(),
+            m.RandomVerticalFlip(),
+            m.RandomRotation(10),
+            m.ColorJitter(0.05, 0.05, 0.05, 0.05),
+        ],
+    }
+
+
+NAMES = tuple(transforms())
+
+
+def run(scale: Scale) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
+
+
+def measure(scale: Scale, folder: Path) -> Result:
+    from torchvision import transforms as v1
+    from torchvision.transforms import v2
+
+    count = scale.pick(full=48, tiny=3)
+    photos = folder_of_photos(folder, count, count)
+    rows: list[tuple[Cell, ...]] = []
+    names = NAMES if not scale.tiny else NAMES[::5]
+    for name in names:
+        chains = [module.Compose(transforms()[name](module)) for module in (v1, v2)]
+        cells = [differences(photos, chain, count) for chain in chains]
+        rows.append((name, *(worst(column) for column in zip(*cells, strict=True))))
+    return Result(
+        ("transform, v1 and v2", "on the CPU", "kernels", "DALI's own operators (fast=)"),
+        tuple(rows),
+        all(row[1] == "equal" for row in rows),
+        (
+            f"{count} JPEG photographs, each drawn for once, seed={_SEED}, against torch's loader "
+            "with the same seed. Largest difference of a level of 0 to 255; in brackets the share "
+            "of levels that differ by more than 1. Equal: no bit differs.",
+            'On the CPU: backend="dali" as it is. Kernels: what runs behind the graph on a GPU, '
+            "computed on the CPU here (not yet run on a GPU). DALI's own operators: only where "
+            "Dali(fast=...) names them.",
+            f"Versions: nvidia-dali {dali_version()}, pillow {version_of('pillow')}.",
+        ),
+    )
+
+
+def differences(photos: Path, chain: Any, count: int) -> tuple[Any, Any, Any]:
+    """Differences of each way from torch's result; None where the way has nothing of its own."""
+    from torchvision.transforms import Compose, PILToTensor
+
+    from backends.dali import Dali
+    from backends.dali.nodes import FAST
+
+    whole = Compose([chain, PILToTensor()])
+    wanted = images_of(photos, whole, count, "stock")
+    plain = difference(images_of(photos, whole, count, Dali()), wanted)
+    quick = images_of(photos, whole, count, Dali(fast=tuple(FAST)))
+    fast = difference(quick, wanted)
+    return plain, by_kernels(photos, chain, wanted, count), None if fast == plain else fast
+
+
+def images_of(photos: Path, transform: Any, count: int, backend: Any) -> Any:
+    """uint8 [n, C, h, w] of one batch."""
+    from torchvision.datasets import ImageFolder
+
+    dataset = ImageFolder(str(photos), transform)
+    (batch,) = DataLoader(dataset, count, backend=backend, seed=_SEED, device="cpu")
+    return batch[0]
+
+
+def by_kernels(photos: Path, chain: Any, wanted: Any, count: int) -> Any:
+    """The same by `dataloaders.transforms.kernels`; None where one is missing."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import PILToTensor
+
+    from dataloaders.transforms.kernels import kernel_for
+    from dataloaders.transforms.kernels import run as run_kernels
+    from dataloaders.transforms.operators import chain_of
+
+    read = chain_of(chain)
+    primitives = [each for operator in read.operators for each in operator.primitives]
+    if any(kernel_for(primitive) is None for primitive in primitives):
+        return None
+    images = [image for image, _ in ImageFolder(str(photos), PILToTensor())]
+    heights, widths = zip(*(image.shape[1:] for image in images), strict=True)
+    # As `dataloaders.seeding` seeds the samples of epoch 0.
+    seeding = words(_SEED, 0, np.arange(count), 0, FIRST_RESERVED_DRAW)
+    actions, _ = read.draw(seeding, heights, widths)
+    made = run_kernels([action for each in actions for action in each], images)
+    return difference(made, wanted)
+
+
+def difference(found: Any, wanted: Any) -> tuple[int, float]:
+    """The largest difference of two batches of bytes, and the share above 1."""
+    apart = (found.to(torch.int16) - wanted.to(torch.int16)).abs()
+    return int(apart.max()), float((apart > 1).float().mean())
+
+
+def worst(column: tuple[Any, ...]) -> str:
+    """Of v1 and v2, in words; nothing where there is none."""
+    found = [each for each in column if each is not None]
+    if not found:
+        return ""
+    largest, share = (max(values) for values in zip(*found, strict=True))
+    return "equal" if not largest else f"{largest} ({share:.2%})"
+
+
+def table() -> str:
+    """The kept result, as docs/transforms.md has it."""
+    result = json.loads((RESULTS / "transforms.json").read_text())
+    lines = ["| " + " | ".join(result["headings"]) + " |", "| --- | --- | --- | --- |"]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in result["rows"]]
+    return "\n".join(lines)
+
+
+def documented() -> str:
+    """What docs/transforms.md has between its marks."""
+    return DOCUMENT.read_text().split(BEGIN)[1].split(END)[0].strip()
+
+
+def write() -> None:
+    """Puts the table of the kept result into docs/transforms.md."""
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
+
+
+def _mode(name: str) -> Any:
+    from torchvision.transforms import InterpolationMode
+
+    return InterpolationMode(name)
+
+
+CASES = [
+    Case(
+        "transforms",
+        "How far is each transform from torchvision's own result?",
+        "on the CPU no bit differs",
+        run,
+    ),
+]
+
+if __name__ == "__main__":
+    write()
