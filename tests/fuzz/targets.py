@@ -113,7 +113,7 @@ def _shown(data: bytes, folder: Path) -> None:
         with refusals_aside():
             cache_info.info(str(path), sheet=str(folder / "sheet.png"))
         with refusals_aside():
-            extract(str(path), str(target), rows=f"0:{_MOST_ROWS}")
+            extract(str(path), str(target), rows=None)  # the first few
     shown.flush()
     text = shown.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
     odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
@@ -251,7 +251,38 @@ class _Build:
         precompute(dataset, path, num_workers=0, rows=2, on_error="skip", **options)
 
 
+class _Joined:
+    """A joined cache beside the shards that it names: opened, read, and verified."""
+
+    def __init__(self) -> None:
+        self._shards: dict[str, bytes] = {}
+
+    def seeds(self, folder: Path) -> Iterable[bytes]:
+        for path, shards in seeds.joined(folder):
+            self._shards.update({shard.name: shard.read_bytes() for shard in shards})
+            yield path.read_bytes()
+
+    def run(self, data: bytes, folder: Path) -> None:
+        for name, contents in self._shards.items():
+            (folder / name).write_bytes(contents)
+        path = folder / "a.h5"
+        path.write_bytes(data)
+        with refusals_aside():
+            cached = CachedDataset(path)
+            rows = range(min(len(cached), _MOST_ROWS))
+            for row in rows:
+                with refusals_aside():
+                    cached[row]
+            with refusals_aside():
+                cached.__getitems__(rows)
+            cached.will_read(-(2**70), 2**70)
+        with refusals_aside():
+            for damage in verify(path):
+                assert 0 <= damage.offset <= damage.offset + damage.bytes
+
+
 _BUILD = _Build()
+_JOINED = _Joined()
 
 TARGETS = {
     "index": Target(_index, seeds.texts, mutation.json_text),
@@ -260,6 +291,8 @@ TARGETS = {
     "batches": Target(_batches, seeds.files, mutation.file),
     "cell": Target(_cell, seeds.cells, mutation.cell),
     "journal": Target(_journal, seeds.journals, mutation.journal),
+    "joined": Target(_JOINED.run, _JOINED.seeds, mutation.file),
     "build": Target(_BUILD.run, _BUILD.seeds, mutation.folder, audited=False),
 }
-"""By name: the parser, all of a file, the command line, batches, single values, and builds."""
+"""By name: the parser, all of a file, the command line, batches, single values, a file of shards,
+and builds."""
