@@ -36,6 +36,9 @@ from dataloaders.cache.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.cli.cache_extract import extract
 from dataloaders.errors import CacheError
+from dataloaders.randomness import words
+from dataloaders.seeding import seed_generators
+from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.table import same_bits
 from fuzz import mutation, seeds
 from fuzz.guard import refusals_aside
@@ -140,9 +143,13 @@ def _batches(data: bytes, folder: Path) -> None:
         if isinstance(made, str):
             return
         rows = list(range(min(len(cached), 5)))[::-1]
-        found = made.of(rows, torch.Generator().manual_seed(3))
-        torch.manual_seed(3)
-        wanted = default_collate([cached[row] for row in rows])
+        seeding = words(3, 0, np.arange(len(rows)))
+        found = made.of(rows, Draws(seeding))
+        samples = []
+        for row, (a, b, c, d) in zip(rows, seeding.tolist(), strict=True):
+            seed_generators((a, b, c, d))
+            samples.append(cached[row])
+        wanted = default_collate(samples)
         assert found is None or _same(found, wanted)
 
 
