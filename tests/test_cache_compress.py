@@ -40,6 +40,7 @@ from dataloaders.cache.index import LARGEST_ROW, Index, seal
 from dataloaders.cache.pieces import piece_of
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
+from dataloaders.transforms.draws import FreeDraws
 from helpers.cached import bits, build, datasets
 from helpers.compare import assert_same
 from helpers.compressible import Pictures, rows_of
@@ -517,7 +518,7 @@ def test_whole_batches_of_compressed_columns(tmp_path: Path, codec: str) -> None
     made = batches_of(cached)
     assert isinstance(made, Batches), made
     rows = [5, 699, 5, 0, 333]
-    batch = made.of(rows, np.random.default_rng(0))
+    batch = made.of(rows, FreeDraws(len(rows), np.random.default_rng(0)))
     assert_same(torch.utils.data.default_collate([cached[row] for row in rows]), batch)
 
 

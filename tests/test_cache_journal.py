@@ -23,7 +23,9 @@ RECORDS = st.builds(
     parts=st.lists(st.integers(0, 2**40), max_size=3).map(tuple),
     digest=st.text("0123456789abcdef", min_size=32, max_size=32),
     structure=st.text("0123456789abcdef", max_size=16),
-    placed=st.integers(0, 2**40),
+    spans=st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=3).map(tuple),
+    sums=st.integers(0, 2**40),
+    size=st.integers(0, 2**40),
     failed=st.lists(st.tuples(st.integers(0, 2**40), st.text(max_size=20)), max_size=3).map(tuple),
 )
 SAME_FOLDER = settings(
@@ -145,6 +147,11 @@ def test_a_line_that_finds_no_room_leaves_the_lines_before_it(tmp_path: Path) ->
         b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":[],"failed":[]}',
         b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[[1]]}',
         b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","failed":[["1",2]]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","spans":[[1]]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","spans":[[1,-1]]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","spans":[["",1]]}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","sums":1.5}',
+        b'{"chunk":0,"file":"a","rows":1,"parts":[8],"digest":"","structure":"","size":-1}',
     ],
     ids=lambda text: repr(text[:60]),
 )  # fmt: skip

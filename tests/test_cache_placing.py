@@ -1,9 +1,10 @@
-"""Columns of one shape are written once, at their places; what was not foreseen is as ever."""
+"""Large columns are written once, at their places; what was not foreseen is as ever."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from dataloaders.cache import BuildProgress, CachedDataset, estimate, precompute
 from dataloaders.cache.build import building_folder
@@ -45,6 +46,32 @@ class Images(Dataset[Any]):
             "half": values.random(1500).astype(">f2"),
         }
         return self.other.get(index, lambda same: same)(sample)
+
+
+class Varying(Images):
+    """The image is as wide as it comes; the others are of one shape, a large one among them."""
+
+    def __getitem__(self, index: int) -> Any:
+        def widened(sample: Any) -> Any:
+            width = 41 + index % 7
+            values = np.random.default_rng(index).integers(0, 256, (3, 30, width), dtype=np.uint8)
+            return {**sample, "image": torch.from_numpy(values)}
+
+        sample = widened(Images(size=self.size)[index])
+        return self.other.get(index, lambda same: same)(sample)
+
+
+class TwoVarying(Varying):
+    """A large image and a small mask, both as wide as they come."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if isinstance(sample["image"], torch.Tensor):
+            sample["mask"] = sample["image"][0].contiguous()
+        return {"mask": sample.pop("mask", None), **sample}
+
+
+KINDS = [Images, Varying, TwoVarying]
 
 
 class Stop(Exception):
@@ -81,17 +108,18 @@ def placed_in(path: Path) -> list[int]:
     return [records[number].placed for number in sorted(records)]
 
 
-def interrupted(path: Path, at: int) -> None:
+def interrupted(path: Path, at: int, kind: type[Images] = Images) -> None:
     with pytest.raises(Stop):
-        precompute(Images({at: stop}), path, num_workers=0, rows=4)
+        precompute(kind({at: stop}), path, num_workers=0, rows=4)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("rows", [None, 1, 7])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_file_is_the_one_that_chunks_are_put_together_to(
-    rows: int | None, num_workers: int, tmp_path: Path
+    kind: type[Images], rows: int | None, num_workers: int, tmp_path: Path
 ) -> None:
-    images = Images()
+    images = kind()
     cached = precompute(images, tmp_path / "a.h5", num_workers=num_workers, rows=rows)
     samples = [images[index] for index in range(SIZE)]
     assert (tmp_path / "a.h5").read_bytes() == assembled(
@@ -111,12 +139,63 @@ def test_large_columns_are_written_once(tmp_path: Path) -> None:
     assert told.disk_needed == told.bytes
 
 
+def test_so_are_rows_of_several_shapes(tmp_path: Path) -> None:
+    interrupted(tmp_path / "a.h5", at=58, kind=Varying)
+    sizes = [Varying()[index]["image"].numel() + 2 * 1500 for index in range(56)]
+    expected = [sum(sizes[first : first + 4]) for first in range(0, 56, 4)]
+    assert placed_in(tmp_path / "a.h5") == expected
+    folder = building_folder(tmp_path / "a.h5")
+    written = sum(file.stat().st_size for file in folder.glob("chunk-*"))
+    assert written < 14 * 1000
+    told = estimate(Varying(), tmp_path / "a.h5", num_workers=0)
+    assert told.disk_needed == told.bytes
+
+
+class Hesitating(Varying):
+    """The first chunk takes long, so that nobody knows where the next ones begin."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        for _ in range(2000):
+            if (
+                index != 2
+                or get_worker_info() is None
+                or len(list(self.folder.glob("chunk-*"))) > 2
+            ):
+                break
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_rows_whose_place_is_not_known_wait_in_their_chunks(tmp_path: Path) -> None:
+    """Two chunks are finished before the first one: their images are not at their places."""
+    path = tmp_path / "a.h5"
+    spans: list[int] = []
+
+    def note(progress: BuildProgress) -> None:
+        if progress.phase == "compute":
+            spans[:] = placed_in(path)
+
+    images = Hesitating(building_folder(path))
+    cached = precompute(images, path, num_workers=2, rows=4, progress=note)
+    fixed = 4 * 2 * 1500
+    assert spans.count(fixed) >= 2, spans
+    assert sum(each > fixed for each in spans) >= 2, spans
+    samples = [Varying()[index] for index in range(SIZE)]
+    assert path.read_bytes() == assembled(samples, cached, tmp_path / "b.h5", samples=SIZE)
+    assert verify(path) == []
+
+
 @pytest.mark.parametrize("at", [0, 33, SIZE - 1])
 @pytest.mark.parametrize("change", [wider, of_another_kind, missing])
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_that_were_not_foreseen(
-    change: Callable[[Any], Any], at: int, tmp_path: Path
+    kind: type[Images], change: Callable[[Any], Any], at: int, tmp_path: Path
 ) -> None:
-    images = Images({at: change})
+    images = kind({at: change})
     cached = precompute(images, tmp_path / "a.h5", num_workers=0, rows=4)
     samples = [images[index] for index in range(SIZE)]
     assert list(map(bits, cached)) == list(map(bits, samples))
@@ -126,8 +205,9 @@ def test_samples_that_were_not_foreseen(
     assert not building_folder(tmp_path / "a.h5").exists()
 
 
-def test_samples_that_fail_and_those_behind_them(tmp_path: Path) -> None:
-    images = Images({21: stop, 22: stop})
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_that_fail_and_those_behind_them(kind: type[Images], tmp_path: Path) -> None:
+    images = kind({21: stop, 22: stop})
     cached = precompute(images, tmp_path / "a.h5", num_workers=2, rows=4, on_error="skip")
     left = [images[index] for index in range(SIZE) if index not in (21, 22)]
     failed = cached.failed
@@ -155,27 +235,34 @@ def test_a_chunk_that_is_partly_placed_is_begun_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 8], ids=["oldest", "newest"])
-def test_a_flipped_bit_at_its_place_is_found_when_it_goes_on(chunk: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Images, Varying])
+def test_a_flipped_bit_at_its_place_is_found_when_it_goes_on(
+    kind: type[Images], chunk: int, tmp_path: Path
+) -> None:
     path = tmp_path / "a.h5"
-    interrupted(path, at=37)
+    interrupted(path, at=37, kind=kind)
     (placed,) = building_folder(path).glob("placed.*")
     found = json.loads((building_folder(path) / "placing.json").read_bytes())
     (image,) = (each for each in found["index"]["columns"] if each["name"] == "image")
-    offset = image["values"][0] + chunk * 4 * 3 * 30 * 41 + 100
+    before = sum(kind()[index]["image"].numel() for index in range(4 * chunk))
+    offset = image["values"][0] + before + 100
     with open(placed, "r+b") as file:
         byte = os.pread(file.fileno(), 1, offset)[0]
         os.pwrite(file.fileno(), bytes([byte ^ 16]), offset)
-    precompute(Images(), path, num_workers=0)
-    whole = precompute(Images(), tmp_path / "b.h5", num_workers=0)
+    precompute(kind(), path, num_workers=0)
+    whole = precompute(kind(), tmp_path / "b.h5", num_workers=0)
     assert path.read_bytes() == whole.path.read_bytes()
 
 
 @pytest.mark.parametrize(
     "how", ["settings gone", "settings torn", "settings deep", "file gone", "file cut"]
 )
-def test_without_the_file_its_rows_are_read_again(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Images, Varying])
+def test_without_the_file_its_rows_are_read_again(
+    kind: type[Images], how: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.h5"
-    interrupted(path, at=37)
+    interrupted(path, at=37, kind=kind)
     (placed,) = building_folder(path).glob("placed.*")
     told = building_folder(path) / "placing.json"
     if how == "settings gone":
@@ -189,20 +276,21 @@ def test_without_the_file_its_rows_are_read_again(how: str, tmp_path: Path) -> N
     else:
         os.truncate(placed, 10_000)
     seen: list[BuildProgress] = []
-    precompute(Images(), path, num_workers=0, progress=seen.append)
+    precompute(kind(), path, num_workers=0, progress=seen.append)
     assert seen[0].samples_done == 0
-    precompute(Images(), tmp_path / "b.h5", num_workers=0)
+    precompute(kind(), tmp_path / "b.h5", num_workers=0)
     assert path.read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
-def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_where_it_was(kind: type[Images], tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
-    interrupted(path, at=37)
+    interrupted(path, at=37, kind=kind)
     seen: list[BuildProgress] = []
-    precompute(Images(), path, num_workers=2, progress=seen.append)
+    precompute(kind(), path, num_workers=2, progress=seen.append)
     assert seen[0].samples_done == 36
     assert seen[0].bytes_done > 36 * (3 * 30 * 41 + 2 * 1500)
-    precompute(Images(), tmp_path / "b.h5", num_workers=0)
+    precompute(kind(), tmp_path / "b.h5", num_workers=0)
     assert path.read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 

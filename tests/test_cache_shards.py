@@ -31,6 +31,7 @@ from dataloaders.cache.shards import names_of, shard_path
 from dataloaders.cache.study import Findings
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
+from dataloaders.transforms.draws import FreeDraws
 from dataloaders.workers import usable_cores
 from helpers.cached import bits
 from helpers.compare import assert_same
@@ -333,7 +334,8 @@ def test_compressed_shards_are_read_each_by_its_own_codec(tmp_path: Path, compre
     assert isinstance(plain, Batches)
     rows = np.random.default_rng(0).integers(0, 30, 40)
     assert_same(
-        batches.of(rows, np.random.default_rng(1)), plain.of(rows, np.random.default_rng(1))
+        batches.of(rows, FreeDraws(len(rows), np.random.default_rng(1))),
+        plain.of(rows, FreeDraws(len(rows), np.random.default_rng(1))),
     )
     assert packed == [True, True]
     assert cached.readers[0].packed_bytes() is not None
@@ -440,15 +442,18 @@ def test_batches_of_a_joined_cache_are_those_of_one_file(
     draw = np.random.default_rng(0)
     for count in (1, 7, 30, 64):
         rows = draw.integers(0, 30, count)
-        batch = ours.of(rows, np.random.default_rng(count))
+        batch = ours.of(rows, FreeDraws(len(rows), np.random.default_rng(count)))
         assert batch is not None
-        assert_same(batch, theirs.of(rows, np.random.default_rng(count)))
+        assert_same(batch, theirs.of(rows, FreeDraws(len(rows), np.random.default_rng(count))))
         assert batch["label"].tolist() == rows.tolist()
         # As a spawned worker gets them: not as a copy of what is mapped.
         for made in (ours, theirs):
             sent = pickle.dumps(made)
             assert len(sent) < 5000
-            assert_same(batch, pickle.loads(sent).of(rows, np.random.default_rng(count)))
+            assert_same(
+                batch,
+                pickle.loads(sent).of(rows, FreeDraws(len(rows), np.random.default_rng(count))),
+            )
 
 
 def test_workers_read_a_joined_cache(expected: Path) -> None:

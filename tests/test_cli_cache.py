@@ -224,6 +224,38 @@ def test_samples_are_extracted_as_plain_files(command: Callable[..., Done]) -> N
     assert "give A:B" in done.err
 
 
+def test_what_is_in_a_folder_is_not_replaced_unasked(command: Callable[..., Done]) -> None:
+    build_cache(Path("a.h5"), [b"1", b"2"])
+    Path("out").mkdir()
+    Path("out/samples.jsonl").write_text("mine")
+    done = command("extract", "a.h5", "out")
+    assert done.status == 2
+    assert "out is not empty, and files in it could be replaced; give a new folder" in done.err
+    assert Path("out/samples.jsonl").read_text() == "mine"
+    assert command("extract", "a.h5", "out", "--overwrite").status == 0
+    assert len(Path("out/samples.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [("1", [1]), ("-1", [2]), ("1:", [1, 2]), (":", [0, 1, 2]), (":-1", [0, 1]), ("-2:3", [1, 2]),
+     ("3:", []), ("0:4", None), ("3", None), ("-4", None), ("2:1", None), ("-5:", None)],
+)  # fmt: skip
+def test_rows_that_there_are_not_are_an_error(
+    rows: str, expected: list[int] | None, command: Callable[..., Done]
+) -> None:
+    build_cache(Path("a.h5"), [b"1", b"2", b"3"])
+    done = command("extract", "a.h5", "out", f"--rows={rows}")
+    if expected is None:
+        assert done.status == 2
+        assert f"--rows {rows}: there are no such rows, since the cache has rows 0 to 2" in done.err
+        assert not Path("out").exists()
+        return
+    assert done.status == 0, done.err
+    lines = Path("out/samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == expected
+
+
 def test_leaves_of_every_kind_are_extracted(command: Callable[..., Done]) -> None:
     kinds = [3, 1.5, 1j, "text", b"bytes", bytearray(b"more"), [1, {"a": [None]}], None, True]
     sample = {

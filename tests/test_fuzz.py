@@ -26,6 +26,7 @@ TRIES = {
     "batches": 40,
     "cell": 600,
     "journal": 60,
+    "joined": 60,
     "build": 6,
 }
 

@@ -21,7 +21,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from backends.h5 import H5
-from backends.h5.batches import Batches, batches_of
+from backends.h5.batches import Batches, Windowed, batches_of
 from backends.h5.geometry import Geometry, geometry_of
 from backends.h5.resizing import resized
 from backends.prefetch import Prefetch
@@ -335,6 +335,62 @@ def test_each_image_is_some_window_of_its_own(chain: str, num_workers: int) -> N
             assert batch["name"] == [f"image {int(label)}" for label in batch["label"]]
             for image, label in zip(batch["image"], batch["label"].tolist(), strict=True):
                 assert is_window(image, dataset, label)
+
+
+HALVES = v2.Compose([v2.RandomCrop(9), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)])
+
+
+@pytest.mark.parametrize("at_once", [1, 700, 1 << 18])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("chain", ["floats", "halves"])
+def test_floats_are_stocks_however_many_images_are_made_at_once(
+    chain: str, mode: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.h5.batches._AT_ONCE", at_once)
+    made: list[int] = []
+    through = Windowed.through
+
+    def counted(self: Windowed, way: Any, out: torch.Tensor, *rest: Any) -> None:
+        made.append(len(out))
+        through(self, way, out, *rest)
+
+    monkeypatch.setattr(Windowed, "through", counted)
+    flips = [v1.RandomCrop((10, 16)), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
+    floats = v1.Compose([*flips, v1.ToTensor(), v1.Normalize(0.4, 0.3)])
+    dataset = Images(HALVES if chain == "halves" else floats, mode=mode)
+    ours = DataLoader(dataset, 5, shuffle=True, backend=H5(), seed=4)
+    theirs = DataLoader(dataset, 5, shuffle=True, backend="stock", seed=4)
+    batches, wanted = list(ours), list(theirs)
+    assert_same(batches, wanted)
+    assert wanted[0]["image"].dtype is (torch.float16 if chain == "halves" else torch.float32)
+    plan = str(ours.explain())
+    assert "batches are made at once" in plan, plan
+    assert made == [5, 5, 2]
+
+
+class Pair(Images):
+    """An image that becomes floats, and its twin that stays bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(CHAINS["v2 floats"]())
+        self.other = CHAINS["v1 bytes"]()
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return {"twin": self.other(Images()[index]["image"]), **sample}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_bytes_beside_floats_stay_bytes(num_workers: int) -> None:
+    loaders = [
+        DataLoader(Pair(), 5, backend=each, seed=4, num_workers=num_workers)
+        for each in (H5(), "stock")
+    ]
+    found, wanted = (list(loader) for loader in loaders)
+    assert_same(found, wanted)
+    assert found[0]["twin"].dtype is torch.uint8
+    assert found[0]["image"].dtype is torch.float32
+    assert "batches are made at once" in str(loaders[0].explain())
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

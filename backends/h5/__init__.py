@@ -1,7 +1,8 @@
 """The deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
 
 dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches     batches.py
-                                                 │    from the map into their place   geometry.py
+                                                 │    from the map into their place,  geometry.py
+                                                 │    by a few threads                team.py
                                                  └──> any other tail: sample by sample, as stock
 
 Order, workers and everything around a batch are torch's: the loader is iterated by stock, over
@@ -45,7 +46,8 @@ from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
-from .batches import Batches, batches_of, tail_geometry
+from .batches import Batches, Late, batches_of, tail_geometry
+from .team import Team
 
 __all__ = ["H5"]
 
@@ -261,6 +263,8 @@ class _H5Session(Session):
     def close(self) -> None:
         if self._inner is not None:
             self._inner.close()
+        if self._collated is not None:
+            self._collated.close()
         self._inner = self._view = self._collated = self._dataset = None
 
     def _opened(self) -> Session:
@@ -313,6 +317,7 @@ class _Collated(WholeBatches):
         self._batches = batches
         self._tail = tail
         self._pool: HostPool | None = pool
+        self._team = Team()
         self._seed = 0
         self._count = 0
 
@@ -320,24 +325,30 @@ class _Collated(WholeBatches):
         """A new epoch, with this seed."""
         self._seed, self._count = seed, 0
 
+    def close(self) -> None:
+        """End its threads."""
+        self._team.close()
+
     def __call__(self, rows: Any) -> Batch:
         """The batch of these rows, as `WholeBatches` has it."""
         worker = get_worker_info()
         pool = self._pool if worker is None else None
+        late = None if self._tail is None else Late(pool, self._team)
         if isinstance(rows, SeededRows):
-            batch = self._batches.of(rows.keys, Draws(rows.words), pool)
+            batch = self._batches.of(rows.keys, Draws(rows.words), pool, late, self._team)
         else:
-            batch = self._batches.of(rows, FreeDraws(len(rows), self._random(worker)), pool)
+            draws = FreeDraws(len(rows), self._random(worker))
+            batch = self._batches.of(rows, draws, pool, late, self._team)
         if batch is None:
             if isinstance(rows, SeededRows):
                 samples = rows.samples()
             else:
                 samples = [self._batches.cached[row] for row in rows]
             batch = default_collate(samples)
-        if self._tail is None:
+            late = None if late is None else Late(pool, self._team)
+        if self._tail is None or late is None:
             return batch
-        empty_like = torch.empty_like if pool is None else pool.empty_like
-        return self._tail.apply(batch, empty_like=empty_like)
+        return late.apply(self._tail, batch)
 
     def _random(self, worker: Any) -> np.random.Generator:
         # torch's base seed of the epoch, and the worker's number, are in a worker's seed.

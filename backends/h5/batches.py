@@ -2,8 +2,9 @@
 
     rows ──> numbers, tensors   one gather a column
              text               a list
-             images             a window each, straight from the mapped file into the batch; one
-                                that is resized is so by Pillow, plane by plane
+             images             a window each, straight from the mapped file into the batch;
+                                floats, if a tail makes them, as soon as a window is there;
+                                one that is resized is so by Pillow, plane by plane
              compressed         as these, decoded row by row
 
 The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from dataloaders.batch import Batch
+from dataloaders.batch import Batch, map_tensors
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.columns import ColumnReader
 from dataloaders.cache.joined import JoinedColumn, groups
@@ -32,20 +33,24 @@ from dataloaders.pool import HostMemory
 from dataloaders.random_states import random_states_kept
 from dataloaders.randomness import words
 from dataloaders.seeding import seed_generators
+from dataloaders.transforms import Tail
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.read import read
 from dataloaders.transforms.table import same_bits
 from dataloaders.transforms.trailing import CONVERTERS, Deferred, trailing
+from dataloaders.transforms.ways import Arithmetic, Way
 
 from .geometry import Geometry, Windows, geometry_of
 from .resizing import resized
+from .team import Team
 
-__all__ = ["Batches", "batches_of", "tail_geometry"]
+__all__ = ["Batches", "Late", "Windowed", "batches_of", "tail_geometry"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
 
 _PROVED_ROWS = 4
+_AT_ONCE = 1 << 18  # values: 1 MiB of floats
 Column: TypeAlias = "ColumnReader | JoinedColumn"
 
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
@@ -63,21 +68,30 @@ class Rows:
         numbers: npt.NDArray[np.int64],
         memory: HostMemory | None,
         draws: Draws,
+        late: Late | None = None,
+        team: Team | None = None,
     ) -> None:
         self.numbers = numbers
         self.memory = memory
         self.draws = draws
+        self.late = late
+        self.team = team or Team()
         self.located: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a part of the batch: in a worker shared, else of the pool if it is large."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if get_worker_info() is not None:
-            storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-            return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
-        if self.memory is not None and self.memory.pays_for(nbytes):
-            return self.memory.empty(shape, dtype)
-        return torch.empty(tuple(shape), dtype=dtype)
+        """Memory for a part of the batch."""
+        return empty(shape, dtype, self.memory)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, memory: HostMemory | None) -> torch.Tensor:
+    """Memory for a part of a batch: in a worker shared, else of the pool if it is large."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if get_worker_info() is not None:
+        storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
+    if memory is not None and memory.pays_for(nbytes):
+        return memory.empty(shape, dtype)
+    return torch.empty(tuple(shape), dtype=dtype)
 
 
 class Batches:
@@ -98,6 +112,8 @@ class Batches:
         rows: Sequence[Any],
         draws: Draws,
         memory: HostMemory | None = None,
+        late: Late | None = None,
+        team: Team | None = None,
     ) -> Batch | None:
         """The batch of these rows; None if it has to be collated sample by sample.
 
@@ -105,6 +121,9 @@ class Batches:
             rows: whole numbers from 0 on.
             draws: the random numbers of each row.
             memory: where large tensors come from, outside workers.
+            late: takes the images that a tail makes floats of. In the batch is only a tensor that
+                stands for them.
+            team: shares the work on images.
         """
         if not collates_as_torch():
             return None
@@ -117,7 +136,7 @@ class Batches:
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), memory, draws)
+        task = Rows(numbers.astype(np.int64), memory, draws, late, team)
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except _NotThisBatch:
@@ -284,8 +303,9 @@ class _Decoded:
 class _Images:
     """Images of one mode, each window straight into its place of a uint8 batch [N, C, H, W]."""
 
-    def __init__(self, column: Column, geometry: Geometry) -> None:
+    def __init__(self, column: Column, geometry: Geometry, *, deferred: bool) -> None:
         self._column = column
+        self._deferred = deferred
         self.geometry = geometry
         whole = column.entry.fixed and column.entry.packing is None
         self._files = _Files(column) if whole else None
@@ -302,13 +322,17 @@ class _Images:
         channels = images[0].shape[0]
         if (windows.height != height).any() or (windows.width != width).any():
             raise _NotThisBatch
-        batch = rows.empty((len(images), channels, height, width), torch.uint8)
-        if moves.resize is not None:
+        shape = (len(images), channels, height, width)
+        plain = moves.resize is None and not moves.outside
+        if plain and self._deferred and rows.late is not None:
+            return rows.late.stand_in(shape, Windowed(images, windows))
+        batch = rows.empty(shape, torch.uint8)
+        if plain:
+            Windowed(images, windows).into(batch, rows.team)
+        elif moves.resize is not None:
             resized(batch, images, moves)
-        elif moves.outside:
-            _fill_with_border(batch, images, windows)
         else:
-            _fill(batch, images, windows)
+            _fill_with_border(batch, images, windows)
         return batch
 
     def _images(self, rows: Rows) -> list[torch.Tensor]:
@@ -334,20 +358,112 @@ class _Images:
         return values
 
 
-def _fill(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
-    height, width = batch.shape[2:]
-    upside_down, mirrored = windows.upside_down.tolist(), windows.mirrored.tolist()
-    places = zip(batch.unbind(0), images, windows.top.tolist(), windows.left.tolist(), strict=True)
-    for number, (place, image, top, left) in enumerate(places):
-        part = image[:, top : top + height, left : left + width]
-        if mirrored[number] or upside_down[number]:
-            axes = [1] * upside_down[number] + [2] * mirrored[number]
-            part = torch.flip(part, axes)
-        place.copy_(part)
+class Windowed:
+    """Images of a batch, still in the file, and the window of each."""
+
+    def __init__(self, images: list[torch.Tensor], windows: Windows) -> None:
+        self._images = images
+        self._windows = windows
+
+    def into(self, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` [n, C, H, W], of any dtype."""
+
+        def some(begin: int, end: int) -> None:
+            places = out[begin:end]
+            for place, part in zip(places.unbind(0), self._parts(places, begin), strict=True):
+                place.copy_(part)
+
+        team.split(len(out), out.nbytes, some)
+
+    def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` with what ``way`` makes of the windows.
+
+        A few at a time: between two steps they stay in the core's cache.
+        """
+        team.split(len(out), out.nbytes, lambda begin, end: self._some(way, out[begin:end], begin))
+
+    def _some(self, way: Way, out: torch.Tensor, begin: int) -> None:
+        parts = self._parts(out, begin)
+        steps = way if isinstance(way, Arithmetic) and out.dtype is torch.float32 else None
+        if steps is not None and out[0].numel() * 2 > _AT_ONCE:
+            for place, part in zip(out.unbind(0), parts, strict=True):
+                place.copy_(part)  # bytes become floats on the way
+                steps.finish(place)
+            return
+        at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
+        for some in (out[n : n + at_once] for n in range(0, len(out), at_once)):
+            bytes_ = torch.empty(some.shape, dtype=torch.uint8) if steps is None else some
+            for place, part in zip(bytes_.unbind(0), parts, strict=False):
+                place.copy_(part)
+            if steps is None:
+                way.run(bytes_, some)
+            else:
+                steps.finish(some)
+
+    def _parts(self, out: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
+        """The windows from number ``begin`` on, as they belong into ``out``; some are views."""
+        windows, size, some = self._windows, out.shape[1:], slice(begin, begin + len(out))
+        upside_down, mirrored = windows.upside_down[some].tolist(), windows.mirrored[some].tolist()
+        tops, lefts = windows.top[some].tolist(), windows.left[some].tolist()
+        for number, image in enumerate(self._images[some]):
+            stride = image.stride()
+            first = image.storage_offset() + tops[number] * stride[1] + lefts[number] * stride[2]
+            part = image.as_strided(size, stride, first)  # slices take four times as long
+            if mirrored[number] or upside_down[number]:
+                axes = [1] * upside_down[number] + [2] * mirrored[number]
+                part = torch.flip(part, axes)
+            yield part
+
+
+class Late:
+    """Images of one batch that are gathered when they are made floats of."""
+
+    def __init__(self, memory: HostMemory | None, team: Team) -> None:
+        self._memory = memory
+        self._team = team
+        self._waiting: list[tuple[torch.Tensor, Windowed]] = []
+
+    def stand_in(self, shape: Sequence[int], windowed: Windowed) -> torch.Tensor:
+        """A uint8 tensor of this shape that takes no memory, in place of these images."""
+        tensor = torch.empty((1,) * len(shape), dtype=torch.uint8).expand(tuple(shape))
+        self._waiting.append((tensor, windowed))
+        return tensor
+
+    def apply(self, tail: Tail, batch: Batch) -> Batch:
+        """What ``tail`` makes of the batch with the images in their places."""
+        batch = tail.apply(batch, empty_like=self._empty_like, fill=self._fill)
+        return map_tensors(batch, self._filled) if self._waiting else batch
+
+    def _empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+        stands_in = any(leaf.data_ptr() == tensor.data_ptr() for tensor, _ in self._waiting)
+        if stands_in or (leaf.is_cpu and leaf.is_contiguous()):
+            return empty(leaf.shape, dtype, self._memory)
+        return torch.empty_like(leaf, dtype=dtype)
+
+    def _fill(self, leaf: torch.Tensor, way: Way, out: torch.Tensor) -> bool:
+        windowed = self._taken(leaf)
+        if windowed is not None:
+            windowed.through(way, out, self._team)
+        return windowed is not None
+
+    def _filled(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Images that the tail leaves as they are."""
+        windowed = self._taken(leaf)
+        if windowed is None:
+            return leaf
+        batch = empty(leaf.shape, leaf.dtype, self._memory)
+        windowed.into(batch, self._team)
+        return batch
+
+    def _taken(self, leaf: torch.Tensor) -> Windowed | None:
+        for number, (tensor, _) in enumerate(self._waiting):
+            if tensor is leaf:
+                return self._waiting.pop(number)[1]
+        return None
 
 
 def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
-    """As `_fill`, of windows that reach out of their images."""
+    """As `Windowed.into`, of windows that reach out of their images."""
     batch.zero_()
     height, width = batch.shape[2:]
     for number, image in enumerate(images):
@@ -372,7 +488,8 @@ def _images_of(column: Column, kind: str, tail: Any) -> Leaf | str:
         return geometry
     if geometry.resizes and kind == "image:RGBA":
         return "Pillow resizes RGBA by its alpha, and here each plane is by itself"
-    return _Images(column, geometry)
+    last = list(read(tail))[-1].transform
+    return _Images(column, geometry, deferred=isinstance(last, Deferred))
 
 
 def tail_geometry(tail: Any) -> Geometry | str:

@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
 from dataloaders.cache.crew import Once, results
@@ -35,6 +37,7 @@ from dataloaders.cache.fingerprint import fingerprint_of, length_of
 from dataloaders.cache.folder import BuildFolder, building_folder
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.journal import Record
+from dataloaders.cache.layout import first_columns
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
@@ -311,7 +314,7 @@ class _Builder:
             samples=len(self._part),
             num_workers=self._known.workers,
             rows=self._options.rows or self._rows_by_size(),
-            placed=self._is_placeable,
+            placed=self._placed_part(),
         )
 
     def _rows_by_size(self) -> int:
@@ -408,7 +411,7 @@ class _Builder:
         refuse_small_disk(told, folder.path.parent, kept)
         options.announce(told)
         if self._is_placeable:
-            folder.place(self._laid_out)
+            folder.place(self._laid_out, self._first_columns())
         token = os.urandom(4).hex()
         self._compute(told, token)
         if folder.drop_damaged():
@@ -424,6 +427,20 @@ class _Builder:
         if found.random or self._options.compress is not None:
             return False
         return placeable(found.layouts, len(self._part))
+
+    def _placed_part(self) -> float:
+        """How many of the bytes are written where they stand in the file, from 0 to 1."""
+        layouts, rows = self._known.found.layouts, len(self._part)
+        if layouts is None or not self._is_placeable:
+            return 0.0
+        sizes = [each.size * np.dtype(each.dtype).itemsize for each in layouts.done(rows)]
+        return sum(sizes[number] for number in self._first_columns()) / sum(sizes)
+
+    def _first_columns(self) -> list[int]:
+        layouts = self._known.found.layouts
+        assert layouts is not None
+        rows = len(self._part)
+        return first_columns(layouts.done(rows), rows)
 
     def _laid_out(self, path: Path) -> Index:
         from dataloaders.cache.file import lay_out
@@ -455,6 +472,10 @@ class _Builder:
 
     def _compute(self, told: Estimate, token: str) -> None:
         folder, options = self.folder, self._options
+        placement = None
+        if folder.placed is not None:
+            chunks = -(-len(self._part) // told.rows)
+            placement = folder.placed.placement(str(folder.sizes(f"sizes.{token}", chunks)))
         job = Job(
             cut=self._known.cut,
             calls=self._known.found.calls,
@@ -465,17 +486,17 @@ class _Builder:
             samples=len(self._part),
             skip=options.skip,
             images=self._images,
-            placement=None if folder.placed is None else folder.placed.placement,
+            placement=placement,
         )
-        chunks = Chunks(job)
-        missing = [number for number in range(len(chunks)) if not folder.has(number)]
+        dataset = Chunks(job)
+        missing = [number for number in range(len(dataset)) if not folder.has(number)]
         pace = Pace(len(self._part), told.bytes)
         options.report(pace.computing(folder.records))
         if not missing:
             return
         workers = min(self._known.workers, len(missing))
         with results(
-            chunks, missing, num_workers=workers, context=options.context, stop=job.stop
+            dataset, missing, num_workers=workers, context=options.context, stop=job.stop
         ) as finished:
             for result in finished:
                 if isinstance(result, Failure):
@@ -507,7 +528,7 @@ class _Builder:
             )
 
     def _assemble(self) -> None:
-        from dataloaders.cache.file import assemble, fill, layouts_of
+        from dataloaders.cache.file import Known, become, fill, lay_out, layouts_of
 
         folder, records, about = self.folder, self._in_order(), self._about()
         pace = Pace(len(self._part), 0)
@@ -517,20 +538,19 @@ class _Builder:
 
         placed = folder.placed
         with writing(folder.path):
-            # It may have small columns in it, of a call that was killed here: they are the same.
-            if (
-                placed is not None
-                and all(record.placed == record.rows * placed.row_bytes for record in records)
-                and placed.is_as(layouts_of(folder.chunks(records)))
-            ):
-                there = placed.placement.columns
-                chunks = folder.chunks(records)
-                fill(chunks, placed.path, placed.index, about, there=there, progress=report)
-                folder.put_in_place(placed.path)
-                return
             try:
-                assemble(lambda: folder.chunks(records), folder.assembled, about, progress=report)
-                folder.put_in_place(folder.assembled)
+                layouts = layouts_of(folder.chunks(records))
+                index = lay_out(folder.assembled, layouts, about)
+                whole, there = folder.assembled, 0
+                known: Known = ()
+                if placed is not None and folder.in_place(index, records):
+                    # It may have more in it, of a call that was killed here: that is written again.
+                    become(placed.path, folder.assembled, index)
+                    whole, known = placed.path, folder.known_blocks(records)
+                    there = sum(record.placed for record in records)
+                chunks = folder.chunks(records, complete=not there)
+                fill(chunks, whole, index, about, placed=there, known=known, progress=report)
+                folder.put_in_place(whole)
             except BaseException:
                 folder.drop_assembled()
                 raise

@@ -12,16 +12,54 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
+
 from dataloaders.cache.index import BLOCK
 from dataloaders.workers import usable_cores
 
-__all__ = ["checksums"]
+__all__ = ["Summed", "checksums"]
 
 _READ = 16 * BLOCK  # bytes that are read at once
 _AT_ONCE = 64  # such reads that are handed to the threads together
 
 
-def checksums(descriptor: int, start: int, end: int, hole: tuple[int, int]) -> Iterator[int | None]:
+class Summed:
+    """The checksums of bytes that are written one after the other, in pieces of any size.
+
+    Args:
+        begin: where the first one is written, counted from the end of the user block.
+    """
+
+    def __init__(self, begin: int) -> None:
+        self._at = begin % BLOCK
+        self._crc = 0
+        self._some = False  # of the block that is not full
+        self._full: list[int] = []
+
+    def add(self, data: memoryview) -> None:
+        """The next bytes."""
+        while data:
+            piece = data[: BLOCK - self._at]
+            self._crc = zlib.crc32(piece, self._crc)
+            self._at, self._some = self._at + len(piece), True
+            if self._at == BLOCK:
+                self._full.append(self._crc)
+                self._crc, self._at, self._some = 0, 0, False
+            data = data[len(piece) :]
+
+    def sums(self) -> list[int]:
+        """One checksum for each block that has some of the bytes, of these alone."""
+        return [*self._full, self._crc] if self._some else list(self._full)
+
+
+def checksums(
+    descriptor: int,
+    start: int,
+    end: int,
+    hole: tuple[int, int],
+    known: npt.NDArray[np.int64] | None = None,
+) -> Iterator[int | None]:
     """The checksum of each block from byte ``start`` to ``end``; None of one that cannot be read.
 
     Args:
@@ -29,10 +67,18 @@ def checksums(descriptor: int, start: int, end: int, hole: tuple[int, int]) -> I
         start: its first byte behind the user block.
         end: the byte behind its last one.
         hole: the first byte that counts as zero, and the one behind the last.
+        known: of each block its checksum, so that it is not read; -1: it is to be read.
     """
 
     def some(begin: int) -> list[int | None]:
         last = min(begin + _READ, end)
+        if known is not None:
+            there = known[(begin - start) // BLOCK :][: len(_blocks(begin, last))].tolist()
+            if any(each >= 0 for each in there):
+                return [
+                    _or_none(descriptor, b, min(b + BLOCK, end), hole) if each < 0 else each
+                    for b, each in zip(_blocks(begin, last), there, strict=True)
+                ]
         try:
             return list(_checksums(descriptor, begin, last, hole))
         except OSError:

@@ -4,7 +4,8 @@
 
 A column's values stand one row after the other. Rows of a column share a type; their kind
 (``int``, ``image:RGB``, ``none``) and shape may differ, which `Column.codes` and `Column.shapes`
-say row by row. Of a column whose values stand elsewhere (placing.py) there is nothing in the file.
+say row by row. Of a column whose values stand elsewhere (placing.py) there is nothing in the file,
+or codes and shapes without values.
 """
 
 from __future__ import annotations
@@ -68,10 +69,12 @@ class Chunk:
         cls,
         rows: Iterable[tuple[int, Structure, Sequence[Cell]]],
         elsewhere: Collection[int] = (),
+        hollow: Collection[int] = (),
     ) -> Chunk | None:
         """The chunk of these rows: (number, for messages; structure; cells). None without rows.
 
-        Of the columns with the numbers ``elsewhere`` it has no rows.
+        Of the columns with the numbers ``elsewhere`` it has no rows, of those that are ``hollow``
+        kinds and shapes, but no values.
 
         Raises:
             CacheError: rows that cannot stand in one column; the message names them.
@@ -95,7 +98,7 @@ class Chunk:
             return None
         names = column_names(structure)
         columns = tuple(
-            _column(name, [cells[n] for cells in table if n not in elsewhere], numbers)
+            _column(name, [cells[n] for cells in table if n not in elsewhere], numbers, n in hollow)
             for n, name in enumerate(names)
         )
         return cls(structure, columns, len(table))
@@ -159,7 +162,7 @@ class Chunk:
         return cls(header["structure"], tuple(columns), header["rows"])
 
 
-def _column(name: str, cells: list[Cell], numbers: list[int]) -> Column:
+def _column(name: str, cells: list[Cell], numbers: list[int], hollow: bool) -> Column:
     dtype, dtype_of = "|u1", -1
     variants: dict[Variant, int] = {}
     codes = np.empty(len(cells), np.uint8)
@@ -185,7 +188,8 @@ def _column(name: str, cells: list[Cell], numbers: list[int]) -> Column:
         if cell.kind != "none":
             shapes[row, : cell.values.ndim] = cell.values.shape
     # As bytes: of big-endian arrays `concatenate` makes one in the machine's own order.
-    arrays = [cell.values.reshape(-1).view("|u1") for cell in cells if cell.kind != "none"]
+    full = [] if hollow else [cell.values for cell in cells if cell.kind != "none"]
+    arrays = [values.reshape(-1).view("|u1") for values in full]
     values = np.concatenate(arrays) if arrays else np.empty(0, "|u1")
     return Column(dtype, tuple(variants), codes, shapes, values.view(dtype))
 

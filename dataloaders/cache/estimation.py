@@ -18,9 +18,12 @@ __all__ = ["Estimate", "estimate_of", "refuse_small_disk", "rows_of_chunk", "wor
 
 _CHUNK_BYTES = 32 << 20
 _CHUNK_SECONDS = 5.0
-_CHUNKS_PER_WORKER = 16  # the last ones leave workers without work
+_CHUNKS_PER_WORKER = 16
+_MOST_CHUNKS_PER_WORKER = 32  # of many small ones, more do not know their place in time
+_SHORT_CHUNK_SECONDS = 0.2  # beside which it is little that a chunk is synced
 _BYTES_PER_WORKER = 4 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
+_NEARLY_ALL = 0.98  # of the bytes that are written once
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,9 @@ class Estimate:
         bytes: of the finished file.
         low_bytes: what it will hardly be smaller than: the same less two standard errors.
         seconds: of the phase that reads the samples, with these workers.
-        disk_needed: bytes, at once. Where rows are of one shape, those of the file; else twice
-            that, for the chunks and the file that is made of them.
+        disk_needed: bytes, at once: those of the file, and again those that are kept in chunks
+            until the file is made: small columns, and large ones beside a larger one whose rows
+            are of several shapes.
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: none but this one.
         rows: samples in a chunk, which is what an interruption loses of each worker.
@@ -74,18 +78,33 @@ def workers_for(found: Findings, samples: int, *, builders: int = 1) -> int:
 
 
 def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:
-    """Samples in a chunk: about 32 MiB, 5 seconds, and enough chunks for all workers."""
+    """Samples in a chunk: about 32 MiB, 5 seconds, and enough chunks for all workers.
+
+    Of samples that take long, more chunks: the last ones leave workers without work.
+    """
     size = _mean(found.bytes) + BYTES_PER_CELL * found.cells
-    fair = math.ceil(samples / (_CHUNKS_PER_WORKER * max(1, num_workers)))
+    seconds = max(1e-9, _seconds(found))
+    each = samples / max(1, num_workers)
+    fair = math.ceil(each / _CHUNKS_PER_WORKER)
+    short = math.ceil(max(each / _MOST_CHUNKS_PER_WORKER, _SHORT_CHUNK_SECONDS / seconds))
     most = _CHUNK_BYTES / max(1.0, size)
-    in_time = _CHUNK_SECONDS / max(1e-9, _seconds(found))
-    return max(1, int(min(fair, most, in_time)))
+    return max(1, int(min(fair, short, most, _CHUNK_SECONDS / seconds)))
 
 
 def estimate_of(
-    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int, placed: bool
+    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int, placed: float
 ) -> Estimate:
-    """What building in ``folder`` will take; ``placed``: without writing anything twice."""
+    """What building in ``folder`` will take.
+
+    Args:
+        found: what the dataset is.
+        folder: of the file.
+        samples: to be read.
+        num_workers: processes that read them.
+        rows: of a chunk.
+        placed: how much of it is written only once, from 0 to 1.
+    """
+    again = 1 - placed if placed < _NEARLY_ALL else 0.0
     mean = _mean(found.bytes)
     spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
     low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
@@ -95,7 +114,7 @@ def estimate_of(
         bytes=round(mean * samples),
         low_bytes=round(low * samples),
         seconds=_seconds(found) * samples / busy,
-        disk_needed=(1 if placed else 2) * round(mean * samples),
+        disk_needed=round((1 + again) * round(mean * samples)),
         disk_free=free_bytes(folder),
         num_workers=num_workers,
         rows=rows,
@@ -111,10 +130,12 @@ def refuse_small_disk(estimate: Estimate, folder: Path, written: int) -> None:
     Raises:
         CacheError: there is hardly room; says how much is needed and how much is free.
     """
-    twice = estimate.disk_needed > estimate.bytes
-    needed = (2 if twice else 1) * estimate.low_bytes - written
+    times = estimate.disk_needed / max(1, estimate.bytes)
+    needed = round(times * estimate.low_bytes) - written
     if needed > estimate.disk_free:
-        meanwhile = ", and twice that while the file is made of its parts" if twice else ""
+        meanwhile = ""
+        if times > 1:
+            meanwhile = f", and {times:.2g} times that while the file is made of its parts"
         raise CacheError(
             f"{estimate.samples} samples will take about {size_of(estimate.bytes)}{meanwhile}: "
             f"{size_of(max(needed, 0))} more are needed and "

@@ -13,13 +13,13 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ from dataloaders.cache.index import (
     Packing,
     block_for,
 )
-from dataloaders.cache.layout import Layout, Layouts, occupied
+from dataloaders.cache.layout import Layout, Layouts, first_columns, occupied
 from dataloaders.cache.pack import Packed, Packer
 from dataloaders.cache.pieces import chunk_of
 from dataloaders.errors import CacheError
@@ -51,6 +51,7 @@ __all__ = [
     "Progress",
     "Writer",
     "assemble",
+    "become",
     "failures_of",
     "fill",
     "filled",
@@ -60,6 +61,9 @@ __all__ = [
 ]
 
 Progress = Callable[[int, int], None]
+
+Known: TypeAlias = "Iterable[tuple[int, npt.NDArray[np.uint32]]]"
+"""Checksums that need not be computed: the number of a block, and those from it on."""
 
 _WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
 _TRIES = 10
@@ -162,9 +166,10 @@ def lay_out(
         tail=tuple(about.tail),
     )
     user_block = block_for(len(index.text()))
+    first = [columns[number] for number in first_columns(columns, rows)]
     datasets = {
         f"{_path(column.name)}{part}": found
-        for column in columns
+        for column in [*first, *(column for column in columns if column not in first)]
         for part, found in _named(column, rows).items()
     }
     packed = [column for column in columns if column.piece]
@@ -202,35 +207,66 @@ def fill(
     index: Index,
     about: About,
     *,
-    there: Collection[int] = (),
+    placed: int = 0,
+    known: Known = (),
     progress: Progress | None = None,
 ) -> Index:
     """The index, whole, of the file at ``path`` that was laid out, and is now written and synced.
 
     Args:
-        chunks: all rows, in order.
+        chunks: all rows, in order. What they have no values of stands in the file already.
         path: of the file.
         index: as `lay_out` gave it.
         about: the same as there.
-        there: numbers of columns whose values stand in the file already.
+        placed: how many bytes stand in it.
+        known: the checksums of some of its blocks.
         progress: called with the bytes written and checked so far, and those in all.
 
     Raises:
         CacheError: it cannot be written.
     """
 
-    name, size = str(Path(path)), _bytes(index, there)
+    name, size = str(Path(path)), max(0, _bytes(index) - placed)
 
     def write(writer: Writer) -> Index:
         if about.compress is None or all(one.packing is None for one in index.columns):
-            _write_rows(chunks, index, there, writer)
+            _write_rows(chunks, index, writer)
             return index
         _write_compressed(name, chunks, index, writer, about.compress)
         longer = _with_checksums(name, index)
         writer.whole = longer.file_bytes - longer.user_block + size
         return longer
 
-    return filled(path, index, about, write, size=size, progress=progress)
+    return filled(path, index, about, write, size=size, known=known, progress=progress)
+
+
+def become(path: Path, skeleton: Path, index: Index) -> None:
+    """Have the file at ``path``, where some values stand, be as the one that was laid out.
+
+    All but values is copied from there: names, types and places.
+
+    Args:
+        path: of the file.
+        skeleton: what `lay_out` made.
+        index: what it gave.
+    """
+    parts = [
+        (extent.offset, extent.offset + extent.size * np.dtype(dtype).itemsize)
+        for column in index.columns
+        for _, dtype, extent in index.parts(column)
+        if extent.size
+    ]
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with open(skeleton, "rb") as file:
+            begin = 0
+            for low, high in [*sorted(parts), (index.file_bytes, index.file_bytes)]:
+                file.seek(begin)
+                write_all(descriptor, begin, file.read(low - begin))
+                begin = high
+        os.ftruncate(descriptor, index.file_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def filled(
@@ -240,6 +276,7 @@ def filled(
     write: Callable[[Writer], Index],
     *,
     size: int,
+    known: Known = (),
     progress: Progress | None = None,
 ) -> Index:
     """The same, where ``write`` writes the rows, and ``size`` is how many bytes these take.
@@ -258,7 +295,7 @@ def filled(
                     for extent, values in zip(index.failed, failures_of(about), strict=True):
                         writer.write(extent.offset, values)
                 writer.settle()
-            index = replace(index, checksums_digest=_write_checksums(index, writer))
+            index = replace(index, checksums_digest=_write_checksums(index, known, writer))
             write_all(descriptor, 0, index.encode())
             os.fsync(descriptor)
             return Index.parse(descriptor, name)
@@ -377,15 +414,14 @@ def _with_checksums(name: str, index: Index) -> Index:
     raise CacheError(f"the cache {name} cannot be laid out: its checksums do not fit its length")
 
 
-def _bytes(index: Index, there: Collection[int]) -> int:
-    """Of all columns but these, before any are compressed."""
+def _bytes(index: Index) -> int:
+    """Of all columns, before any are compressed."""
     total = 0
-    for number, column in enumerate(index.columns):
+    for column in index.columns:
         places = [(dtype, extent) for part, dtype, extent in column.parts() if part != "pieces"]
         if column.packing is not None:
             places.append((column.dtype, column.values))
-        if number not in there:
-            total += sum(extent.size * np.dtype(dtype).itemsize for dtype, extent in places)
+        total += sum(extent.size * np.dtype(dtype).itemsize for dtype, extent in places)
     return total
 
 
@@ -436,7 +472,7 @@ def _write_compressed(
     ]
     with writing_pieces(name, [column.path for column in packed]) as pieces:
         with Packer(pieces, packed, compress.chosen_level) as packer:
-            _write_rows(chunks, index, (), writer, packer)
+            _write_rows(chunks, index, writer, packer)
         tables = [pieces.table(column.path) for column in packed]
     for column, table in zip(packed, tables, strict=True):
         writer.write(column.packing.pieces.offset, table)
@@ -445,28 +481,26 @@ def _write_compressed(
 def _write_rows(
     chunks: Iterator[Chunk],
     index: Index,
-    there: Collection[int],
     writer: Writer,
     packer: Packer | None = None,
 ) -> None:
     packed = count()
-    columns = {
-        number: _ColumnWriter(entry, writer, packer, -1 if entry.packing is None else next(packed))
-        for number, entry in enumerate(index.columns)
-        if number not in there
-    }
+    columns = [
+        _ColumnWriter(entry, writer, packer, -1 if entry.packing is None else next(packed))
+        for entry in index.columns
+    ]
     rows = 0
     for chunk in chunks:
         rows += chunk.rows
         if rows > index.rows or chunk.structure != index.structure:
             break
-        for number, column in columns.items():
-            column.write(chunk.columns[number])
+        for column, found in zip(columns, chunk.columns, strict=True):
+            column.write(found, chunk.rows)
         if packer is not None:
             packer.flush()
-        writer.advance(sum(column.taken() for column in columns.values()))
+        writer.advance(sum(column.taken() for column in columns))
         del chunk
-    if rows != index.rows or any(not column.complete(rows) for column in columns.values()):
+    if rows != index.rows or any(not column.complete(rows) for column in columns):
         raise CacheError("the chunks were others when they were read for the second time")
 
 
@@ -483,9 +517,13 @@ class _ColumnWriter:
         self.bytes = 0
         self.width = np.dtype(entry.dtype).itemsize
 
-    def write(self, column: Column) -> None:
-        """Put these rows behind those before."""
-        entry, rows = self.entry, len(column.codes)
+    def write(self, column: Column, rows: int) -> None:
+        """Put these rows behind those before, but for values that it does not have."""
+        entry = self.entry
+        if entry.shape is not None and not len(column.codes):
+            self.values += rows * math.prod(entry.shape)
+            self.rows += rows
+            return
         if entry.codes is not None:
             numbers = [entry.variants.index(variant) for variant in column.variants]
             self._put(entry.codes, self.rows, np.array(numbers, "|u1")[column.codes])
@@ -496,7 +534,7 @@ class _ColumnWriter:
         else:
             ends = self.values + np.concatenate([[0], np.cumsum(sizes(column))])
             self._put_values(column.values, ends)
-            self.values += len(column.values)
+            self.values = int(ends[-1])
             if entry.offsets is not None:
                 self._put(entry.offsets, self.rows, ends.astype("<u8"))
             if entry.shapes is not None:
@@ -544,12 +582,15 @@ class _ColumnWriter:
         return self.rows == rows and self.values == self.entry.values.size
 
 
-def _write_checksums(index: Index, writer: Writer) -> str:
+def _write_checksums(index: Index, known: Known, writer: Writer) -> str:
     """The digest of the table of checksums, which is written."""
     start, end, place = index.user_block, index.file_bytes, index.checksums
     table = np.empty(place.size, "<u4")
     hole = (place.offset, place.offset + table.nbytes)
-    for number, checksum in enumerate(checksums(writer.descriptor, start, end, hole)):
+    there = np.full(place.size, -1, np.int64)
+    for first, sums in known:
+        there[first : first + len(sums)] = sums
+    for number, checksum in enumerate(checksums(writer.descriptor, start, end, hole, there)):
         if checksum is None:
             raise CacheError("the cache cannot be read while it is written; look at the disk")
         table[number] = checksum

@@ -6,6 +6,7 @@
                         chunk-000017.5e1f                                   rows.py
                         placed.5e1f       the file itself, filled meanwhile    placing.py
                         placing.json      where things stand in it
+                        sizes.5e1f        which chunk begins where             sizes.py
                         assembled         the file itself, made of chunks at the end
 
 All but `is_leftover` and `progress_of_others` is for whoever holds the lock.
@@ -17,11 +18,14 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from dataloaders.cache.changes import changes
 from dataloaders.cache.chunk import Chunk
@@ -31,12 +35,13 @@ from dataloaders.cache.journal import MOST, Journal, Record, read_journal
 from dataloaders.cache.placing import Placed
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.rows import digest_text
+from dataloaders.cache.sizes import Sizes
 from dataloaders.errors import CacheError
 from dataloaders.workers import usable_cores
 
 __all__ = ["BuildFolder", "building_folder"]
 
-_FORMAT = 2
+_FORMAT = 3
 _VERIFIED_AT_START = 4
 _LOCK = ("lock", "builder")
 # What `Chunk.from_buffer` makes of anything else.
@@ -61,7 +66,6 @@ class BuildFolder:
         self._settings = self.path / "build.json"
         self._journal: Journal | None = None
         self._new: set[int] = set()
-        self._rows = 0
 
     # What it is a build of
 
@@ -113,21 +117,21 @@ class BuildFolder:
             # Before the file that it speaks of is swept away: else it would look as if in place.
             self._journal.set_assembled("")
             sync(self.path)
-        self._rows = rows
         return rows
 
-    def place(self, laid_out: Callable[[Path], Index]) -> Placed:
+    def place(self, laid_out: Callable[[Path], Index], columns: Sequence[int]) -> Placed:
         """The file in which large columns get their places at once, now `placed`.
 
         Args:
             laid_out: makes it, if there is none yet, and gives its index.
+            columns: the numbers of those columns.
         """
         settings = self.path / "placing.json"
         self.placed = Placed.load(settings)
         if self.placed is None:
             name = f"placed.{os.urandom(4).hex()}"  # workers that live on know others
             with writing(self.path):
-                self.placed = Placed(self.path, name, laid_out(self.path / name))
+                self.placed = Placed(self.path, name, laid_out(self.path / name), columns)
                 sync(self.placed.path)
                 _write_whole(settings, self.placed.save())
         return self.placed
@@ -182,7 +186,7 @@ class BuildFolder:
             path = self.path / record.file
             own = samples[record.chunk * rows : (record.chunk + 1) * rows]
             good = not record.file or (path.is_file() and path.stat().st_size == record.bytes)
-            good = good and _is_of(record, own) and not (record.placed and self.placed is None)
+            good = good and _is_of(record, own) and self._fits(record)
             if good and record.file and record.chunk in newest:
                 good = self._is_good(record)
             if not good or (record.failed and with_failures):
@@ -202,12 +206,25 @@ class BuildFolder:
             self._opened.forget(chunk)
         return bool(damaged)
 
-    def chunks(self, records: Iterable[Record]) -> Iterator[Chunk]:
-        """The chunks of these records, in their order, as views of their files."""
+    def sizes(self, name: str, chunks: int) -> Path:
+        """A new file of `Sizes` for so many chunks, with those that are finished in it."""
+        path = self.path / name
+        with writing(self.path):
+            Sizes.create(path, chunks, {record.chunk: record.size for record in self.records})
+        return path
+
+    def chunks(self, records: Iterable[Record], *, complete: bool = True) -> Iterator[Chunk]:
+        """The chunks of these records, in their order, as views of their files.
+
+        Args:
+            records: the records.
+            complete: whether with the values that are placed.
+        """
         for record in records:
             if not record.file:
                 continue
-            data, begin, row = self._mapped(record), 0, self._first_row(record)
+            data, begin = self._mapped(record), 0
+            offsets = [offset for offset, _ in record.spans]
             for size in record.parts:
                 try:
                     chunk = Chunk.from_buffer(data[begin : begin + size])
@@ -216,10 +233,50 @@ class BuildFolder:
                         f"{self.path / record.file} is no chunk of a build, though its checksum is "
                         "right; begin anew with resume=False"
                     ) from error
-                if record.placed and self.placed is not None:
-                    chunk = self.placed.completed(chunk, row)
+                if complete and record.placed and self.placed is not None:
+                    chunk, taken = self.placed.completed(chunk, offsets)
+                    offsets = [o + count for o, count in zip(offsets, taken, strict=True)]
                 yield chunk
-                begin, row = begin + size, row + chunk.rows
+                begin += size
+
+    def in_place(self, index: Index, records: Iterable[Record]) -> bool:
+        """Whether all that is placed stands where a file that is as ``index`` says has it.
+
+        Args:
+            index: of the whole cache.
+            records: all, in order.
+        """
+        placed = self.placed
+        if placed is None or not placed.stands_as(index):
+            return False
+        ends = [place.offset for place in placed.places]
+        for record in records:
+            offsets = [offset for offset, _ in record.spans] or ends
+            for chunk in self.chunks([record], complete=False):
+                for n, place in enumerate(placed.places):
+                    there = placed.bytes_in(place, chunk)
+                    if there and offsets[n] != ends[n]:
+                        return False
+                    width = np.dtype(place.dtype).itemsize
+                    column = chunk.columns[place.column]
+                    ends[n] += there or width * len(column.values)
+                    offsets[n] = ends[n]
+        return True
+
+    def known_blocks(
+        self, records: Iterable[Record]
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint32]]]:
+        """Checksums of blocks that are placed: the number of one, and those from it on."""
+        placed = self.placed
+        assert placed is not None
+        for record in records:
+            if not record.sums:
+                continue
+            there = 0
+            for chunk in self.chunks([record], complete=False):
+                there += sum(placed.bytes_in(place, chunk) for place in placed.places)
+            if there == record.placed:  # else some of it was taken back
+                yield from placed.known_blocks(record.spans, self._sums(record))
 
     def put_in_place(self, whole: Path) -> None:
         """Rename a file of the folder, which is whole and on the disk, to the cache's own name."""
@@ -233,9 +290,15 @@ class BuildFolder:
         if not self._opened.assembled:
             self.assembled.unlink(missing_ok=True)
 
-    def _first_row(self, record: Record) -> int:
-        """Of a chunk, if no sample was left out before it."""
-        return record.chunk * self._rows
+    def _fits(self, record: Record) -> bool:
+        """Whether what it says of places can be."""
+        if not record.placed:
+            return True
+        placed = self.placed
+        if placed is None or len(record.spans) != len(placed.places):
+            return False
+        end = placed.path.stat().st_size
+        return all(begin + size <= end for begin, size in record.spans)
 
     def _read(self) -> dict[int, Record]:
         if not self._settings.exists():
@@ -252,11 +315,17 @@ class BuildFolder:
             data = self._mapped(record)
         except (OSError, ValueError):  # ValueError: it is empty
             return False
-        digests = [zlib.crc32(data)]
-        if record.placed and self.placed is not None:
-            rows = record.placed // self.placed.row_bytes
-            digests += self.placed.digests(self._first_row(record), rows)
-        return len(data) == record.bytes and digest_text(digests) == record.digest
+        if len(data) != record.bytes or digest_text(zlib.crc32(data)) != record.digest:
+            return False
+        if not record.placed:
+            return True
+        placed, sums = self.placed, self._sums(record).tolist()
+        return placed is not None and placed.sums(record.spans) == sums
+
+    def _sums(self, record: Record) -> npt.NDArray[np.uint32]:
+        """The checksums of what of it is placed."""
+        data = self._mapped(record)
+        return np.frombuffer(data[sum(record.parts) :], "|u1").view("<u4")
 
     def _mapped(self, record: Record) -> memoryview:
         with open(self.path / record.file, "rb") as file:

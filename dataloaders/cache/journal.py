@@ -32,13 +32,15 @@ class Record:
     Attributes:
         chunk: its number.
         file: its name in the build's folder; "" if no row of it is kept.
-        placed: bytes of it that stand in the file of the whole cache, at their places.
         rows: how many are kept.
         parts: bytes of each `Chunk` in the file, one after the other.
-        digest: crc32 of the file, and of each column that is placed, in hex: they are our own and
-            short-lived, and this is quick.
+        digest: crc32 of the file, in hex: it is our own and short-lived, and this is quick.
         structure: digest of the structure of its samples; "" without rows.
         failed: (sample, why) of those that could not be read and were left out.
+        spans: of each column that is placed, the byte of the whole cache's file at which the
+            chunk's values begin, and how many bytes they are.
+        sums: how many checksums of these bytes, four bytes each, stand at the end of its file.
+        size: bytes of the placed column whose rows are of several shapes, wherever they are.
     """
 
     chunk: int
@@ -48,12 +50,19 @@ class Record:
     digest: str
     structure: str
     failed: tuple[tuple[int, str], ...] = ()
-    placed: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
+    sums: int = 0
+    size: int = 0
 
     @property
     def bytes(self) -> int:
         """The size of its file."""
-        return sum(self.parts)
+        return sum(self.parts) + 4 * self.sums
+
+    @property
+    def placed(self) -> int:
+        """Bytes of it that stand in the file of the whole cache, at their places."""
+        return sum(size for _, size in self.spans)
 
 
 @dataclass(frozen=True)
@@ -165,9 +174,12 @@ def _record(values: Any) -> Record | None:
         record = Record(**values)
         parts = tuple(record.parts)
         failed = tuple((index, why) for index, why in record.failed)
+        spans = tuple((begin, size) for begin, size in record.spans)
     except (TypeError, ValueError):
         return None
-    numbers = (record.chunk, record.rows, record.placed, *parts, *(index for index, _ in failed))
+    counts = (record.chunk, record.rows, record.sums, record.size)
+    ends = (end for span in spans for end in span)
+    numbers = (*counts, *parts, *(index for index, _ in failed), *ends)
     texts = (record.file, record.digest, record.structure, *(why for _, why in failed))
     if (
         not all(type(number) is int and 0 <= number < MOST for number in numbers)
@@ -175,7 +187,7 @@ def _record(values: Any) -> Record | None:
         or not _is_name(record.file)
     ):
         return None
-    return replace(record, parts=parts, failed=failed)
+    return replace(record, parts=parts, failed=failed, spans=spans)
 
 
 def _is_name(value: Any) -> bool:

@@ -8,6 +8,7 @@ The result does not depend on how the rows were cut into chunks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +20,12 @@ from dataloaders.cache.pieces import piece_of
 from dataloaders.cache.sample import Structure, column_names
 from dataloaders.errors import CacheError
 
-__all__ = ["Layout", "Layouts"]
+__all__ = ["Layout", "Layouts", "first_columns"]
 
 _COMPRESSED = ("encoded", "file")
 """Families of kinds that are compressed already."""
+
+_LEAST_BYTES = 2048  # of a row: hdf5.py aligns such columns
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,27 @@ class Layout:
         return found
 
 
+def first_columns(columns: Sequence[Layout], rows: int) -> list[int]:
+    """Numbers of the columns that stand first in the file, in this order, where that can be said.
+
+    Large ones of one shape, whose size is known when their number of rows is; then of those of
+    several shapes the largest, whose end nobody knows before all rows are read.
+    """
+    fixed, others = [], []
+    for number, column in enumerate(columns):
+        if column.piece:
+            continue
+        least = rows * _LEAST_BYTES
+        if not rows or column.size * np.dtype(column.dtype).itemsize < least:
+            continue
+        if column.shape is None:
+            others.append(number)
+        elif len(column.variants) == 1:
+            fixed.append(number)
+    others.sort(key=lambda number: -columns[number].size * np.dtype(columns[number].dtype).itemsize)
+    return fixed + others[:1]
+
+
 class Layouts:
     """What the chunks seen so far have in common."""
 
@@ -98,8 +122,9 @@ class Layouts:
             rows: how many; None: those so far.
             compress: whether columns that are worth it will be compressed.
         """
+        scale = 1.0 if rows is None else rows / max(1, self.rows)
         rows = self.rows if rows is None else rows
-        return [merged.done(rows, compress=compress) for merged in self._columns]
+        return [merged.done(rows, scale, compress=compress) for merged in self._columns]
 
 
 class _Merged:
@@ -146,18 +171,19 @@ class _Merged:
             self.shape = shape
         return self.shape == shape
 
-    def done(self, rows: int, *, compress: bool) -> Layout:
-        layout = self._layout(rows)
+    def done(self, rows: int, scale: float, *, compress: bool) -> Layout:
+        layout = self._layout(rows, scale)
         return replace(layout, piece=self._piece(layout, rows)) if compress else layout
 
-    def _layout(self, rows: int) -> Layout:
+    def _layout(self, rows: int, scale: float) -> Layout:
         dimensions = max((of for _, of in self.variants), default=0)
         variants = tuple(self.variants)
         if self.dtype is None:
             # None in every row: a column that takes no bytes.
             return Layout(self.name, "|u1", variants, (0,), dimensions, 0)
         if not self.fixed or self.shape is None:
-            return Layout(self.name, self.dtype, variants, None, dimensions, self.size)
+            size = round(self.size * scale)
+            return Layout(self.name, self.dtype, variants, None, dimensions, size)
         size = rows * math.prod(self.shape)
         return Layout(self.name, self.dtype, variants, self.shape, dimensions, size)
 

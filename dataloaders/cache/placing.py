@@ -1,8 +1,10 @@
 """Values written at once where they stand in the finished file, and not a second time.
 
-    study ──> every column of one shape ──> the file laid out, empty: placed.5e1f
-    a row's large columns ──> their places in it;   the small ones ──> chunk-000017.5e1f
-    all chunks as the study said ──> the small columns, checksums, index: it is the cache
+    study ──> large columns, first in the file ──> the file laid out, empty: placed.5e1f
+    a row of one shape ───────> its place is known
+    a row of several shapes ──> known as soon as all chunks before are read: sizes.py
+    the rest of a row ────────> chunk-000017.5e1f, and a checksum of each block that was placed
+    all stands where it should ──> names, small columns, checksums, index: it is the cache
     else ────────────────────────> it is where the chunks' large columns are read from
 
 Of a file of images that is half of the disk, and of the time after reading.
@@ -13,36 +15,36 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from dataloaders.cache.chunk import Chunk, Column
+from dataloaders.cache.checksums import Summed
+from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.disk import write_all
-from dataloaders.cache.index import ColumnEntry, Index
-from dataloaders.cache.layout import Layouts
+from dataloaders.cache.index import BLOCK, Index
+from dataloaders.cache.layout import Layouts, first_columns
 from dataloaders.cache.sample import Cell
+from dataloaders.cache.sizes import Sizes
 from dataloaders.errors import CacheError
 
-__all__ = ["Place", "Placed", "Placement", "Placer", "placeable"]
+__all__ = ["Place", "Placed", "Placement", "Placer", "Span", "placeable"]
 
-_LEAST_BYTES = 2048  # of a row: hdf5.py aligns such columns
+Span = tuple[int, int]
+"""The byte of the file at which a chunk's values of a column begin, and how many bytes they are."""
+
 _ELSEWHERE = Cell("none", np.empty(0, np.uint8))
+_POLL_S = 0.001
+_PATIENCE = 0.1  # of the time that a chunk took: writing it twice takes about as long
 
 
 def placeable(layouts: Layouts | None, rows: int) -> bool:
     """Whether files of such rows can be laid out before they are read, and are worth it."""
-    if layouts is None or not rows:
-        return False
-    columns = layouts.done(rows)
-    return all(column.shape is not None for column in columns) and any(
-        len(column.variants) == 1
-        and column.size * np.dtype(column.dtype).itemsize >= rows * _LEAST_BYTES
-        for column in columns
-    )
+    return layouts is not None and rows > 0 and bool(first_columns(layouts.done(rows), rows))
 
 
 @dataclass(frozen=True)
@@ -52,25 +54,28 @@ class Place:
     Attributes:
         column: its number.
         offset: byte of the file at which the first row begins.
-        kind, dtype, shape: of each cell that may go there.
-        bytes: of a row.
+        kind, dtype, shape: of each cell that may go there; of rows of several shapes the shape is
+            None, and any kind may.
     """
 
     column: int
     offset: int
     kind: str
     dtype: str
-    shape: tuple[int, ...]
-    bytes: int
+    shape: tuple[int, ...] | None
 
     def takes(self, cell: Cell) -> bool:
         """Whether ``cell`` is what was foreseen."""
         values = cell.values
+        if self.shape is None:
+            return cell.kind == "none" or values.dtype.str == self.dtype
         return (cell.kind, values.dtype.str, values.shape) == (self.kind, self.dtype, self.shape)
 
-    def at(self, row: int) -> int:
-        """The byte at which this row begins."""
-        return self.offset + row * self.bytes
+    @property
+    def bytes(self) -> int:
+        """Of a row; rows of several shapes have no such number."""
+        assert self.shape is not None
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -79,63 +84,218 @@ class Placement:
 
     Attributes:
         file: that is laid out.
+        user_block: bytes in front of its first block.
         places: of the columns that are written there, in their order.
+        sizes: the file of the `Sizes` of the one column among them whose rows are of several
+            shapes, if there is one.
     """
 
     file: str
+    user_block: int
     places: tuple[Place, ...]
-
-    @property
-    def columns(self) -> frozenset[int]:
-        """The numbers of these columns."""
-        return frozenset(place.column for place in self.places)
+    sizes: str
 
 
 class Placer:
-    """Puts rows at their places, each as soon as it is read: it is still in the cores' caches.
+    """Puts the rows of a chunk at their places, each as soon as its place is known.
 
-    Attributes:
-        columns: the numbers of the columns that it puts there.
-        digests: the crc32 of each of them so far.
-        placed: bytes so far.
+    A row that was just read is still in the core's cache.
+
+    Args:
+        placement: where they go.
+        chunk: its number.
+        first: the number of its first row, if no sample was left out before.
     """
 
-    def __init__(self, placement: Placement) -> None:
-        self.columns = placement.columns
-        self.digests = [0] * len(placement.places)
-        self.placed = 0
-        self._places = placement.places
+    def __init__(self, placement: Placement, chunk: int, first: int) -> None:
+        self._chunk = chunk
+        self._sizes = Sizes(placement.sizes)
+        self._size = 0  # of the column that the sizes are of
+        self._begun = time.monotonic()
+        self._spots = [_Spot(place, placement.user_block, first) for place in placement.places]
+        # Since `settle`: cells of a row, and where each of its columns was put; -1: not yet.
+        self._rows: list[tuple[list[Cell], list[int]]] = []
+        self._placing = True
         self._file = os.open(placement.file, os.O_RDWR | os.O_CLOEXEC)
 
-    def put(self, row: int, cells: list[Cell]) -> bool:
-        """Write the columns of row number ``row``, and have nothing in their places in ``cells``.
+    def put(self, cells: list[Cell]) -> int:
+        """Write the columns of the next row, and have nothing of them in ``cells``.
+
+        What has no place yet stays in ``cells`` until it has one, or `settle` gives it up. A row
+        that is not what was foreseen has the chunk's columns `stop`ped.
 
         Returns:
-            Whether they are what was foreseen; else nothing is done.
+            How many bytes are not in memory any more.
         """
-        for place in self._places:
-            if place.column >= len(cells) or not place.takes(cells[place.column]):
-                return False
-        for n, place in enumerate(self._places):
-            data = cells[place.column].values.reshape(-1).view("|u1").data
-            self.digests[n] = zlib.crc32(data, self.digests[n])
-            write_all(self._file, place.at(row), data)
-            self.placed += len(data)
-            cells[place.column] = _ELSEWHERE
-        return True
+        columns = [spot.place.column for spot in self._spots]
+        for spot in self._spots:
+            if spot.place.shape is None and spot.place.column < len(cells):
+                self._size += cells[spot.place.column].values.nbytes
+        if not self._placing:
+            return 0
+        if len(cells) <= max(columns) or not all(
+            spot.place.takes(cells[spot.place.column]) for spot in self._spots
+        ):
+            self.stop()
+            return 0
+        self._find()
+        row = (cells, [-1] * len(columns))
+        self._rows.append(row)
+        return self._write(row)
 
-    def give_back(self, row: int, cells: list[Cell]) -> None:
-        """Have the columns in ``cells`` again that were put at the places of this row."""
-        for place in self._places:
-            data = os.pread(self._file, place.bytes, place.at(row))
-            if len(data) != place.bytes:
-                raise CacheError(f"{place.bytes} bytes that were just written are not there")
-            values = np.frombuffer(data, "|u1").view(place.dtype).reshape(place.shape)
-            cells[place.column] = Cell(place.kind, values)
+    def settle(self) -> None:
+        """Have all rows since the last call at their places, or give up those that have none.
+
+        It waits for the chunks before this one, as long as writing it twice would take.
+        """
+        if not self._rows:
+            return
+        end = time.monotonic() + _PATIENCE * (time.monotonic() - self._begun)
+        while self._placing and not self._find() and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        for spot in self._spots:
+            if spot.begin is None:  # nothing of it is written, so that all of it can stay
+                spot.given_up = True
+        self._rows.clear()
+
+    def finish(self) -> None:
+        """Tell the others how large the chunk is, whose rows are all read, and `settle`."""
+        if any(spot.place.shape is None for spot in self._spots):
+            self._sizes.put(self._chunk, self._size)
+        self.settle()
+
+    def stop(self) -> None:
+        """Have all columns of the rows since `settle` in their cells again, and of those to come.
+
+        Raises:
+            CacheError: the file does not have what was written.
+        """
+        for cells, offsets in self._rows:
+            for spot, offset in zip(self._spots, offsets, strict=True):
+                if offset >= 0:
+                    self._give_back(spot.place, offset, cells)
+        self._placing = False
+        self._rows.clear()
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """The numbers of columns of which the rows before `settle` have nothing in their cells."""
+        return self._written(fixed=True)
+
+    @property
+    def values(self) -> frozenset[int]:
+        """The numbers of those of which they have kind and shape."""
+        return self._written(fixed=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the column whose rows are of several shapes, wherever they are."""
+        return self._size
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What was written, for each place."""
+        return tuple((spot.begin or 0, spot.bytes) for spot in self._spots)
+
+    @property
+    def sums(self) -> list[int]:
+        """The checksums of what was written, as `Placed.sums` has them."""
+        return [each for spot in self._spots for each in spot.sums()]
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+    def _written(self, *, fixed: bool) -> frozenset[int]:
+        if not self._placing:
+            return frozenset()
+        return frozenset(
+            spot.place.column
+            for spot in self._spots
+            if (spot.place.shape is not None) == fixed and not spot.given_up
+        )
+
+    def _find(self) -> bool:
+        """Whether all places are known; rows that waited for one of them are written."""
+        missing = [spot for spot in self._spots if spot.begin is None and not spot.given_up]
+        if not missing:
+            return True
+        before = self._sizes.before(self._chunk)
+        if before is None:
+            return False
+        for spot in missing:
+            spot.begin_at(spot.place.offset + before)
+        for row in self._rows:
+            self._write(row)
+        return True
+
+    def _write(self, row: tuple[list[Cell], list[int]]) -> int:
+        """Write of ``row`` what has a place and is not there; how many bytes it is."""
+        cells, offsets = row
+        written = 0
+        for n, spot in enumerate(self._spots):
+            if spot.begin is None or spot.given_up or offsets[n] >= 0:
+                continue
+            cell = cells[spot.place.column]
+            data = cell.values.reshape(-1).view("|u1").data
+            offsets[n] = spot.add(data)
+            write_all(self._file, offsets[n], data)
+            written += len(data)
+            hollow = np.broadcast_to(np.empty((), cell.values.dtype), cell.values.shape)
+            cells[spot.place.column] = (
+                _ELSEWHERE if spot.place.shape is not None else Cell(cell.kind, hollow)
+            )
+        return written
+
+    def _give_back(self, place: Place, offset: int, cells: list[Cell]) -> None:
+        kind, dtype, shape = place.kind, np.dtype(place.dtype), place.shape
+        if shape is None:
+            cell = cells[place.column]
+            kind, dtype, shape = cell.kind, cell.values.dtype, cell.values.shape
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        data = os.pread(self._file, size, offset)
+        if len(data) != size:
+            raise CacheError(f"{size} bytes that were just written are not there")
+        values = np.frombuffer(data, "|u1").view(dtype).reshape(shape)
+        cells[place.column] = Cell(kind, values)
+
+
+class _Spot:
+    """Where a chunk's rows of one column go, and how far they are.
+
+    Attributes:
+        place: of the column.
+        begin: the byte at which they begin; None: not known yet.
+        bytes: written so far.
+        given_up: whether they are not written there.
+    """
+
+    def __init__(self, place: Place, user_block: int, first: int) -> None:
+        self.place = place
+        self.begin: int | None = None
+        self.bytes = 0
+        self.given_up = False
+        self._user_block = user_block
+        self._summed = Summed(0)
+        if place.shape is not None:
+            self.begin_at(place.offset + first * place.bytes)
+
+    def begin_at(self, offset: int) -> None:
+        """The first row goes there."""
+        self.begin = offset
+        self._summed = Summed(offset - self._user_block)
+
+    def add(self, data: memoryview) -> int:
+        """Where these bytes go, which are the next ones."""
+        assert self.begin is not None
+        offset = self.begin + self.bytes
+        self._summed.add(data)
+        self.bytes += len(data)
+        return offset
+
+    def sums(self) -> list[int]:
+        """Checksums of all that was added."""
+        return self._summed.sums() if self.bytes else []
 
 
 class Placed:
@@ -143,14 +303,18 @@ class Placed:
 
     Attributes:
         name: of the file, in the build's folder.
-        index: what the finished file will say of itself, but for its checksums.
+        index: what the finished file would say of itself, if all rows were as those that were read
+            before: of a column of several shapes only the place is sure.
+        columns: numbers of those that are placed.
     """
 
-    def __init__(self, folder: Path, name: str, index: Index) -> None:
+    def __init__(self, folder: Path, name: str, index: Index, columns: Sequence[int]) -> None:
         self.name = name
         self.index = index
+        self.columns = tuple(columns)
         self.path = folder / name
         self._map: memoryview | None = None
+        self.places = tuple(self._places())
 
     @classmethod
     def load(cls, settings: Path) -> Placed | None:
@@ -158,71 +322,122 @@ class Placed:
         try:
             found = json.loads(settings.read_bytes().decode("ascii"))
             text = json.dumps(found["index"], sort_keys=True, separators=(",", ":")).encode()
-            size = os.path.getsize(settings.with_name(found["name"]))
-            index = Index.from_text(text, found["user_block"], size)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, CacheError):
+            index = Index.from_text(text, found["user_block"], found["index"]["file_bytes"])
+            there = settings.with_name(found["name"]).is_file()
+            placed = cls(settings.parent, found["name"], index, found["columns"])
+        except (OSError, ValueError, TypeError, LookupError, RecursionError, CacheError):
             return None
-        return cls(settings.parent, found["name"], index)
+        return placed if there else None
 
     def save(self) -> bytes:
         """What `load` needs, as the contents of a file."""
         found = {
             "name": self.name,
             "user_block": self.index.user_block,
+            "columns": self.columns,
             "index": json.loads(self.index.text()),
         }
         return json.dumps(found).encode()
 
+    def placement(self, sizes: str) -> Placement:
+        """For the workers; ``sizes``: the file of the `Sizes`."""
+        return Placement(str(self.path), self.index.user_block, self.places, sizes)
+
     @property
-    def placement(self) -> Placement:
-        """For the workers."""
-        return Placement(str(self.path), tuple(self._places()))
+    def varies(self) -> bool:
+        """Whether rows of several shapes are among what is placed."""
+        return any(place.shape is None for place in self.places)
 
     def _places(self) -> Iterator[Place]:
-        for number, entry in enumerate(self.index.columns):
-            size = _row_bytes(entry)
-            if entry.shape is not None and len(entry.variants) == 1 and size >= _LEAST_BYTES:
-                kind, offset = entry.variants[0][0], entry.values.offset
-                yield Place(number, offset, kind, entry.dtype, entry.shape, size)
+        for number in self.columns:
+            entry = self.index.columns[number]
+            kind = entry.variants[0][0]
+            yield Place(number, entry.values.offset, kind, entry.dtype, entry.shape)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row in the columns that are placed."""
-        return sum(place.bytes for place in self._places())
+    def stands_as(self, index: Index) -> bool:
+        """Whether in a file that is as ``index`` says the same columns stand at the same places."""
+        if (index.user_block, index.structure) != (self.index.user_block, self.index.structure):
+            return False
+        for place in self.places:
+            now, then = index.columns[place.column], self.index.columns[place.column]
+            same = (now.dtype, now.shape, now.values.offset)
+            if same != (then.dtype, then.shape, then.values.offset):
+                return False
+            if now.shape is not None and now.variants != then.variants:
+                return False
+        return True
 
-    def is_as(self, layouts: Layouts) -> bool:
-        """Whether all rows turned out as they were foreseen."""
-        now, then = layouts.done(), self.index.columns
-        return (layouts.structure, layouts.rows) == (self.index.structure, self.index.rows) and [
-            (one.dtype, one.variants, one.shape, one.dimensions) for one in now
-        ] == [(one.dtype, one.variants, one.shape, one.dimensions) for one in then]
+    def completed(self, chunk: Chunk, offsets: Sequence[int]) -> tuple[Chunk, list[int]]:
+        """``chunk`` with the values that stand here, as views; and how many bytes of each place.
 
-    def completed(self, chunk: Chunk, first: int) -> Chunk:
-        """``chunk`` with the columns that stand here, as views; its first row is row ``first``."""
-        rows, found = chunk.rows, {}
-        for place in self._places():
-            if len(chunk.columns[place.column].codes):
-                continue  # this part was not placed
-            dimensions = len(place.shape)
-            shapes = np.broadcast_to(np.array(place.shape, np.uint64), (rows, dimensions))
-            values = np.frombuffer(self.bytes_of(place, first, rows), "|u1").view(place.dtype)
-            variants = ((place.kind, dimensions),)
-            codes = np.zeros(rows, np.uint8)
-            found[place.column] = Column(place.dtype, variants, codes, shapes, values)
-        return chunk.completed(found)
+        Args:
+            chunk: a part of one.
+            offsets: of each place, where the values of its first row are.
+        """
+        found, taken = {}, []
+        for place, offset in zip(self.places, offsets, strict=True):
+            column = chunk.columns[place.column]
+            size = self.bytes_in(place, chunk)
+            taken.append(size)
+            if not size:
+                continue  # this part was not placed, or there is nothing in it
+            if place.shape is not None:
+                shapes = np.array(place.shape, np.uint64)
+                column = Column(
+                    place.dtype,
+                    ((place.kind, len(place.shape)),),
+                    np.zeros(chunk.rows, np.uint8),
+                    np.broadcast_to(shapes, (chunk.rows, len(place.shape))),
+                    column.values,
+                )
+            values = np.frombuffer(self._bytes((offset, size)), "|u1").view(column.dtype)
+            found[place.column] = replace(column, values=values)
+        return chunk.completed(found), taken
 
-    def digests(self, first: int, rows: int) -> list[int]:
-        """The crc32 of each placed column's rows from ``first`` on."""
-        return [zlib.crc32(self.bytes_of(place, first, rows)) for place in self._places()]
+    def bytes_in(self, place: Place, chunk: Chunk) -> int:
+        """How many bytes of a part's column stand here, and not in the chunk."""
+        column = chunk.columns[place.column]
+        if place.shape is not None:
+            return 0 if len(column.codes) else chunk.rows * place.bytes
+        missing = int(sizes(column).sum()) - len(column.values)
+        return missing * np.dtype(column.dtype).itemsize
 
-    def bytes_of(self, place: Place, first: int, rows: int) -> memoryview:
-        """Some rows of a column, as a view of the file."""
-        if self._map is None:
+    def sums(self, spans: Sequence[Span]) -> list[int]:
+        """The checksums of these spans, one a place: of what of each block is in it, in order."""
+        found: list[int] = []
+        for begin, size in spans:
+            if size:
+                summed = Summed(begin - self.index.user_block)
+                summed.add(self._bytes((begin, size)))
+                found += summed.sums()
+        return found
+
+    def known_blocks(
+        self, spans: Sequence[Span], sums: npt.NDArray[np.uint32]
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint32]]]:
+        """What is known of the file's checksums: the number of a block, and those from it on.
+
+        Args:
+            spans: one a place.
+            sums: as `sums` gives them. Of these, only those of whole blocks are the file's.
+        """
+        position = 0
+        for begin, size in spans:
+            if not size:
+                continue
+            first, last = begin - self.index.user_block, begin - self.index.user_block + size
+            low, high = -(-first // BLOCK), last // BLOCK
+            skipped = position + low - first // BLOCK
+            if low < high:
+                yield low, sums[skipped : skipped + high - low]
+            position += -(-last // BLOCK) - first // BLOCK
+
+    def _bytes(self, span: Span) -> memoryview:
+        """A view of the file."""
+        begin, size = span
+        if self._map is None or len(self._map) < begin + size:
             with open(self.path, "rb") as file:
                 self._map = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return self._map[place.at(first) : place.at(first + rows)]
-
-
-def _row_bytes(entry: ColumnEntry) -> int:
-    shape = entry.shape or ()
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(entry.dtype).itemsize
+        if len(self._map) < begin + size:
+            raise CacheError(f"{self.path} is shorter than what was written into it")
+        return self._map[begin : begin + size]

@@ -10,17 +10,19 @@ import hashlib
 import json
 import os
 import pickle
+import time
 import traceback
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut
-from dataloaders.cache.disk import writing
+from dataloaders.cache.disk import write_all, writing
 from dataloaders.cache.encoding import Encoder
 from dataloaders.cache.images import Images
 from dataloaders.cache.journal import Record
@@ -48,6 +50,7 @@ BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
 _LONGEST_MESSAGE = 1000
+_LOOK_S = 0.02  # between two looks at whether to stop
 
 Row = tuple[int, Structure, list[Cell]]
 
@@ -175,7 +178,10 @@ class Chunks(Dataset["Record | Failure"]):
         job = self._job
         name = f"chunk-{number:06d}.{job.token}"
         path = Path(job.folder) / f"{name}.{os.getpid()}.tmp"
-        writer = _Writer(path, number * job.rows, job.placement)
+        placer = None
+        if job.placement is not None:
+            placer = Placer(job.placement, number, number * job.rows)
+        writer = _Writer(path, placer)
         try:
             with random_states_kept(cuda=False):
                 failed = self._write(number, writer)
@@ -190,9 +196,13 @@ class Chunks(Dataset["Record | Failure"]):
         job = self._job
         failed: list[tuple[int, str]] = []
         first, end = number * job.rows, min((number + 1) * job.rows, job.samples)
+        looked = float("-inf")
         for index in range(job.first + first, job.first + end):
-            if os.path.exists(job.stop):
-                raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
+            now = time.monotonic()
+            if now - looked >= _LOOK_S:
+                looked = now
+                if os.path.exists(job.stop):
+                    raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
             seed_for(index)
             try:
                 structure, cells = read_row(job.cut, index, job.calls)
@@ -213,18 +223,16 @@ class _Writer:
 
     Args:
         path: of the file.
-        first: the number of its first row in the file of the whole cache.
-        placement: where the large columns go; None: into this file as well.
+        placer: puts the large columns where they belong; None: into this file as well.
     """
 
-    def __init__(self, path: Path, first: int, placement: Placement | None) -> None:
+    def __init__(self, path: Path, placer: Placer | None) -> None:
         self._path = path
-        self._placer = None if placement is None else Placer(placement)
-        self._placing = placement is not None
-        self._next = first
+        self._placer = placer
         self._waiting: list[Row] = []
         self._room = PART_BYTES
         self._file = -1
+        self._end = 0
         self._crc = 0
         self._parts: list[int] = []
         self._rows = 0
@@ -233,25 +241,23 @@ class _Writer:
     def write(self, row: Row) -> None:
         """Add ``row``, whose cells are the writer's from now on."""
         _, _, cells = row
-        if self._placing and self._placer is not None:
-            if self._placer.put(self._next, cells):
-                self._next += 1
-            else:
-                self.place_no_more()
-        self._waiting.append(row)
         self._room -= sum(cell.values.nbytes + BYTES_PER_CELL for cell in cells)
+        if self._placer is not None:
+            self._room += self._placer.put(cells)
+        self._waiting.append(row)
         if self._room <= 0:
             self._write_part()
 
     def place_no_more(self) -> None:
         """Have all columns of the rows to come in this file, and of those that wait."""
-        if not self._placing or self._placer is None:
-            return
-        self._placing = False
-        for back, (_, _, cells) in enumerate(reversed(self._waiting), 1):
-            self._placer.give_back(self._next - back, cells)
+        if self._placer is not None:
+            self._placer.stop()
 
     def _write_part(self) -> None:
+        whole = values = frozenset[int]()
+        if self._placer is not None:
+            self._placer.settle()
+            whole, values = self._placer.whole, self._placer.values
         rows, self._waiting, self._room = self._waiting, [], PART_BYTES
         if not rows:
             return
@@ -259,28 +265,33 @@ class _Writer:
             self._structure = rows[0][:2]
         elif rows[0][1] != self._structure[1]:
             Chunk.of([(*self._structure, []), rows[0]])  # raises: they are built differently
-        elsewhere = self._placer.columns if self._placing and self._placer is not None else ()
-        chunk = Chunk.of(rows, elsewhere)
+        chunk = Chunk.of(rows, whole, values)
         assert chunk is not None
         self._rows += len(rows)
         rows.clear()
         if self._file < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o666)
-        size = 0
-        for data in chunk.to_bytes():
-            self._crc = zlib.crc32(data, self._crc)
-            view = memoryview(data)
-            size += len(view)
-            while view:
-                view = view[os.write(self._file, view) :]
-        self._parts.append(size)
+        self._parts.append(sum(map(self._append, chunk.to_bytes())))
+
+    def _append(self, data: bytes | memoryview) -> int:
+        """Write ``data`` behind what there is; how many bytes it is."""
+        self._crc = zlib.crc32(data, self._crc)
+        view = memoryview(data)
+        write_all(self._file, self._end, view)
+        self._end += len(view)
+        return len(view)
 
     def finished(self, number: int, name: str, failed: list[tuple[int, str]]) -> Record:
         """The record, once the file has its ``name``; whoever gets it has it synced."""
+        if self._placer is not None:
+            self._placer.finish()
         self._write_part()
-        structure = ""
+        structure, sums = "", np.empty(0, "<u4")
         if self._file >= 0:
+            if self._placer is not None:
+                sums = np.array(self._placer.sums, "<u4")
+                self._append(sums.tobytes())
             self._path.rename(self._path.with_name(name))
             structure = digest_of(self._structure[1]) if self._structure else ""
         return Record(
@@ -288,10 +299,12 @@ class _Writer:
             file=name if self._parts else "",
             rows=self._rows,
             parts=tuple(self._parts),
-            digest=digest_text([self._crc, *(self._placer.digests if self._placer else ())]),
+            digest=digest_text(self._crc),
             structure=structure,
             failed=tuple(failed),
-            placed=self._placer.placed if self._placer else 0,
+            spans=self._placer.spans if self._placer is not None and self._parts else (),
+            sums=len(sums),
+            size=self._placer.size if self._placer is not None else 0,
         )
 
     def close(self) -> None:
@@ -305,9 +318,9 @@ class _Writer:
             self._path.unlink(missing_ok=True)
 
 
-def digest_text(digests: Sequence[int]) -> str:
-    """Checksums as a record has them."""
-    return "-".join(f"{digest:08x}" for digest in digests)
+def digest_text(digest: int) -> str:
+    """A checksum as a record has it."""
+    return f"{digest:08x}"
 
 
 def digest_of(structure: Structure) -> str:

@@ -148,7 +148,8 @@ def add_parsers(commands: Subparsers) -> None:
     extract = _add(actions, "extract", "samples as plain files", _EXTRACT)
     extract.add_argument("path", help="of the cache")
     extract.add_argument("folder", help="made if it does not exist")
-    extract.add_argument("--rows", default="0:16", metavar="A:B", help="which rows (0:16)")
+    extract.add_argument("--rows", metavar="A:B", help="which rows (the first 16)")
+    extract.add_argument("--overwrite", action="store_true", help="though something is in it")
 
     _add(actions, "list", "caches in the user's cache folder", "Name, size, rows, last use.")
     prune = _add(actions, "prune", "delete caches from the user's cache folder", _PRUNE)
@@ -245,7 +246,7 @@ def _info(parsed: argparse.Namespace) -> int:
 def _extract(parsed: argparse.Namespace) -> int:
     from dataloaders.cli.cache_extract import extract
 
-    return extract(parsed.path, parsed.folder, rows=parsed.rows)
+    return extract(parsed.path, parsed.folder, rows=parsed.rows, overwrite=parsed.overwrite)
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -27,18 +27,34 @@ _SUFFIXES = {
     **dict.fromkeys(("CMYK", "YCbCr", "LAB", "I", "F"), "tiff"),
 }
 _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_FEW = 16
 _MOST_IN_LINE = 64  # values of an array
 _LONGEST_NAME = 120  # bytes of a column's name in that of a file, which may have 255 in all
 
 
-def extract(path: str, folder: str, *, rows: str) -> int:
+def extract(path: str, folder: str, *, rows: str | None, overwrite: bool = False) -> int:
     """Write samples as files into ``folder``.
 
     Encoded images as the files that they are, others as PNG, the rest as one line of JSON each.
+
+    Args:
+        path: of the cache.
+        folder: made if it does not exist.
+        rows: A:B, or one number; None: the first 16.
+        overwrite: whether there may be something in the folder, which files may replace.
+
+    Raises:
+        OptionError: there are no such rows; or there is something in the folder.
+        CacheError: the cache, or the folder, cannot be used.
     """
     cached = CachedDataset(path)
-    wanted = range(len(cached))[_slice(rows)]
+    wanted = range(len(cached))[:_FEW] if rows is None else _wanted(rows, len(cached))
     target = Path(folder)
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise OptionError(
+            f"{folder} is not empty, and files in it could be replaced; give a new folder, or "
+            "--overwrite"
+        )
     names = [column.name for column in cached.columns]
     files = _file_names(names)
     try:
@@ -64,15 +80,22 @@ def extract(path: str, folder: str, *, rows: str) -> int:
     return 0
 
 
-def _slice(text: str) -> slice:
+def _wanted(text: str, count: int) -> range:
+    """The rows that ``text`` names, of so many; negative ones are counted from the end."""
     first, colon, last = text.partition(":")
     try:
-        if not colon:
-            row = int(first)
-            return slice(row, row + 1 or None)
-        return slice(int(first) if first else None, int(last) if last else None)
+        begin = int(first) if first else 0
+        end = (int(last) if last else count) if colon else begin + 1
+        if not colon and not first:
+            raise ValueError
     except ValueError:
         raise OptionError(f"--rows {text}: give A:B, such as 0:16, or one number") from None
+    begin += count if begin < 0 else 0
+    end += count if end < 0 or (end == 0 and not colon) else 0
+    if not 0 <= begin <= end <= count:
+        what = f"rows 0 to {count - 1}" if count else "no rows"
+        raise OptionError(f"--rows {text}: there are no such rows, since the cache has {what}")
+    return range(begin, end)
 
 
 def _file_names(columns: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
@@ -26,7 +26,10 @@ from dataloaders.transforms.table import Table, same_bits, tables_of
 from dataloaders.transforms.trailing import Deferred, arithmetic_of, deferred_chain, trailing
 from dataloaders.transforms.ways import Way, way_for
 
-__all__ = ["NoTail", "Tail", "device_tail"]
+__all__ = ["Fill", "NoTail", "Tail", "device_tail"]
+
+Fill: TypeAlias = Callable[[torch.Tensor, Way, torch.Tensor], bool]
+"""Whether it filled the last tensor with what the way makes of the images of the first one."""
 
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
 
@@ -131,7 +134,11 @@ class Tail:
             self._way(device, channels)
 
     def apply(
-        self, batch: Batch, *, empty_like: Callable[..., torch.Tensor] = torch.empty_like
+        self,
+        batch: Batch,
+        *,
+        empty_like: Callable[..., torch.Tensor] = torch.empty_like,
+        fill: Fill | None = None,
     ) -> Batch:
         """The batch that the dataset's own transforms would give, where ``batch`` is.
 
@@ -142,6 +149,7 @@ class Tail:
         Args:
             batch: what the loader gave with `changes`.
             empty_like: makes the float tensors, called with a uint8 tensor and ``dtype=``.
+            fill: asked first to fill them, where a tensor of ``batch`` only stands for images.
 
         Raises:
             BackendUnavailable: if there is no image in it, as where a dataset works on its
@@ -155,7 +163,7 @@ class Tail:
             if not self._is_image(leaf, count):
                 return leaf
             images += 1
-            return self._converted(leaf, empty_like)
+            return self._converted(leaf, empty_like, fill)
 
         converted = map_tensors(batch, convert)
         if not images or (self._proof.leaves or count + 1) != count + 1:
@@ -185,14 +193,15 @@ class Tail:
         return leaf.dtype is torch.uint8 and leaf.ndim >= 3
 
     def _converted(
-        self, leaf: torch.Tensor, empty_like: Callable[..., torch.Tensor]
+        self, leaf: torch.Tensor, empty_like: Callable[..., torch.Tensor], fill: Fill | None
     ) -> torch.Tensor:
         bytes_ = leaf.as_subclass(torch.Tensor)
         if bytes_.ndim == 4 and self._memory_format is not torch.preserve_format:
             bytes_ = bytes_.contiguous(memory_format=self._memory_format)
         way = self._way(bytes_.device, bytes_.shape[-3])
         out = empty_like(bytes_, dtype=self._dtype or self._moved.dtype)
-        way.run(bytes_, out)
+        if fill is None or not fill(leaf, way, out):
+            way.run(bytes_, out)
         kind = self._proof.classes.get(type(leaf), torch.Tensor)
         return out if kind is torch.Tensor else out.as_subclass(kind)
 

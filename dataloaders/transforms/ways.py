@@ -11,7 +11,7 @@ by a Python number, CUDA multiplies by its reciprocal, which differs for 126 of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -44,17 +44,24 @@ class Arithmetic(Way):
     def run(self, bytes_: Tensor, out: Tensor) -> None:
         """See `Way`."""
         narrow = out.dtype is not torch.float32
+        on_cpu = bytes_.device.type == "cpu"
         # Nothing temporary to bound on a device, and each further kernel costs its launch.
-        whole = bytes_.device.type != "cpu" and not narrow
+        whole = not on_cpu and not narrow
         for piece, target in [(bytes_, out)] if whole else _pieces(bytes_, out):
             values = torch.empty_like(piece, dtype=torch.float32) if narrow else target
-            if not self._steps:
-                values.copy_(piece)
-            for position, (name, number) in enumerate(self._steps):
-                source = values if position else piece
-                _OPERATIONS[name](source, number, out=values)
+            if on_cpu or not self._steps:
+                values.copy_(piece)  # where an operation on bytes makes floats of them first
+                self.finish(values)
+            else:
+                (name, number), *rest = self._steps
+                _OPERATIONS[name](piece, number, out=values)
+                _apply(rest, values)
             if narrow:
                 target.copy_(values)
+
+    def finish(self, values: Tensor) -> None:
+        """Make of float32 ``values``, which are the bytes', in place what `run` makes of these."""
+        _apply(self._steps, values)
 
 
 class Lookup(Way):
@@ -82,6 +89,11 @@ _OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "sub": torch.sub,
 }
+
+
+def _apply(steps: Iterable[Step], values: Tensor) -> None:
+    for name, number in steps:
+        _OPERATIONS[name](values, number, out=values)
 
 
 def way_for(table: Table, dtype: torch.dtype, device: torch.device) -> Way:

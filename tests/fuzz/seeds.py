@@ -16,14 +16,14 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from dataloaders.cache import precompute
+from dataloaders.cache import join, precompute
 from dataloaders.cache.codecs import CODECS
 from dataloaders.cache.compress import Compressed
 from dataloaders.cache.index import HEADER
 from dataloaders.cache.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 
-__all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "journals", "texts"]
+__all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "joined", "journals", "texts"]
 
 BUILT_ROWS = 7
 
@@ -106,6 +106,17 @@ class Built:
         if index == 4:
             raise ValueError("it is torn")
         return {"number": index, "text": "a" * index, "array": np.full((index % 2, 3), index)}
+
+
+def joined(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Caches that are joined, and the shards of each."""
+    for fixed in (False, True):
+        path = folder / f"{'fixed' if fixed else 'varies'}.h5"
+        dataset: Any = Built(fixed=fixed)
+        for rank in range(3):
+            precompute(dataset, path, num_workers=0, on_error="skip", shard=(rank, 3), wait=False)
+        join(path)
+        yield path, sorted(folder.glob(f"{path.stem}.*-of-*.h5"))
 
 
 def interrupted(folder: Path, *, fixed: bool = False) -> dict[str, bytes]:

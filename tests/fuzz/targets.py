@@ -36,6 +36,9 @@ from dataloaders.cache.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.cli.cache_extract import extract
 from dataloaders.errors import CacheError
+from dataloaders.randomness import words
+from dataloaders.seeding import seed_generators
+from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.table import same_bits
 from fuzz import mutation, seeds
 from fuzz.guard import refusals_aside
@@ -113,7 +116,7 @@ def _shown(data: bytes, folder: Path) -> None:
         with refusals_aside():
             cache_info.info(str(path), sheet=str(folder / "sheet.png"))
         with refusals_aside():
-            extract(str(path), str(target), rows=f"0:{_MOST_ROWS}")
+            extract(str(path), str(target), rows=None)  # the first few
     shown.flush()
     text = shown.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
     odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
@@ -140,9 +143,13 @@ def _batches(data: bytes, folder: Path) -> None:
         if isinstance(made, str):
             return
         rows = list(range(min(len(cached), 5)))[::-1]
-        found = made.of(rows, torch.Generator().manual_seed(3))
-        torch.manual_seed(3)
-        wanted = default_collate([cached[row] for row in rows])
+        seeding = words(3, 0, np.arange(len(rows)))
+        found = made.of(rows, Draws(seeding))
+        samples = []
+        for row, (a, b, c, d) in zip(rows, seeding.tolist(), strict=True):
+            seed_generators((a, b, c, d))
+            samples.append(cached[row])
+        wanted = default_collate(samples)
         assert found is None or _same(found, wanted)
 
 
@@ -251,7 +258,38 @@ class _Build:
         precompute(dataset, path, num_workers=0, rows=2, on_error="skip", **options)
 
 
+class _Joined:
+    """A joined cache beside the shards that it names: opened, read, and verified."""
+
+    def __init__(self) -> None:
+        self._shards: dict[str, bytes] = {}
+
+    def seeds(self, folder: Path) -> Iterable[bytes]:
+        for path, shards in seeds.joined(folder):
+            self._shards.update({shard.name: shard.read_bytes() for shard in shards})
+            yield path.read_bytes()
+
+    def run(self, data: bytes, folder: Path) -> None:
+        for name, contents in self._shards.items():
+            (folder / name).write_bytes(contents)
+        path = folder / "a.h5"
+        path.write_bytes(data)
+        with refusals_aside():
+            cached = CachedDataset(path)
+            rows = range(min(len(cached), _MOST_ROWS))
+            for row in rows:
+                with refusals_aside():
+                    cached[row]
+            with refusals_aside():
+                cached.__getitems__(rows)
+            cached.will_read(-(2**70), 2**70)
+        with refusals_aside():
+            for damage in verify(path):
+                assert 0 <= damage.offset <= damage.offset + damage.bytes
+
+
 _BUILD = _Build()
+_JOINED = _Joined()
 
 TARGETS = {
     "index": Target(_index, seeds.texts, mutation.json_text),
@@ -260,6 +298,8 @@ TARGETS = {
     "batches": Target(_batches, seeds.files, mutation.file),
     "cell": Target(_cell, seeds.cells, mutation.cell),
     "journal": Target(_journal, seeds.journals, mutation.journal),
+    "joined": Target(_JOINED.run, _JOINED.seeds, mutation.file),
     "build": Target(_BUILD.run, _BUILD.seeds, mutation.folder, audited=False),
 }
-"""By name: the parser, all of a file, the command line, batches, single values, and builds."""
+"""By name: the parser, all of a file, the command line, batches, single values, a file of shards,
+and builds."""

@@ -1,0 +1,168 @@
+"""A batch made by several threads: the same batch, torch's own settings untouched, none left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("h5py")
+pytest.importorskip("torchvision")
+
+from PIL import Image
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from backends.h5.team import Team, idle_cores
+from dataloaders import DataLoader
+
+LARGE = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def many_idle_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("backends.h5.team.idle_cores", lambda: 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    made = Team()
+    yield made
+    made.close()
+
+
+def ours() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("dataloaders-h5")]
+
+
+def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team: Team) -> None:
+    seen: list[tuple[int, int, str, int]] = []
+    together = threading.Barrier(3, timeout=20)
+
+    def part(begin: int, end: int) -> None:
+        together.wait()
+        seen.append((begin, end, threading.current_thread().name, torch.get_num_threads()))
+
+    team.split(10, LARGE, part)
+    assert sorted(each[:2] for each in seen) == [(0, 3), (3, 6), (6, 10)]
+    assert len({name for _, _, name, _ in seen}) == 3
+    assert {threads for _, _, _, threads in seen} == {1}
+    assert torch.get_num_threads() == 3
+    found: list[int] = []
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert found == [3]
+
+
+@pytest.mark.parametrize("why", ["torch may use one", "small"])
+def test_nothing_is_started_where_it_does_not_pay(why: str, team: Team) -> None:
+    if why == "torch may use one":
+        torch.set_num_threads(1)
+    seen: list[tuple[int, int, int]] = []
+    nbytes = LARGE if why == "torch may use one" else 1000
+    team.split(10, nbytes, lambda *ends: seen.append((*ends, threading.get_ident())))
+    assert seen == [(0, 10, threading.get_ident())]
+    assert ours() == []
+
+
+def test_an_error_comes_when_nobody_writes_any_more(team: Team) -> None:
+    ended: list[int] = []
+
+    def part(begin: int, end: int) -> None:
+        if begin == 0:
+            raise ValueError("the first part")
+        ended.append(begin)
+
+    with pytest.raises(ValueError, match="the first part"):
+        team.split(9, LARGE, part)
+    assert sorted(ended) == [3, 6]
+
+
+def test_threads_end_and_begin_again(team: Team) -> None:
+    done: list[int] = []
+    for _ in range(2):
+        team.split(2, LARGE, lambda begin, _: done.append(begin))
+        assert len(ours()) >= 1
+        team.close()
+        assert ours() == []
+    assert sorted(done) == [0, 0, 1, 1]
+
+
+def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team: Team) -> None:
+    team.split(3, LARGE, lambda begin, end: None)
+    copied = pickle.loads(pickle.dumps(team))
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            done: list[int] = []
+            for each in (team, copied):
+                each.split(3, LARGE, lambda begin, _: done.append(begin))
+            os.write(write, str(sorted(done)).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert os.read(read, 100) == b"[0, 0, 1, 1, 2, 2]"
+    os.close(read)
+    os.close(write)
+
+
+def test_idle_cores_are_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.h5.team.usable_cores", lambda: 8)
+    for busy, expected in ((0.0, 8), (1.0, 8), (1.2, 8), (2.0, 7), (7.9, 1), (30.0, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda busy=busy: (busy, 0.0, 0.0))
+        assert idle_cores() == expected
+
+
+class Photos:
+    """Forty images of 3 x 200 x 210: a batch of 20 floats is 7 MB."""
+
+    def __init__(self, floats: bool) -> None:
+        last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4], [0.3])]
+        steps = [v2.RandomCrop(190), v2.RandomHorizontalFlip(), v2.ToImage()]
+        self.transform = v2.Compose([*steps, *(last if floats else [])])
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        pixels = np.random.default_rng(index).integers(0, 256, (200, 210, 3), np.uint8)
+        return self.transform(Image.fromarray(pixels)), index
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_batches_are_the_same_and_no_thread_stays(
+    floats: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.h5.team._LEAST_BYTES", 1 << 20)
+    loader = DataLoader(Photos(floats), 20, seed=2, backend=H5(tmp_path / "a.h5"))
+    by_three = list(loader)
+    assert len(ours()) >= 2
+    del loader
+    gc.collect()
+    for _ in range(1000):
+        if not ours():
+            break
+        time.sleep(0.01)
+    assert ours() == []
+    torch.set_num_threads(1)
+    by_one = list(DataLoader(Photos(floats), 20, seed=2, backend=H5(tmp_path / "a.h5")))
+    for (images, labels), (wanted, numbers) in zip(by_three, by_one, strict=True):
+        assert torch.equal(images, wanted)
+        assert torch.equal(labels, numbers)
