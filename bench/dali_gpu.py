@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.dali import chain, folder_of_photos, hand_written, loader
+from bench.dali import chain, dali_version, folder_of_photos, hand_written, loader
 from bench.harness import Case, Cell, Result, Scale, Timings, interleave
 from dataloaders.workers import usable_cores
 
@@ -21,6 +21,7 @@ __all__ = ["CASES"]
 
 BATCH = 256
 BAR = 0.95
+HEADINGS = ("what", "photos a second", "wall s an epoch", "CPU s an epoch")
 
 
 def run(scale: Scale) -> Result:
@@ -29,6 +30,8 @@ def run(scale: Scale) -> Result:
 
 
 def measure(scale: Scale, folder: Path) -> Result:
+    if dali_version() == "none":
+        return Result(HEADINGS, (("not measured: NVIDIA DALI is not installed", None, None, None),))
     count, side = scale.pick(full=8000, tiny=8), scale.pick(full=224, tiny=32)
     batch, cores = scale.pick(full=BATCH, tiny=4), usable_cores()
     photos = folder_of_photos(folder, count, scale.pick(full=100, tiny=4))
@@ -58,7 +61,7 @@ def measure(scale: Scale, folder: Path) -> Result:
     ratio = rates["DALI by hand"].ratio(rates["dali (ours)"])
     rows = [*table("rate", rates, count), *table("ResNet-18, bfloat16", epochs, count)]
     return Result(
-        ("what", "photos a second", "wall s an epoch", "CPU s an epoch"),
+        HEADINGS,
         tuple(rows),
         ratio.median >= BAR if device.type == "cuda" else None,
         (

@@ -73,6 +73,12 @@ def transforms() -> dict[str, Callable[[Any], list[Any]]]:
         "RandAugment": lambda m: [m.CenterCrop(_SIDE), m.RandAugment()],
         "TrivialAugmentWide": lambda m: [m.CenterCrop(_SIDE), m.TrivialAugmentWide()],
         "AugMix": lambda m: [m.CenterCrop(_SIDE), m.AugMix()],
+        "ElasticTransform": lambda m: [m.CenterCrop(_SIDE), m.ElasticTransform()],
+        "RandomErasing": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.PILToTensor(),
+            m.RandomErasing(1, value=9),
+        ],
         "RandomApply": lambda m: [m.CenterCrop(_SIDE), m.RandomApply([m.ColorJitter(half)])],
         "RandomChoice": lambda m: [
             m.CenterCrop(_SIDE),
@@ -135,7 +141,8 @@ def differences(photos: Path, chain: Any, count: int) -> tuple[Any, Any, Any]:
     from backends.dali import Dali
     from backends.dali.nodes import FAST
 
-    whole = Compose([chain, PILToTensor()])
+    # RandomErasing takes tensors only, so its chain makes them itself.
+    whole = chain if "PILToTensor" in repr(chain) else Compose([chain, PILToTensor()])
     wanted = images_of(photos, whole, count, "stock")
     plain = difference(images_of(photos, whole, count, Dali()), wanted)
     quick = images_of(photos, whole, count, Dali(fast=tuple(FAST)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import transforms
 from bench.harness import Case, Result, Scale, Timings, discover, interleave, markdown, save
 
 CASES = [case for case in discover() if not case.gpu]
@@ -81,3 +82,9 @@ def test_the_command_line() -> None:
     wrong = bench("no_such_case", "--tiny")
     assert wrong.returncode == 2
     assert "no case is called no_such_case; the names are: " in wrong.stdout
+
+
+def test_the_table_of_transforms_in_the_docs_is_the_kept_result() -> None:
+    assert transforms.documented() == transforms.table()
+    kept = transforms.table()
+    assert all(f"| {name} | " in kept for name in transforms.NAMES)

@@ -401,6 +401,15 @@ def test_options_change_no_sample_but_fast_ones() -> None:
     assert hash(Dali()) == hash(Dali())
 
 
+@pytest.mark.filterwarnings("error::dataloaders.errors.BackendWarning")
+@pytest.mark.parametrize("fast", [(), ("resize",)])
+def test_what_takes_tensors_only_gets_them(fast: tuple[str, ...]) -> None:
+    members = [transforms.CenterCrop(12), transforms.PILToTensor(), transforms.RandomErasing(1)]
+    data = folder(transforms.Compose(members))
+    expected = list(DataLoader(data, 4, seed=2))
+    assert_same(list(DataLoader(data, 4, seed=2, device="cpu", backend=Dali(fast=fast))), expected)
+
+
 def test_a_device_that_is_not_there_is_torchs_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")

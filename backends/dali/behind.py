@@ -132,16 +132,15 @@ class Each(Step):
 
     def _made(self, own: Sequence[Action], sample: int, image: torch.Tensor) -> Any:
         value: Any = image
-        if self._part.form == "pil" and not self._fast:
-            value = _picture(image)
+        stands_for_picture = self._part.form == "pil"
+        if stands_for_picture and not self._fast:
+            value, stands_for_picture = _picture(value), False
         for action in own:
             if not action.takes(sample):
                 continue
-            if value is image and self._part.form == "pil" and not _is_alike(action.primitive):
-                value = _picture(image)
+            if stands_for_picture and not _is_alike(action.primitive):
+                value, stands_for_picture = _picture(value), False
             value = action.apply(sample, value)
-            if self._fast and isinstance(value, torch.Tensor) and self._part.form == "pil":
-                image = value
         return value
 
     def _quicker(self, action: Action) -> Action:
