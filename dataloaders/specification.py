@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["batches_in", "device_of", "generators_of", "iterates_itself", "view_of"]
+__all__ = ["batches_in", "device_of", "generators_of", "iterates_itself", "state_of", "view_of"]
 
 
 def batches_in(loader: Any) -> int | None:
@@ -69,6 +69,18 @@ def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     reject combinations that it made itself.
     """
     view: DataLoader[Any] = object.__new__(DataLoader)
-    view.__dict__.update(loader.__dict__, _iterator=None)
+    view.__dict__.update(state_of(loader), _iterator=None)
     view.__dict__.update(changes)
     return view
+
+
+def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The attributes of ``loader`` without the session that it keeps open.
+
+    A session that held its loader's attributes with itself among them would end only when the
+    garbage collector finds it.
+    """
+    return {name: value for name, value in vars(loader).items() if name not in _OPEN}
+
+
+_OPEN = ("_placed", "_session", "_session_backend", "_session_pid", "_session_wanted")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from dataloaders.seeding import seed_generators
 from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.read import read
 from helpers.compare import assert_same
+from helpers.datasets import MapDataset, tensor_sample
 
 COUNT = 12
 
@@ -741,3 +744,18 @@ def test_behind_prefetch(num_workers: int) -> None:
     found = [list(ours), list(ours)]
     torch.manual_seed(8)
     assert_same(found, [list(theirs), list(theirs)])
+
+
+def test_a_dropped_loader_ends_its_session_without_the_collector(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        loader: DataLoader[Any] = DataLoader(
+            MapDataset(tensor_sample), 2, backend=H5(tmp_path / "a.h5")
+        )
+        for _ in range(2):
+            list(loader)
+        session = weakref.ref(loader._session)  # type: ignore[arg-type]
+        del loader
+        assert session() is None
+    finally:
+        gc.enable()

@@ -19,7 +19,7 @@ from dataloaders.backend import Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.errors import BackendUnavailable
 from dataloaders.plan import Plan
-from dataloaders.specification import view_of
+from dataloaders.specification import state_of, view_of
 from dataloaders.whole_batches import RowNumbers
 
 from .collate import Assembly
@@ -130,8 +130,6 @@ class DaliSession(Session):
             )
         if loader.batch_sampler is None:  # batch_size=None: batches of one, taken apart again
             changes["batch_sampler"] = BatchSampler(loader.sampler, 1, False)
-        # Not what holds this session open: it would hold itself.
-        changes.update({name: None for name in _OPEN if name in loader.__dict__})
         changes["dataset"] = self._dataset
         if self._view is not None and self._view.dataset is self._dataset:
             changes["_iterator"] = self._view._iterator  # persistent workers
@@ -139,7 +137,7 @@ class DaliSession(Session):
             self._view = view_of(loader, **changes)
             self._order = registry.load("stock")(gather=False).open(self._view)  # type: ignore[call-arg]
         else:  # the epoch, and what the user has set since
-            self._view.__dict__.update({**loader.__dict__, **changes})
+            self._view.__dict__.update({**state_of(loader), "_iterator": None, **changes})
         return self._order
 
     def _free_lane(self) -> _Lane:
@@ -190,9 +188,6 @@ class _Lane:
 
     def _given(self) -> DaliEpoch | None:
         return None if self._batches is None else self._batches()
-
-
-_OPEN = ("_iterator", "_session", "_placed", "_source")
 
 
 def _base_seed(batches: Any) -> int:

@@ -41,7 +41,7 @@ from dataloaders.learned import cache_folder
 from dataloaders.plan import Plan
 from dataloaders.pool import HostPool
 from dataloaders.random_states import random_states_kept
-from dataloaders.specification import iterates_itself, view_of
+from dataloaders.specification import iterates_itself, state_of, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
@@ -286,7 +286,7 @@ class _H5Session(Session):
             self._view = view_of(loader, **self._changed)
             self._inner = _stock().open(self._view)
         elif self._view is not None:  # the epoch, and what the user has set since
-            now = {**loader.__dict__, **self._changed, "_iterator": self._view._iterator}
+            now = {**state_of(loader), **self._changed, "_iterator": self._view._iterator}
             self._view.__dict__.update(now)
         return self._inner
 

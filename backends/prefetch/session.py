@@ -80,7 +80,7 @@ class PrefetchSession(Session):
             self._tail, self._tail_changes = found if isinstance(found, tuple) else (None, {})
             if self._tail is not None and self._tail is not before:
                 self._tail.prepare(device or torch.device("cpu"))
-        state = {name: value for name, value in vars(loader).items() if name not in _OURS}
+        state = specification.state_of(loader)
         changes = self._options.changes(loader, device)
         self._specification.__dict__.update(state, **changes, **self._tail_changes)
 
@@ -138,9 +138,6 @@ def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
     if wanted is None and not torch.cuda.is_available():
         return None
     return specification.device_of(wanted)
-
-
-_OURS = ("_session", "_session_backend", "_session_wanted", "_session_pid", "_placed")
 
 
 def _shadow(loader: Specification) -> Specification:
