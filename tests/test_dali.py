@@ -5,6 +5,7 @@ Pixels on the CPU are held against stock's to the bit.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,11 +27,13 @@ from dataloaders import DataLoader, wrap
 from dataloaders.errors import BackendUnavailable, OptionError
 from helpers.compare import assert_same, run_epochs, seed_everything
 from helpers.datasets import CountingStream
-from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
+from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder, picture
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends.dali import Dali
+from backends.dali.job import Job, job_of
+from backends.dali.memory import BatchMemory, batch_memory
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -430,7 +433,31 @@ def test_the_plan_for_a_gpu_says_what_runs_there(monkeypatch: pytest.MonkeyPatch
     assert "RandomRotation at transform.transforms[3], ColorJitter at" in text
     assert "by batch, kernels: " in text
     assert "on cuda:1 are at most 2 batches inside DALI, 3 finished ones" in text
+    assert re.search(r"that is about \d+ MiB inside DALI.*, 0\.0 MiB each, if all images", text)
     assert "not yet run on a GPU" in text
+
+
+@pytest.mark.parametrize(
+    "chain", [GUIDE, V1, transforms.Compose([transforms.CenterCrop(9), transforms.PILToTensor()])]
+)
+def test_what_batches_take_is_foretold(chain: Any) -> None:
+    loader = DataLoader(folder(chain), 4, device="cpu", backend="dali")
+    job = Dali(depth=2).job(loader)
+    assert isinstance(job, Job)
+    memory = batch_memory(job)
+    images = next(iter(loader))[0]
+    height, width = picture(0).height, picture(0).width
+    assert memory == BatchMemory(
+        images.nbytes, 2 * (4 * 3 * height * width + images.numel()), 2 * images.nbytes
+    )
+
+
+def test_what_batches_take_is_not_guessed() -> None:
+    too_large = transforms.Compose([transforms.RandomCrop(500), transforms.ToTensor()])
+    for data in (Opened(V1), folder(too_large)):
+        job = job_of(Dali(), DataLoader(data, 4))
+        assert isinstance(job, Job)
+        assert batch_memory(job) is None
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ plan.py      the chain cut up: graph, behind, tail    nodes.py      what DALI do
 sources/     the images of a dataset, by index        header, odd   files that Pillow decodes
 graph.py     DALI's pipeline                          behind.py     what is done behind it
 line.py      both, on a thread: courier.py            task.py       a batch on its way
+memory.py    what batches take on a device
 session.py   what lives across epochs                 epoch.py      what a loop iterates
 collate.py   batches of images, targets and the rest
 """

@@ -13,6 +13,7 @@ from dataloaders.plan import Plan, Stage
 from .behind import OnDevice
 from .job import Job
 from .line import RUNS
+from .memory import batch_memory
 from .plan import Behind, InGraph, Work
 from .sources.opaque import Opaque
 
@@ -107,6 +108,14 @@ def _notes(job: Job, loader: Specification) -> Iterator[str]:
             f"on {job.device} are at most {RUNS} batches inside DALI, {job.depth} finished ones, "
             "and those that the loop holds"
         )
+        memory = batch_memory(job)
+        if memory is not None:
+            yield (
+                f"that is about {memory.inside / 2**20:,.0f} MiB inside DALI, beside what its "
+                f"operators keep for themselves, and {memory.waiting / 2**20:,.0f} MiB of finished "
+                f"batches, {memory.finished / 2**20:,.1f} MiB each, if all images are as large as "
+                "the first one"
+            )
         yield "DALI on a CUDA device was not yet run on a GPU"
 
 
