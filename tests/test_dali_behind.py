@@ -30,7 +30,7 @@ MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.3, 0.1]
 
 
 def work(*members: Any, form: str = "pil", device: str = "cpu") -> Work:
-    found = work_of(transforms.Compose(members), form=form, device=device)
+    found = work_of(transforms.Compose(members), form=form, device=device, fast=("resize",))
     assert isinstance(found, Work), found
     return found
 

@@ -11,7 +11,7 @@ in an action are touched.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -43,6 +43,7 @@ __all__ = [
     "apart",
     "dense",
     "memory_of",
+    "resizes_quickly",
 ]
 
 Images: TypeAlias = "torch.Tensor | list[torch.Tensor]"
@@ -75,7 +76,7 @@ class Each(Step):
         part: what is done.
         threads, count: that share the images, and how many.
         memory: for a batch of them.
-        fast: whether "resize" may be torch's on bytes, 1 level off, in place of Pillow's.
+        fast: whether "resize" may be torch's on bytes, 1 or 2 levels off, in place of Pillow's.
     """
 
     def __init__(
@@ -150,10 +151,19 @@ class Each(Step):
         return action
 
 
+def resizes_quickly(part: Behind, fast: Collection[str]) -> bool:
+    """Whether something of ``part`` is resized by torch on bytes, in place of Pillow."""
+    return (
+        "resize" in fast
+        and part.form == "pil"
+        and any(isinstance(step, Resize) and _is_alike(step) for step in part.primitives)
+    )
+
+
 def _is_alike(primitive: Primitive) -> bool:
     """Whether a tensor of bytes may stand for a PIL image in a `fast` resize, or beside it."""
     if isinstance(primitive, Resize):
-        return primitive.interpolation in ("bilinear", "bicubic")
+        return primitive.interpolation == "bilinear"
     return isinstance(primitive, (Crop, HorizontalFlip, VerticalFlip))
 
 

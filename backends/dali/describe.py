@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
 
-from .behind import OnDevice
+from .behind import OnDevice, resizes_quickly
 from .job import Job
 from .line import RUNS
 from .memory import batch_memory
@@ -52,8 +52,8 @@ def _images(job: Job) -> Iterator[Stage]:
         exactness = OnDevice.exactness(part) if job.device.type == "cuda" else None
         if exactness is not None:
             where, how = str(job.device), f"by batch, kernels: {exactness}"
-        if "resize" in job.fast and part.form == "pil":
-            how += "; resizing by torch on bytes, 1 level off (fast)"
+        if job.device.type == "cpu" and resizes_quickly(part, job.fast):
+            how += "; but bilinear resizing by torch: 1 level off, rarely 2 (fast=() for Pillow's)"
         yield Stage("augment", where, f"{_told(job.work, part)}: {how}", obstacle)
 
 

@@ -21,7 +21,17 @@ from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
 
-from .behind import ByHost, Each, OnDevice, Step, Whole, apart, dense, memory_of
+from .behind import (
+    ByHost,
+    Each,
+    OnDevice,
+    Step,
+    Whole,
+    apart,
+    dense,
+    memory_of,
+    resizes_quickly,
+)
 from .graph import Graph, GraphFailed
 from .job import Job
 from .plan import Behind
@@ -189,7 +199,7 @@ class Line:
             self._threads = ThreadPoolExecutor(
                 self._job.threads, "dataloaders-dali-behind", initializer=work_alone
             )
-        fast = "resize" in self._job.fast
+        fast = resizes_quickly(part, self._job.fast)
         each = Each(part, self._threads, self._job.threads, self._empty, fast=fast)
         return ByHost(each) if cuda else each
 

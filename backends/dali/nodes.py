@@ -246,6 +246,8 @@ def _resize(primitive: Any, form: Form, device: str, fast: Collection[str]) -> N
     if mode not in _FILTERS or not smooth:
         filtered = mode if smooth else f"{mode} without antialias"
         return f"DALI has no filter that is torchvision's {filtered}"
+    if "resize" not in fast:
+        return f"DALI's filters are not torchvision's: {FAST['resize']}; allow them by fast="
     return Resized(primitive, FAST["resize"], _FILTERS[mode])
 
 
