@@ -26,6 +26,7 @@ from backends.h5 import H5
 from backends.h5.batches import Batches, Windowed, batches_of
 from backends.h5.geometry import Geometry, geometry_of
 from backends.h5.resizing import resized
+from backends.h5.team import Team
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
@@ -292,7 +293,7 @@ def test_resized_windows_are_pillows(
     moves = geometry.draw(heights, widths, Draws(seeding))
     assert moves is not None
     batch = torch.empty(torch.stack(wanted).shape, dtype=torch.uint8)
-    resized(batch, [v1.PILToTensor()(image) for image in images], moves)
+    resized(batch, [v1.PILToTensor()(image) for image in images], moves, Team())
     assert torch.equal(batch, torch.stack(wanted))
 
 

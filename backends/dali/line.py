@@ -154,7 +154,7 @@ class Line:
                 graph = self._new_graph(len(found))
                 self._feed(graph, task, found)
                 task.item = self._made(task, graph)
-        except Exception:
+        except Exception:  # the dataset itself is asked then, and raises its own
             task.item = Redo(task, failure.cause, failure.sample)
         finally:
             if graph is not None:

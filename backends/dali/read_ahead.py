@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -210,7 +210,7 @@ class _Shelf:
             self._bytes += read
             reading = None if batch.left or self._closed else batch.reading()
         if reading is not None:
-            with suppress(Exception):  # it was cancelled in this moment
+            with suppress(InvalidStateError):  # it was cancelled in this moment
                 reading.set_result(batch.found)
 
     def _failed(self, batch: _Batch, error: BaseException) -> None:
@@ -218,7 +218,7 @@ class _Shelf:
             reading = batch.reading() if batch.kept and not self._closed else None
             self._forget(batch)
         if reading is not None:
-            with suppress(Exception):
+            with suppress(InvalidStateError):  # as above
                 reading.set_exception(error)
 
     def _forget_dropped(self) -> None:

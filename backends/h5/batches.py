@@ -330,7 +330,7 @@ class _Images:
         if plain:
             Windowed(images, windows).into(batch, rows.team)
         elif moves.resize is not None:
-            resized(batch, images, moves)
+            resized(batch, images, moves, rows.team)
         else:
             _fill_with_border(batch, images, windows)
         return batch

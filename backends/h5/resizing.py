@@ -3,13 +3,12 @@
     mapped image [C, H, W] ──window──> a plane ──Pillow──> new size ──flips──> place [C, h, w]
 
 Pillow resizes each channel by itself, except for those of RGBA. It does not hold the GIL while it
-does: a batch outside workers is split among torch's number of threads.
+does: the threads of a `Team` share a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,19 @@ import torch
 from dataloaders.transforms.primitives.geometry import Resize
 
 from .geometry import Moves
+from .team import Team
 
 __all__ = ["resized"]
 
-_FEWEST = 4
-"""Images below which a thread of its own costs more than it gains."""
 
-
-def resized(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves) -> None:
+def resized(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves, team: Team) -> None:
     """Fill ``batch``, uint8 [n, C, h, w], with what ``moves`` make of images [C, H, W]."""
-    threads = min(torch.get_num_threads(), len(images) // _FEWEST)
-    some = _some(batch, images, moves)
-    if threads < 2:
-        some(range(len(images)))
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        # Windows differ in size: taken in turn, each thread has large and small ones.
-        list(pool.map(some, [range(first, len(images), threads) for first in range(threads)]))
+    team.split(len(images), batch.nbytes, _some(batch, images, moves))
 
 
-def _some(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves) -> Callable[[range], None]:
+def _some(
+    batch: torch.Tensor, images: list[torch.Tensor], moves: Moves
+) -> Callable[[int, int], None]:
     from PIL import Image
 
     assert moves.resize is not None
@@ -61,8 +53,8 @@ def _some(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves) -> Call
             made = Image.fromarray(np.ascontiguousarray(plane)).resize(size, resample)
             place[...] = _flipped(np.asarray(made)[rows, columns], *turned)
 
-    def some(numbers: range) -> None:
-        for number in numbers:
+    def some(begin: int, end: int) -> None:
+        for number in range(begin, end):
             one(number)
 
     return some

@@ -38,83 +38,56 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Brightness(Primitive):
-    """Each level times ``factor``: 0 gives black, 1 the image.
+class _Adjusted(Primitive):
+    """What one of torchvision's functions makes of an image and a ``factor``.
 
     Attributes:
         v2: whether a tensor is done as torchvision's v2 does it.
+        function: its name.
     """
 
     v2: bool = True
     numbers: ClassVar[tuple[str, ...]] = ("factor",)
+    function: ClassVar[str]
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return functional_of(self.v2).adjust_brightness(value, numbers["factor"])
+        return getattr(functional_of(self.v2), self.function)(value, numbers["factor"])
 
 
 @dataclass(frozen=True)
-class Contrast(Primitive):
-    """Away from the mean grey of the image, ``factor`` times as far: 0 gives that grey.
+class Brightness(_Adjusted):
+    """Each level times ``factor``: 0 gives black, 1 the image."""
 
-    Attributes:
-        v2: whether a tensor is done as torchvision's v2 does it.
-    """
-
-    v2: bool = True
-    numbers: ClassVar[tuple[str, ...]] = ("factor",)
-
-    def apply(self, value: Any, **numbers: Any) -> Any:
-        """See `Primitive`."""
-        return functional_of(self.v2).adjust_contrast(value, numbers["factor"])
+    function: ClassVar[str] = "adjust_brightness"
 
 
 @dataclass(frozen=True)
-class Saturation(Primitive):
-    """Away from each pixel's own grey, ``factor`` times as far: 0 gives a grey image.
+class Contrast(_Adjusted):
+    """Away from the mean grey of the image, ``factor`` times as far: 0 gives that grey."""
 
-    Attributes:
-        v2: whether a tensor is done as torchvision's v2 does it.
-    """
-
-    v2: bool = True
-    numbers: ClassVar[tuple[str, ...]] = ("factor",)
-
-    def apply(self, value: Any, **numbers: Any) -> Any:
-        """See `Primitive`."""
-        return functional_of(self.v2).adjust_saturation(value, numbers["factor"])
+    function: ClassVar[str] = "adjust_contrast"
 
 
 @dataclass(frozen=True)
-class Sharpness(Primitive):
-    """Away from a blur by 3 x 3 pixels, ``factor`` times as far: 0 gives the blur.
+class Saturation(_Adjusted):
+    """Away from each pixel's own grey, ``factor`` times as far: 0 gives a grey image."""
 
-    Attributes:
-        v2: whether a tensor is done as torchvision's v2 does it.
-    """
-
-    v2: bool = True
-    numbers: ClassVar[tuple[str, ...]] = ("factor",)
-
-    def apply(self, value: Any, **numbers: Any) -> Any:
-        """See `Primitive`."""
-        return functional_of(self.v2).adjust_sharpness(value, numbers["factor"])
+    function: ClassVar[str] = "adjust_saturation"
 
 
 @dataclass(frozen=True)
-class Hue(Primitive):
-    """The hue moved on by ``factor`` of the colour circle, -0.5 to 0.5.
+class Sharpness(_Adjusted):
+    """Away from a blur by 3 x 3 pixels, ``factor`` times as far: 0 gives the blur."""
 
-    Attributes:
-        v2: whether a tensor is done as torchvision's v2 does it.
-    """
+    function: ClassVar[str] = "adjust_sharpness"
 
-    v2: bool = True
-    numbers: ClassVar[tuple[str, ...]] = ("factor",)
 
-    def apply(self, value: Any, **numbers: Any) -> Any:
-        """See `Primitive`."""
-        return functional_of(self.v2).adjust_hue(value, numbers["factor"])
+@dataclass(frozen=True)
+class Hue(_Adjusted):
+    """The hue moved on by ``factor`` of the colour circle, -0.5 to 0.5."""
+
+    function: ClassVar[str] = "adjust_hue"
 
 
 @dataclass(frozen=True)
