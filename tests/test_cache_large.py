@@ -59,14 +59,14 @@ def test_samples_of_100_megabytes_that_are_more_than_2_gib(path: Path, one_shape
     for index in (0, ROWS // 2, ROWS - 1):  # the last lies behind 2 GiB
         volume, number = cached[index]
         expected = dataset[index][0]
-        assert number == index and volume.shape == expected.shape
+        assert number == index
+        assert volume.shape == expected.shape
         assert torch.equal(volume, expected)
     assert verify(path) == []
     with h5py.File(path) as file:
         last = file["columns/0" if one_shape else "columns/0/values"]
-        assert (
-            last.shape[0] * last.dtype.itemsize * (10**6 * MEGABYTES if one_shape else 1) > 1 << 31
-        )
+        row = 10**6 * MEGABYTES if one_shape else 1
+        assert last.shape[0] * row > 1 << 31
 
 
 class Million(Dataset[Any]):
