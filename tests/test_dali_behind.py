@@ -22,6 +22,7 @@ from helpers.photos import picture
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends.dali.behind import ByHost, Each, OnDevice, Whole, apart, dense, memory_of
+from backends.dali.nodes import FAST
 from backends.dali.plan import Behind, TailRun, Work, work_of
 from backends.dali.threads import work_alone
 
@@ -90,6 +91,26 @@ def test_on_a_cuda_device_resizes_and_colours_are_dalis_too() -> None:
         device="cuda",
     )
     assert told == ["graph Crop Resize Brightness", "tail ToTensor", "floats"]
+
+
+POLICIES = [
+    transforms.AutoAugment(),
+    v2.RandAugment(),
+    transforms.RandomApply([transforms.TrivialAugmentWide()]),
+    v2.RandomChoice([v2.RandomInvert(), v2.AutoAugment()]),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_policies_stay_behind_where_only_those_images_are_touched_that_take_a_step(
+    policy: Any,
+) -> None:
+    chain = transforms.Compose([transforms.CenterCrop(8), policy, transforms.ToTensor()])
+    found = work_of(chain, form="pil", device="cuda", fast=tuple(FAST))
+    assert isinstance(found, Work)
+    assert [type(node.primitive).__name__ for node in found.graph.nodes] == ["Crop"]
+    assert "a graph puts every image through all of them" in str(found.graph.why)
+    assert type(policy).__name__ in str(found.graph.why)
 
 
 # Behind the graph

@@ -98,7 +98,11 @@ class Work:
 
 @dataclass(frozen=True)
 class _Place:
-    """One primitive of the chain: its number, whose it is, what it is given and makes."""
+    """One primitive of the chain: its number, whose it is, what it is given and makes.
+
+    ``alone``: it is all that its member does. ``policy``: it is one of many, of which each image
+    takes one or two.
+    """
 
     number: int
     primitive: Primitive
@@ -106,6 +110,7 @@ class _Place:
     form: str
     after: str
     alone: bool
+    policy: bool
 
     @property
     def converts(self) -> bool:
@@ -172,7 +177,7 @@ def _places(chain: Chain, form: str) -> Iterator[_Place]:
                     f"{member} makes tensors of some images and not of others; put "
                     f"{_called(primitive)} behind it"
                 )
-            yield _Place(number, primitive, member, form, after, alone)
+            yield _Place(number, primitive, member, form, after, alone, operator.policy)
             form = after
             number += 1
 
@@ -199,6 +204,12 @@ def _graph(places: Sequence[_Place], device: str, fast: Collection[str]) -> InGr
         if place.converts and _changes_no_value(place):
             continue
         if place.form not in ("pil", "bytes") or place.converts:
+            break
+        if place.policy:
+            why = (
+                f"of the steps of {type(place.member.transform).__name__} each image takes one or "
+                "two, and a graph puts every image through all of them"
+            )
             break
         node = node_for(place.primitive, form=place.form, device=device, fast=fast)
         if isinstance(node, str):

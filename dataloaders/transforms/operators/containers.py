@@ -29,6 +29,8 @@ class _Container(Operator):
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._chains = tuple(_read(transform) for transform in transforms)
+        operators = [operator for chain in self._chains for operator in chain.operators]
+        self.policy = any(operator.policy for operator in operators)
 
     @property
     def _once(self) -> tuple[Any, ...]:
