@@ -18,16 +18,11 @@ from bench.kernels import steps
 from dataloaders.transforms.actions import Action
 from dataloaders.transforms.kernels import run
 from dataloaders.transforms.kernels.hue import _tables
-from dataloaders.transforms.primitives.erasing import Erase
 from dataloaders.transforms.primitives.geometry import Resize
 
 COUNT, SIDE = 4, 64
 
 STEPS = steps(COUNT, SIDE)
-STEPS["erase"] = (
-    Erase((1.0, 2.0, 3.0)),
-    {name: np.arange(COUNT) for name in ("top", "left", "height", "width")},
-)
 STEPS["resize, to many sizes"] = (
     Resize("lanczos"),
     {"height": np.arange(40, 40 + COUNT), "width": np.arange(30, 30 + COUNT)},
@@ -49,7 +44,10 @@ def test_no_kernel_waits_for_the_device(name: str, where: Any) -> None:
     odd = [images[0], images[1], images[2, :, :60], images[3]]
     on_host = torch.zeros(COUNT, 3, SIDE, SIDE, dtype=torch.uint8)
     odd_on_host = [on_host[0], on_host[1], on_host[2, :, :60], on_host[3]]
-    for there, here in ((images, on_host), (odd, odd_on_host)):
+    ways: list[Any] = [(images, on_host), (odd, odd_on_host)]
+    if name == "ElasticTransform":  # its fields have one size
+        ways.pop()
+    for there, here in ways:
         got = run([Action(primitive, numbers, where)], there)
         expected = run([Action(primitive, numbers, where)], here)
         assert [image.shape for image in got] == [image.shape for image in expected]

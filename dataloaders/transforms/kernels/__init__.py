@@ -8,6 +8,7 @@
         place.py       flips, crops, borders, erased boxes
         resize.py      any sizes to any sizes
         warp.py        rotated, sheared, moved, tilted (recorded.py: by which coefficients)
+        own.py         AugMix, ElasticTransform: torchvision's own functions on tensors
 
 Behind a DALI graph on a GPU they do what DALI computes otherwise than torchvision. On the CPU
 they are what the tests compare with Pillow, byte by byte; there Pillow itself is mostly quicker.

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataloaders.transforms.actions import Action, Primitive
+from dataloaders.transforms.actions import Primitive
 from dataloaders.transforms.kinds import torchvision_name
-from dataloaders.transforms.primitives.auto import Shear, Shift, Turn
+from dataloaders.transforms.primitives.auto import AugMixed, Shear, Shift, Turn
 from dataloaders.transforms.primitives.colour import (
     Autocontrast,
     Brightness,
@@ -30,6 +30,7 @@ from dataloaders.transforms.primitives.colour import (
     Solarize,
 )
 from dataloaders.transforms.primitives.convert import Converted
+from dataloaders.transforms.primitives.elastic import Elastic
 from dataloaders.transforms.primitives.erasing import Erase, EraseByNoise
 from dataloaders.transforms.primitives.geometry import (
     Crop,
@@ -40,7 +41,7 @@ from dataloaders.transforms.primitives.geometry import (
 )
 from dataloaders.transforms.primitives.turns import Affine, Perspective, Rotate
 
-from . import hue, levels, neighbours, place, resize, warp
+from . import hue, levels, neighbours, own, place, resize, warp
 from .kernel import EXACT, Array, Form, Images, Kernel
 from .recorded import recorder
 
@@ -48,95 +49,13 @@ __all__ = ["TABLE", "Row", "form_after", "kernel_for"]
 
 Numbers: TypeAlias = Mapping[str, Array]
 
-OWN = "torchvision's own functions, image by image, on the device of the batch"
-"""How far a kernel is that runs torchvision's functions on tensors."""
+_Function: TypeAlias = Callable[[Any, Numbers], Images]
 
-
-@dataclass(frozen=True)
-class Row:
-    """What kernels compute, against torchvision's functions on PIL images.
-
-    Attributes:
-        primitives: the steps that they stand for.
-        follows: whose arithmetic it is.
-        exact: `EXACT`, or how far it is.
-        limits: which of them; empty: all.
-    """
-
-    primitives: tuple[type[Primitive], ...]
-    follows: str
-    exact: str = EXACT
-    limits: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the steps."""
-        return tuple(primitive.__name__ for primitive in self.primitives)
-
-
-TABLE: tuple[Row, ...] = (
-    Row((Brightness, Contrast, Saturation), "Pillow's Blend.c, Convert.c and ImageEnhance.py"),
-    Row((Hue,), "Pillow's Convert.c: to HSV in bytes and back"),
-    Row((Grayscale, Rgb), "Pillow's Convert.c"),
-    Row((Invert, Posterize, Solarize, Autocontrast, Equalize), "Pillow's ImageOps.py"),
-    Row((Sharpness,), "Pillow's Filter.c and Blend.c"),
-    Row((GaussianBlur,), "torchvision's gaussian_blur", neighbours.BLUR_EXACT),
-    Row((PermuteChannels, Crop, HorizontalFlip, VerticalFlip, Pad), "nothing is computed"),
-    Row((Erase, EraseByNoise), "nothing is computed", limits="tensors of any type too"),
-    Row((Resize,), "Pillow's Resample.c; nearest: Geometry.c"),
-    Row(
-        (Affine, Perspective, Rotate, Shear, Shift, Turn),
-        "Pillow's Geometry.c, by coefficients of torchvision's and Pillow's own Python",
-        limits="nearest, bilinear and bicubic, as Pillow",
-    ),
-)
-"""All kernels for PIL images. Exact: on the CPU, every byte is that of Pillow built for x86-64,
-where no two operations are fused. On CUDA the same operations run, each rounded once as IEEE 754
-says; not yet run on a GPU."""
-
-_EXACT = {primitive: row.exact for row in TABLE for primitive in row.primitives}
-
-_NO_VALUES = ("Identity", "PILToTensor", "ToImage", "ToPureTensor")
-"""These make a tensor of an image, or nothing, and change no value."""
-
-
-def kernel_for(primitive: Primitive, form: Form = "pil") -> Kernel | None:
-    """The kernel that computes ``primitive`` on a batch; None: there is none.
-
-    Args:
-        form: what the user's transform has at this place. For "pil" kernels follow torchvision on
-            PIL images. Of tensors, "bytes" or "floats", torchvision computes otherwise: for them
-            kernels run its own functions, image by image.
-    """
-    kind = type(primitive)
-    if isinstance(primitive, Converted):
-        if torchvision_name(primitive.transform) not in _NO_VALUES:
-            return None
-        return Kernel(primitive.name, lambda images, numbers: images, True, True, True)
-    ragged, any_dtype = kind in (Crop, Resize), kind in _PLACED
-    if form != "pil" and not any_dtype:
-        if kind not in _MAKERS:
-            return None
-        return Kernel(kind.__name__, _one_by_one(primitive), True, True, True, OWN)
-    maker = _MAKERS.get(kind)
-    function = None if maker is None else maker(primitive)
-    if function is None:
-        return None
-    light = kind not in _HEAVY
-    return Kernel(kind.__name__, function, ragged, any_dtype, light, _EXACT[kind])
-
-
-def form_after(primitive: Primitive, form: Form) -> Form:
-    """What the user's transform has behind ``primitive``, one that has a kernel."""
-    if isinstance(primitive, Converted) and form == "pil":
-        name = torchvision_name(primitive.transform)
-        return "bytes" if name in ("PILToTensor", "ToImage") else form
-    return form
+_Maker: TypeAlias = Callable[[Any], "_Function | None"]
+"""A primitive -> what its kernel runs; None: with these options there is none."""
 
 
 _BOX = ("top", "left", "height", "width")
-
-_Function: TypeAlias = Callable[[Any, Numbers], Images]
 
 
 def _by(function: Callable[..., Images], *names: str) -> Callable[[Any], _Function]:
@@ -246,49 +165,134 @@ def _turned(primitive: Any) -> _Function | None:
     return turned
 
 
-def _one_by_one(primitive: Any) -> _Function:
-    def done(images: Images, numbers: Numbers) -> Images:
-        action = Action(primitive, numbers)
-        found = [action.apply(sample, image) for sample, image in enumerate(images)]
-        if all(image.shape == found[0].shape for image in found):
-            return torch.stack(found)
-        return found
+@dataclass(frozen=True)
+class Row:
+    """What kernels compute, against torchvision's functions on PIL images.
 
-    return done
+    Attributes:
+        makers: the steps that they stand for, and what makes the kernel of each.
+        follows: whose arithmetic it is.
+        exact: `EXACT`, or how far it is.
+        limits: which of them; empty: all.
+        light, ragged, any_dtype: see `Kernel`.
+        of_tensors: whether torchvision makes tensors of PIL images for them.
+    """
+
+    makers: Mapping[type[Primitive], _Maker]
+    follows: str
+    exact: str = EXACT
+    limits: str = ""
+    light: bool = True
+    ragged: bool = False
+    any_dtype: bool = False
+    of_tensors: bool = False
+
+    @property
+    def primitives(self) -> tuple[type[Primitive], ...]:
+        """The steps."""
+        return tuple(self.makers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the steps."""
+        return tuple(primitive.__name__ for primitive in self.primitives)
 
 
-_MAKERS: dict[type[Primitive], Callable[[Any], _Function | None]] = {
-    Brightness: _by(levels.brightness, "factor"),
-    Contrast: _by(levels.contrast, "factor"),
-    Saturation: _by(levels.saturation, "factor"),
-    Hue: _by(hue.hue, "factor"),
-    Grayscale: _grayscale,
-    Rgb: _rgb,
-    PermuteChannels: _by(levels.permuted, "permutation"),
-    Invert: _by(levels.invert),
-    Posterize: _by(levels.posterize, "bits"),
-    Solarize: _solarize,
-    Autocontrast: _by(levels.autocontrast),
-    Equalize: _by(levels.equalize),
-    Sharpness: _by(neighbours.sharpness, "factor"),
-    GaussianBlur: _blur,
-    Crop: _by(place.crop, *_BOX),
-    HorizontalFlip: _by(place.horizontal_flip),
-    VerticalFlip: _by(place.vertical_flip),
-    Pad: _pad,
-    Erase: _erase,
-    EraseByNoise: _erase_by_noise,
-    Resize: _resize,
-    Affine: _turned,
-    Perspective: _turned,
-    Rotate: _turned,
-    Shear: _turned,
-    Shift: _turned,
-    Turn: _turned,
-}
+TABLE: tuple[Row, ...] = (
+    Row(
+        {
+            Brightness: _by(levels.brightness, "factor"),
+            Contrast: _by(levels.contrast, "factor"),
+            Saturation: _by(levels.saturation, "factor"),
+        },
+        "Pillow's Blend.c, Convert.c and ImageEnhance.py",
+    ),
+    Row({Hue: _by(hue.hue, "factor")}, "Pillow's Convert.c: to HSV in bytes and back"),
+    Row({Grayscale: _grayscale, Rgb: _rgb}, "Pillow's Convert.c"),
+    Row(
+        {
+            Invert: _by(levels.invert),
+            Posterize: _by(levels.posterize, "bits"),
+            Solarize: _solarize,
+            Autocontrast: _by(levels.autocontrast),
+            Equalize: _by(levels.equalize),
+        },
+        "Pillow's ImageOps.py",
+    ),
+    Row({Sharpness: _by(neighbours.sharpness, "factor")}, "Pillow's Filter.c and Blend.c"),
+    Row({GaussianBlur: _blur}, "torchvision's gaussian_blur", neighbours.BLUR_EXACT),
+    Row({Pad: _pad}, "nothing is computed"),
+    Row({Crop: _by(place.crop, *_BOX)}, "nothing is computed", ragged=True, any_dtype=True),
+    Row(
+        {
+            HorizontalFlip: _by(place.horizontal_flip),
+            VerticalFlip: _by(place.vertical_flip),
+            PermuteChannels: _by(levels.permuted, "permutation"),
+            Erase: _erase,
+            EraseByNoise: _erase_by_noise,
+        },
+        "nothing is computed",
+        any_dtype=True,
+    ),
+    Row(
+        {Resize: _resize},
+        "Pillow's Resample.c; nearest: Geometry.c",
+        light=False,
+        ragged=True,
+    ),
+    Row(
+        dict.fromkeys((Affine, Perspective, Rotate, Shear, Shift, Turn), _turned),
+        "Pillow's Geometry.c, by coefficients of torchvision's and Pillow's own Python",
+        limits="nearest, bilinear and bicubic, as Pillow",
+        light=False,
+    ),
+    Row(
+        {AugMixed: own.mixed, Elastic: own.elastic},
+        "torchvision's own functions on tensors",
+        own.OWN,
+        light=False,
+        of_tensors=True,
+    ),
+)
+"""All kernels. Exact: on the CPU, every byte is that of Pillow built for x86-64, where no two
+operations are fused. On CUDA the same operations run, each rounded once as IEEE 754 says; not yet
+run on a GPU. Those of any type compute no number, and so take any number of channels too."""
 
-_HEAVY = (Resize, Affine, Perspective, Rotate, Shear, Shift, Turn)
-"""These take longer on the CPU than Pillow does."""
+_ROWS = {primitive: row for row in TABLE for primitive in row.primitives}
 
-_PLACED = (Crop, HorizontalFlip, VerticalFlip, PermuteChannels, Erase, EraseByNoise)
-"""These compute no number, and so take tensors of any type and any number of channels."""
+
+_NO_VALUES = ("Identity", "PILToTensor", "ToImage", "ToPureTensor")
+"""These make a tensor of an image, or nothing, and change no value."""
+
+
+def kernel_for(primitive: Primitive, form: Form = "pil") -> Kernel | None:
+    """The kernel that computes ``primitive`` on a batch; None: there is none.
+
+    Args:
+        form: what the user's transform has at this place. For "pil" kernels follow torchvision on
+            PIL images. Of tensors, "bytes" or "floats", torchvision computes otherwise: for them
+            kernels run its own functions, image by image.
+    """
+    kind = type(primitive)
+    if isinstance(primitive, Converted):
+        if torchvision_name(primitive.transform) not in _NO_VALUES:
+            return None
+        return Kernel(primitive.name, lambda images, numbers: images, True, True, True)
+    row = _ROWS.get(kind)
+    if row is None:
+        return None
+    if form != "pil" and not (row.any_dtype or row.of_tensors):
+        return Kernel(kind.__name__, own.one_by_one(primitive), True, True, True, own.OWN)
+    function = row.makers[kind](primitive)
+    if function is None:
+        return None
+    any_dtype = row.any_dtype or form != "pil"
+    return Kernel(kind.__name__, function, row.ragged, any_dtype, row.light, row.exact)
+
+
+def form_after(primitive: Primitive, form: Form) -> Form:
+    """What the user's transform has behind ``primitive``, one that has a kernel."""
+    if isinstance(primitive, Converted) and form == "pil":
+        name = torchvision_name(primitive.transform)
+        return "bytes" if name in ("PILToTensor", "ToImage") else form
+    return form

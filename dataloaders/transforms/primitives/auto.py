@@ -147,7 +147,7 @@ class AugMixed(Primitive):
         ):
             other = batch
             for operation, level in zip(operations.tolist(), levels, strict=True):
-                other = self._stepped(other, operation, level)
+                other = self.stepped(other, operation, level)
             mixed.add_(torch.full((1, 1, 1, 1), weight.item()) * other)
         mixed = mixed.reshape(image.shape).to(image.dtype)
         if not isinstance(value, torch.Tensor):
@@ -156,7 +156,8 @@ class AugMixed(Primitive):
             return tv_tensors.wrap(mixed, like=value)
         return mixed
 
-    def _stepped(self, value: Any, operation: int, level: npt.NDArray[np.float64]) -> Any:
+    def stepped(self, value: Any, operation: int, level: npt.NDArray[np.float64]) -> Any:
+        """One of the steps, done to a tensor of one or more images at one level."""
         step = self.steps[operation] if operation >= 0 else None
         if step is None:
             return value

@@ -38,14 +38,18 @@ class Elastic(Primitive):
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
+        return self.moved(value, numbers["across"].values(), numbers["down"].values())
+
+    def moved(self, value: Any, across: Any, down: Any) -> Any:
+        """The same, given the tensors that the fields are made of, on any device."""
         import torch
         from torchvision.transforms import InterpolationMode
 
         functions = functional_of(self.v2)
         _, height, width = functions.get_dimensions(value)
         fields = [
-            self._field(numbers["across"].values(), 0) * self.alpha[0] / width,
-            self._field(numbers["down"].values(), 1) * self.alpha[1] / height,
+            self._field(across, 0) * self.alpha[0] / width,
+            self._field(down, 1) * self.alpha[1] / height,
         ]
         displacement = torch.concat(fields, 1).permute([0, 2, 3, 1])
         moved = functions.elastic if self.v2 else functions.elastic_transform
