@@ -2,7 +2,8 @@
 
     photos ──torch, seed=──────────────> bytes ─┐
            ──backend="dali" on the CPU─> bytes ─┼─ the largest difference, in levels of 256
-           ──actions, kernels──────────> bytes ─┘
+           ──actions, kernels──────────> bytes ─┤
+           ──actions, DALI's nodes─────> bytes ─┘
 
 ``python -m bench.transforms`` writes the table of the kept result into docs/transforms.md.
 """
@@ -56,6 +57,10 @@ def transforms() -> dict[str, Callable[[Any], list[Any]]]:
             m.RandomAffine(20, (0.1, 0.2), (0.8, 1.2), 10, _mode("bilinear")),
         ],
         "RandomPerspective": lambda m: [m.CenterCrop(_SIDE), m.RandomPerspective(0.4, 0.7)],
+        "RandomPerspective, nearest": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.RandomPerspective(0.4, 0.7, _mode("nearest")),
+        ],
         "Pad": lambda m: [m.CenterCrop(_SIDE), m.Pad((3, 5), 7)],
         "Pad, reflect": lambda m: [m.CenterCrop(_SIDE), m.Pad((3, 5), 0, "reflect")],
         "ColorJitter": lambda m: [m.CenterCrop(_SIDE), m.ColorJitter(half, half, half, 0.2)],
@@ -119,7 +124,7 @@ def measure(scale: Scale, folder: Path) -> Result:
         cells = [differences(photos, chain, count) for chain in chains]
         rows.append((name, *(worst(column) for column in zip(*cells, strict=True))))
     return Result(
-        ("transform, v1 and v2", "on the CPU", "kernels", "quicker (fast=)"),
+        ("transform, v1 and v2", "on the CPU", "kernels", "quicker (fast=)", "nodes (fast=)"),
         tuple(rows),
         all(row[1] == "equal" for row in rows),
         (
@@ -127,14 +132,15 @@ def measure(scale: Scale, folder: Path) -> Result:
             "with the same seed. Largest difference of a level of 0 to 255; in brackets the share "
             "of levels that differ by more than 1. Equal: no bit differs.",
             "On the CPU: Dali(fast=()). Kernels: what runs behind the graph on a GPU, "
-            "computed on the CPU here (not yet run on a GPU). Quicker: with all names of "
-            "Dali(fast=...); the one for resizing is allowed by default.",
+            "computed on the CPU here (not yet run on a GPU). Quicker: on the CPU with all names "
+            "of Dali(fast=...); the one for resizing is allowed by default. Nodes: with all names "
+            "what DALI's graph on a GPU does, and kernels the rest; both computed on the CPU here.",
             f"Versions: nvidia-dali {dali_version()}, pillow {version_of('pillow')}.",
         ),
     )
 
 
-def differences(photos: Path, chain: Any, count: int) -> tuple[Any, Any, Any]:
+def differences(photos: Path, chain: Any, count: int) -> tuple[Any, ...]:
     """Differences of each way from torch's result; None where the way has nothing of its own."""
     from torchvision.transforms import Compose, PILToTensor
 
@@ -147,7 +153,8 @@ def differences(photos: Path, chain: Any, count: int) -> tuple[Any, Any, Any]:
     plain = difference(images_of(photos, whole, count, Dali(fast=())), wanted)
     quick = images_of(photos, whole, count, Dali(fast=tuple(FAST)))
     fast = difference(quick, wanted)
-    return plain, by_kernels(photos, chain, wanted, count), None if fast == plain else fast
+    kernels, nodes = by_kernels(photos, chain, wanted), by_nodes(photos, whole, wanted, count)
+    return plain, kernels, None if fast == plain else fast, nodes
 
 
 def images_of(photos: Path, transform: Any, count: int, backend: Any) -> Any:
@@ -159,7 +166,7 @@ def images_of(photos: Path, transform: Any, count: int, backend: Any) -> Any:
     return batch[0]
 
 
-def by_kernels(photos: Path, chain: Any, wanted: Any, count: int) -> Any:
+def by_kernels(photos: Path, chain: Any, wanted: Any) -> Any:
     """The same by `dataloaders.transforms.kernels`; None where one is missing."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import PILToTensor
@@ -173,12 +180,47 @@ def by_kernels(photos: Path, chain: Any, wanted: Any, count: int) -> Any:
     if any(kernel_for(primitive) is None for primitive in primitives):
         return None
     images = [image for image, _ in ImageFolder(str(photos), PILToTensor())]
-    heights, widths = zip(*(image.shape[1:] for image in images), strict=True)
-    # As `dataloaders.seeding` seeds the samples of epoch 0.
-    seeding = words(_SEED, 0, np.arange(count), 0, FIRST_RESERVED_DRAW)
-    actions, _ = read.draw(seeding, heights, widths)
-    made = run_kernels([action for each in actions for action in each], images)
+    return difference(run_kernels(drawn(read, images), images), wanted)
+
+
+def by_nodes(photos: Path, whole: Any, wanted: Any, count: int) -> Any:
+    """The same by the nodes that DALI has for a device, and kernels behind them.
+
+    None where it has none but for crops and flips, or a kernel is missing.
+    """
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import PILToTensor
+
+    from backends.dali.behind import OnDevice
+    from backends.dali.graph import Graph
+    from backends.dali.nodes import FAST, Flip, Window
+    from backends.dali.plan import Behind, Work, work_of
+
+    work = work_of(whole, form="pil", device="cuda", fast=tuple(FAST))
+    assert isinstance(work, Work), work
+    parts = [part for part in work.parts if isinstance(part, Behind)]
+    nodes = [node for node in work.graph.nodes if not isinstance(node, (Flip, Window))]
+    if not nodes or any(OnDevice.exactness(part) is None for part in parts):
+        return None
+    images = [image for image, _ in ImageFolder(str(photos), PILToTensor())]
+    actions = drawn(work.chain, images)
+    cpu = torch.device("cpu")
+    graph = Graph(work.graph.nodes, batch_size=count, device=cpu, threads=1, encoded=False)
+    pixels = [np.ascontiguousarray(image.permute(1, 2, 0).numpy()) for image in images]
+    graph.feed(pixels, [actions[place] for place in work.graph.places])
+    made = graph.take()
+    for part in parts:
+        made = OnDevice(part)(made, actions)
+    graph.close()
     return difference(made, wanted)
+
+
+def drawn(chain: Any, images: Any) -> list[Any]:
+    """The actions of a chain that was read, as `dataloaders.seeding` seeds samples of epoch 0."""
+    seeding = words(_SEED, 0, np.arange(len(images)), 0, FIRST_RESERVED_DRAW)
+    heights, widths = zip(*(image.shape[1:] for image in images), strict=True)
+    actions, _ = chain.draw(seeding, heights, widths)
+    return [action for each in actions for action in each]
 
 
 def difference(found: Any, wanted: Any) -> tuple[int, float]:
@@ -199,7 +241,8 @@ def worst(column: tuple[Any, ...]) -> str:
 def table() -> str:
     """The kept result, as docs/transforms.md has it."""
     result = json.loads((RESULTS / "transforms.json").read_text())
-    lines = ["| " + " | ".join(result["headings"]) + " |", "| --- | --- | --- | --- |"]
+    headings = result["headings"]
+    lines = ["| " + " | ".join(headings) + " |", "| " + " | ".join(["---"] * len(headings)) + " |"]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in result["rows"]]
     return "\n".join(lines)
 

@@ -121,6 +121,7 @@ EXACT = [
     (Contrast(), factors(0.0, 1.0, 2.0, 0.3333)),
     (Saturation(), factors(0.0, 1.0, 2.0, 0.3333)),
     (Grayscale(3), {}),
+    (Grayscale(), {}),
     (Invert(), {}),
     (Posterize(), {"bits": np.arange(COUNT) % 8 + 1}),
     (Solarize(), {"threshold": np.linspace(0, 256, COUNT)}),
@@ -163,6 +164,11 @@ def test_a_blur_is_one_level_off_at_most(width: int, height: int, where: Any, de
     off = off_by(GaussianBlur(width, height), numbers, where, device=device)
     assert off.max() <= 1
     assert (off == 0).mean() > 0.999
+
+
+def test_a_grey_image_has_no_hue() -> None:
+    numbers = {"factor": np.linspace(-0.5, 0.5, COUNT)}
+    assert off_by(Hue(), numbers, None, channels=1).max() == 0
 
 
 def test_sharpness_of_images_that_have_no_inside() -> None:
@@ -279,7 +285,6 @@ def test_dalis_hue_is_another_one_and_leaves_out_who_is_left_out() -> None:
         (Brightness(), "pil", "cpu", "less time on the CPU"),
         (Contrast(), "bytes", "cuda", "of a tensor rounds otherwise"),
         (Grayscale(1), "pil", "cuda", "number of channels changes"),
-        (Grayscale(), "pil", "cuda", "number of channels changes"),
         (Hue(), "pil", "cuda", "'hue' in `fast` allows it"),
         (GaussianBlur(3, 3), "pil", "cpu", "'blur' in `fast` allows it"),
         (Autocontrast(), "pil", "cpu", "less time on the CPU"),
@@ -303,6 +308,28 @@ def test_why_there_is_none(primitive: Primitive, form: str, device: str, reason:
     found = node_for(primitive, form=form, device=device)
     assert isinstance(found, str)
     assert reason in found
+
+
+def test_grey_images_get_three_channels_where_that_is_asked_for() -> None:
+    primitives = [Grayscale(3), Brightness(), Contrast()]
+    numbers = [{}, factors(0.7), factors(1.4)]
+    actions = [Action(*each) for each in zip(primitives, numbers, strict=True)]
+    nodes = [node_for(primitive, form="pil", device="cuda") for primitive in primitives]
+    graph = Graph(
+        nodes,  # type: ignore[arg-type]
+        batch_size=COUNT,
+        device=torch.device("cpu"),
+        threads=1,
+        encoded=False,
+        channels=1,
+    )
+    pixels = pixels_of(1)
+    graph.feed(pixels, actions)
+    for place, image in enumerate(graph.take()):
+        expected: Any = pictured(pixels[place])
+        for action in actions:
+            expected = action.apply(place, expected)
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(expected))
 
 
 def test_a_whole_chain_of_them() -> None:

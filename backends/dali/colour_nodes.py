@@ -96,11 +96,28 @@ class BlendWithGrey(Blend):
 
 @dataclass(frozen=True)
 class Grey(BlendWithGrey):
-    """Grey, and still three channels."""
+    """Grey; three channels of a grey image if that is asked for."""
 
     def values(self, action: Action, sizes: Sizes) -> Values:
         """See `Node`."""
         return {"factor": np.where(taken(action, len(sizes)), 0, 1).astype(np.float32)}
+
+    def used(self, channels: int) -> tuple[Input, ...]:
+        """See `Node`."""
+        return self.inputs if channels == 3 else ()
+
+    def channels_of(self, channels: int) -> int:
+        """See `Node`."""
+        wanted: int | None = getattr(self.primitive, "channels", None)
+        return channels if wanted is None else wanted
+
+    def build(self, images: Images, given: Mapping[str, Images], channels: int) -> Images:
+        """See `Node`."""
+        from nvidia.dali import fn
+
+        if channels == 3:
+            return super().build(images, given, channels)
+        return images if self.channels_of(channels) == 1 else fn.cat(*[images] * 3, axis=2)
 
 
 @dataclass(frozen=True)
@@ -258,6 +275,10 @@ class HueTurned(Node):
 
     inputs: ClassVar[tuple[Input, ...]] = (Input("degrees", np.float32),)
 
+    def used(self, channels: int) -> tuple[Input, ...]:
+        """See `Node`."""
+        return self.inputs if channels == 3 else ()
+
     def values(self, action: Action, sizes: Sizes) -> Values:
         """See `Node`."""
         turned = 360.0 * own_or(action, action.numbers["factor"], 0.0)
@@ -282,7 +303,7 @@ def _exactly(node: type[Node]) -> Maker:
 
 
 def _grayscale(primitive: Any, form: Form, device: str, fast: Collection[str]) -> Node | str:
-    if primitive.channels != 3:
+    if primitive.channels not in (None, 3):
         return "the number of channels changes, which is left to what is behind the graph"
     return _exactly(Grey)(primitive, form, device, fast)
 

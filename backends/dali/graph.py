@@ -98,7 +98,12 @@ class Graph:
         self._threads = threads
         self._depth = depth
         self._encoded = encoded
-        self._channels = channels
+        self._channels = [channels]  # before each node, and in the end
+        for node in self._nodes:
+            self._channels.append(node.channels_of(self._channels[-1]))
+        self._inputs = [
+            node.used(channels) for node, channels in zip(self._nodes, self._channels, strict=False)
+        ]
         self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder cuts the windows out
         self._runs: deque[_Run] = deque()
         self._gate, self._lock = threading.Lock(), threading.Lock()
@@ -206,7 +211,7 @@ class Graph:
             own = node.values(action, sizes)
             if place == 0 and self._encoded and isinstance(node, Window):
                 windowed = _decodable(own, *before)
-            values.update({_name(place, input_): own[input_.name] for input_ in node.inputs})
+            values.update({_name(place, i): own[i.name] for i in self._inputs[place]})
         return _Run(list(images), values, windowed)
 
     def _begin(self, run: _Run) -> None:
@@ -250,12 +255,13 @@ class Graph:
         )
         with pipeline:
             given = [
-                {input_.name: _source(_name(place, input_), input_) for input_ in node.inputs}
-                for place, node in enumerate(self._nodes)
+                {input_.name: _source(_name(place, input_), input_) for input_ in inputs}
+                for place, inputs in enumerate(self._inputs)
             ]
             images = self._decoded(given[0] if windowed else None)
-            for node, own in list(zip(self._nodes, given, strict=True))[1 if windowed else 0 :]:
-                images = node.build(images, own, self._channels)
+            steps = list(zip(self._nodes, given, self._channels[:-1], strict=True))
+            for node, own, channels in steps[1 if windowed else 0 :]:
+                images = node.build(images, own, channels)
             pipeline.set_outputs(images)
         pipeline.build()
         return pipeline
@@ -273,7 +279,7 @@ class Graph:
         files = fn.external_source(name=_IMAGES, dtype=types.UINT8, ndim=1, no_copy=True)
         options: dict[str, Any] = {
             "device": "mixed" if cuda else "cpu",
-            "output_type": types.RGB if self._channels == 3 else types.GRAY,
+            "output_type": types.RGB if self._channels[0] == 3 else types.GRAY,
             "adjust_orientation": False,  # torchvision does not turn images by their EXIF data
         }
         if cuda:

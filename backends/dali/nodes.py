@@ -60,7 +60,7 @@ FAST = {
     "equalize": "levels are spread in another way: most are off, by up to 20",
     "hue": "turned in another colour space: mostly a few levels, strong colours up to 130 off",
     "perspective": "1 level in a few of 10,000, or the pixel beside it; 1 pixel at the edges",
-    "resize": "99.9 % of levels within 1 of torchvision's, single ones up to 19 off",
+    "resize": "99 % of levels within 1 of torchvision's, single ones up to 19 off",
     "turn": "nearest: 2 pixels of 1,000 are those beside them; bilinear: 5 levels of 1,000 1 off",
 }
 """Names of operators of DALI that compute something else than torchvision, and how far off."""
@@ -108,6 +108,14 @@ class Node(ABC):
             given: for each of its inputs.
             channels: of the images, 1 or 3.
         """
+
+    def used(self, channels: int) -> tuple[Input, ...]:
+        """Those of its inputs that `build` makes use of, given so many channels."""
+        return self.inputs
+
+    def channels_of(self, channels: int) -> int:
+        """How many channels images have then that had so many before."""
+        return channels
 
 
 @dataclass(frozen=True)
