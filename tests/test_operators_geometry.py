@@ -345,8 +345,10 @@ def test_a_window_beside_the_image_is_not_left_to_a_crop_of_a_tensor() -> None:
         (v1.RandomPerspective(1.5), "from 0 to 1"),
         (v2.RandomResize(5, 5), "raise max_size"),
         (v2.RandomShortestSize([]), "nothing to draw from"),
-        (v1.FiveCrop(3), "FiveCrop is not among the transforms that are read"),
-        (v2.RandomIoUCrop(), "RandomIoUCrop is not among"),
+        (v1.FiveCrop(3), r"v2.functional.five_crop\(images, \[3, 3\]\)"),
+        (v2.TenCrop((4, 3)), r"v2.functional.ten_crop\(images, \[4, 3\]\)"),
+        (v2.RandomIoUCrop(), "RandomIoUCrop changes boxes or key points along with the image"),
+        (v2.CutMix(num_classes=2), "CutMix mixes the samples of a batch; call it in collate_fn"),
     ],
 )
 def test_what_is_not_read_exactly_is_not_read_and_says_why(transform: Any, why: str) -> None:
@@ -354,6 +356,18 @@ def test_what_is_not_read_exactly_is_not_read_and_says_why(transform: Any, why: 
     assert not chain.operators
     assert chain.why is not None
     assert re.search(why, chain.why)
+
+
+def test_five_and_ten_crops_may_be_cut_out_of_whole_batches_as_their_refusal_says() -> None:
+    images = torch.randint(0, 256, (4, 3, 9, 8), dtype=torch.uint8)
+    for transform, function in (
+        (v2.FiveCrop(3), v2.functional.five_crop),
+        (v2.TenCrop((4, 3)), v2.functional.ten_crop),
+    ):
+        crops = function(images, list(transform.size))
+        for number, image in enumerate(images):
+            for crop, own in zip(crops, transform(image), strict=True):
+                assert torch.equal(crop[number], own)
 
 
 def test_a_crop_scaled_downwards_is_not_read() -> None:

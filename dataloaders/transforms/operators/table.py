@@ -47,6 +47,7 @@ def operator_of(member: Member) -> Operator | str:
         elastic,
         erasing,
         geometry,
+        refused,
         sizes,
         turns,
     )
