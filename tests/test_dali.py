@@ -34,6 +34,7 @@ pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 from backends.dali import Dali
 from backends.dali.job import Job, job_of
 from backends.dali.memory import BatchMemory, batch_memory
+from backends.dali.nodes import FAST
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -93,6 +94,9 @@ V2_POLICY = v2.Compose(
 )
 GREY = v2.Compose([v2.Grayscale(), v2.CenterCrop(18), v2.ToImage(), v2.ToDtype(torch.uint8)])
 
+ERASED_IMAGES = v2.Compose([v2.CenterCrop(18), v2.RandomErasing(0.7, value=9), v2.ToImage()])
+MIXED = v2.Compose([v2.CenterCrop(18), v2.AugMix(), v2.ElasticTransform(sigma=1.0), v2.ToImage()])
+
 
 class Odd:
     def __call__(self, image: Any) -> Any:
@@ -112,6 +116,8 @@ CHAINS = {
     "policy": POLICY,
     "v2 policy": V2_POLICY,
     "grey": GREY,
+    "erased images": ERASED_IMAGES,
+    "mixed": MIXED,
 }
 
 
@@ -402,6 +408,23 @@ def test_options_change_no_sample_but_fast_ones() -> None:
         assert 0 < levels.max() < 1.01
     assert Dali(fast=["resize"]) == Dali(fast=("resize",))
     assert hash(Dali(fast=())) == hash(Dali(fast=()))
+
+
+def test_a_perspective_by_name_is_dalis_and_told() -> None:
+    nearest = transforms.InterpolationMode.NEAREST
+    tilted = transforms.RandomPerspective(0.4, 0.8, nearest, fill=(9, 200, 30))
+    data = folder(transforms.Compose([transforms.CenterCrop(18), tilted, transforms.PILToTensor()]))
+    expected = next(iter(DataLoader(data, 16, seed=2)))[0]
+    loader = DataLoader(data, 16, seed=2, device="cpu", backend=Dali(fast=("perspective",)))
+    (stage,) = [stage for stage in loader.explain().stages if "Perspective" in stage.how]
+    assert "DALI's CPU operators" in stage.where
+    assert FAST["perspective"] in stage.how
+    off = (next(iter(loader))[0].int() - expected.int()) != 0
+    assert off.float().mean() < 0.01
+    exact = DataLoader(data, 16, seed=2, device="cpu", backend=Dali(fast=()))
+    told = str(exact.explain())
+    assert "'perspective' in `fast` allows it" in told
+    assert torch.equal(next(iter(exact))[0], expected)
 
 
 @pytest.mark.filterwarnings("error::dataloaders.errors.BackendWarning")
