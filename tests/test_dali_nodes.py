@@ -252,7 +252,8 @@ def test_of_bilinear_warps_few_levels_are_one_off(
     primitive: Primitive, numbers: dict[str, np.ndarray], where: Any, device: str
 ) -> None:
     off = off_by(primitive, numbers, where, device=device, images=photos())
-    assert (off > 0).mean() < 0.01
+    # DALI 2.0 knows less places between two pixels in a perspective than 2.4.
+    assert (off > 0).mean() < (0.08 if isinstance(primitive, Perspective) else 0.01)
     # At the edges a pixel may be outside by the one way and inside by the other.
     assert (off > 1).mean() < 0.0002
 

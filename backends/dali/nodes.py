@@ -59,7 +59,7 @@ FAST = {
     "blur": "1 level",
     "equalize": "levels are spread in another way: most are off, by up to 20",
     "hue": "turned in another colour space: mostly a few levels, strong colours up to 130 off",
-    "perspective": "1 level in a few of 10,000, or the pixel beside it; 1 pixel at the edges",
+    "perspective": "1 level, in few of 10,000 (DALI 2.0: in 6 of 100), or the pixel beside it",
     "resize": "99 % of levels within 1 of torchvision's, single ones up to 19 off",
     "turn": "nearest: 2 pixels of 1,000 are those beside them; bilinear: 5 levels of 1,000 1 off",
 }
