@@ -100,8 +100,8 @@ class Work:
 class _Place:
     """One primitive of the chain: its number, whose it is, what it is given and makes.
 
-    ``alone``: it is all that its member does. ``policy``: it is one of many, of which each image
-    takes one or two.
+    ``alone``: it is all that its member does. ``few``: it is one of many, of which each image takes
+    a few.
     """
 
     number: int
@@ -110,7 +110,7 @@ class _Place:
     form: str
     after: str
     alone: bool
-    policy: bool
+    few: bool
 
     @property
     def converts(self) -> bool:
@@ -177,7 +177,7 @@ def _places(chain: Chain, form: str) -> Iterator[_Place]:
                     f"{member} makes tensors of some images and not of others; put "
                     f"{_called(primitive)} behind it"
                 )
-            yield _Place(number, primitive, member, form, after, alone, operator.policy)
+            yield _Place(number, primitive, member, form, after, alone, operator.few)
             form = after
             number += 1
 
@@ -205,10 +205,10 @@ def _graph(places: Sequence[_Place], device: str, fast: Collection[str]) -> InGr
             continue
         if place.form not in ("pil", "bytes") or place.converts:
             break
-        if place.policy:
+        if place.few and device == "cuda":
             why = (
-                f"of the steps of {type(place.member.transform).__name__} each image takes one or "
-                "two, and a graph puts every image through all of them"
+                f"of the steps of {place.member.name} each image takes a few, and a graph would "
+                "put every image through all of them"
             )
             break
         node = node_for(place.primitive, form=place.form, device=device, fast=fast)

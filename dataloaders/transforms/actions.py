@@ -135,12 +135,12 @@ class Operator(ABC):
     Attributes:
         primitives: what it may take, in order; `draw` gives one action for each.
         random: whether two calls on the same image may differ.
-        policy: whether each sample takes one or two of many primitives.
+        few: whether each sample takes only a few of its many primitives.
     """
 
     primitives: tuple[Primitive, ...] = ()
     random: bool = False
-    policy: bool = False
+    few: bool = False
 
     @abstractmethod
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:

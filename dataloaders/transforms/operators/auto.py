@@ -128,7 +128,7 @@ class AutoAugment(Operator):
     """One of some policies, each two steps that are taken with a probability."""
 
     random = True
-    policy = True
+    few = True
 
     def __init__(self, transform: Any, v2: bool) -> None:
         self._v2 = v2
@@ -184,7 +184,7 @@ class RandomSteps(Operator):
     """
 
     random = True
-    policy = True
+    few = True
 
     def __init__(self, transform: Any, v2: bool, steps: int, bin: int | None) -> None:
         self._v2 = v2

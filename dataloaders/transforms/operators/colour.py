@@ -55,6 +55,7 @@ class ColorJitter(Operator):
         names = ("brightness", "contrast", "saturation", "hue")
         self._ranges = [range_of(ranges[member], names[member]) for member in self._used]
         self.primitives = tuple(kinds[member] for member in self._used) * len(self._used)
+        self.few = len(self._used) > 1
 
     def draw(self, draws: Draws, sizes: Sizes, where: Where = None) -> list[Action]:
         """See `Operator`."""

@@ -30,7 +30,7 @@ class _Container(Operator):
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._chains = tuple(_read(transform) for transform in transforms)
         operators = [operator for chain in self._chains for operator in chain.operators]
-        self.policy = any(operator.policy for operator in operators)
+        self.few = any(operator.few for operator in operators)
 
     @property
     def _once(self) -> tuple[Any, ...]:
@@ -129,6 +129,7 @@ class RandomOrder(_OneOfEach):
         super().__init__(tuple(transform.transforms))
         self._v2 = v2
         self.primitives = self._once * len(self._chains)
+        self.few = self.few or len(self._chains) > 1
 
     def members(self, draws: Draws, where: Where) -> npt.NDArray[np.int64]:
         """As many places as members."""
