@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -336,9 +337,29 @@ def test_what_torchvision_does_by_tensors(
     check_drawn(getattr(module, name)(**options), batch(12, "photo", channels, 40, 61))
 
 
-def test_a_mixture_of_images_so_large_that_sums_of_floats_depend_on_their_order() -> None:
-    for module in (v1, v2):
-        check_drawn(module.AugMix(mixture_width=4), batch(4, "photo", 3, 500, 400))
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_mean_of_an_image_is_summed_as_if_it_were_alone() -> None:
+    # Threads share the sum of one image, whose last bit then is another than beside others.
+    images = torch.rand(4, 3, 300, 300, generator=torch.Generator().manual_seed(3))
+    primitive = auto.AugMixed(("Contrast",), (Contrast(),))
+    numbers = {
+        "original": np.full(4, 0.5, np.float32),
+        "weights": np.full((4, 1), 0.5, np.float32),
+        "operations": np.zeros((4, 1, 1), np.int64),
+        "levels": np.full((4, 1, 1), 0.3),
+    }
+    action = Action(primitive, numbers)
+    got = run([action], images, "floats")
+    for sample, image in enumerate(images):
+        assert torch.equal(got[sample], action.apply(sample, image))
 
 
 def check_drawn(transform: Any, images: torch.Tensor) -> None:

@@ -75,7 +75,7 @@ def _groups(operations: Array, levels: Array) -> Iterator[tuple[int, float, Arra
 
 def _step(primitive: AugMixed, others: Tensor, operation: int, level: float, rows: Array) -> None:
     """One step, done to these rows of ``others``, in place."""
-    # torchvision's mean of an image is a sum of floats, whose order depends on what is beside it.
+    # torchvision's mean of an image is a sum of floats: threads share it if the image is alone.
     alone = isinstance(primitive.steps[operation], Contrast)
     for some in rows.reshape(-1, 1) if alone else [rows]:
         index = there(some, others.device)
