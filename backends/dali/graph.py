@@ -13,6 +13,7 @@ fails takes no other one with it: the pipeline is made anew and fed with what wa
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import inspect
 import os
@@ -340,5 +341,15 @@ def _in_forked_child() -> None:
         graph._pipelines.clear()
 
 
+def _at_exit() -> None:
+    """DALI ends what is alive at the interpreter's end, and a thread that takes meanwhile aborts.
+
+    Registered after DALI's own, this runs before it.
+    """
+    for graph in list(_ALIVE):
+        graph.close()
+
+
+atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_forked_child)
