@@ -189,6 +189,50 @@ def test_rows_whose_place_is_not_known_wait_in_their_chunks(tmp_path: Path) -> N
     assert verify(path) == []
 
 
+class Slow(Varying):
+    """The first chunk is finished after the fourth was begun, and before that one is.
+
+    The worker that reads the second one reads the fourth one next.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        building, begun = building_folder(self.folder / "a.h5"), self.folder / "begun"
+        if not list(building.glob("sizes.*")):
+            return super().__getitem__(index)  # it is only studied
+        if index == 12:
+            begun.touch()
+        for _ in range(2000):
+            if begun.exists() if index == 2 else list(building.glob("chunk-000000.????????")):
+                break
+            if index not in (2, 13):
+                break
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_whoever_reads_a_chunk_whose_place_is_not_known_goes_on_with_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """The second chunk is read long before the first one, and is at its place all the same."""
+    path = tmp_path / "a.h5"
+    placed: dict[int, int] = {}
+
+    def note(progress: BuildProgress) -> None:
+        if progress.phase == "compute":
+            records = read_journal(building_folder(path) / "journal").records
+            placed.update((number, record.placed) for number, record in records.items())
+
+    cached = precompute(Slow(tmp_path), path, num_workers=2, rows=4, progress=note)
+    sizes = [Varying()[index]["image"].numel() + 2 * 1500 for index in range(SIZE)]
+    assert [placed[0], placed[1]] == [sum(sizes[:4]), sum(sizes[4:8])]
+    samples = [Varying()[index] for index in range(SIZE)]
+    assert path.read_bytes() == assembled(samples, cached, tmp_path / "b.h5", samples=SIZE)
+
+
 @pytest.mark.parametrize("at", [0, 33, SIZE - 1])
 @pytest.mark.parametrize("change", [wider, of_another_kind, missing])
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,7 +23,7 @@ import numpy as np
 
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
-from dataloaders.cache.crew import Once, results
+from dataloaders.cache.crew import AHEAD, Once, results
 from dataloaders.cache.cut import Cut, Finish
 from dataloaders.cache.disk import writing
 from dataloaders.cache.estimation import (
@@ -41,7 +41,7 @@ from dataloaders.cache.layout import first_columns
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
-from dataloaders.cache.rows import Chunks, Failure, Job
+from dataloaders.cache.rows import Chunks, Job
 from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Findings, Study
 from dataloaders.errors import CacheError, MissingDependency, OptionError, add_note
@@ -99,8 +99,9 @@ def precompute(
             or a dataset with ``encoded`` and ``target`` methods decodes, byte for byte, with all of
             its transforms live. None: raw; a file that is there is taken as it is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
-        rows: samples in a chunk, the part that is lost when a build is interrupted; None: by their
-            size and cost. The file does not depend on it.
+        rows: samples in a chunk, the part that is kept or lost when a build is interrupted; a
+            worker loses the one that it reads, and sometimes the one before. None: by their size
+            and cost. The file does not depend on it.
         allow_random: keep one draw of a dataset whose samples differ each time they are read. Each
             sample is read with the generators of torch, NumPy and ``random`` seeded by its number.
         on_error: "skip" leaves samples out that cannot be read or kept; the file lists them.
@@ -414,7 +415,7 @@ class _Builder:
             folder.place(self._laid_out, self._first_columns())
         token = os.urandom(4).hex()
         self._compute(told, token)
-        if folder.drop_damaged():
+        if folder.drop_damaged() or self._missing(told):
             self._compute(told, token)
         self._refuse_nothing_left()
         self._assemble()
@@ -471,7 +472,8 @@ class _Builder:
         return sorted(self.folder.records, key=lambda record: record.chunk)
 
     def _compute(self, told: Estimate, token: str) -> None:
-        folder, options = self.folder, self._options
+        folder, options, missing = self.folder, self._options, self._missing(told)
+        workers = min(self._known.workers, len(missing))
         placement = None
         if folder.placed is not None:
             chunks = -(-len(self._part) // told.rows)
@@ -487,23 +489,27 @@ class _Builder:
             skip=options.skip,
             images=self._images,
             placement=placement,
+            put_off=_sure_of_more(missing, workers),
         )
-        dataset = Chunks(job)
-        missing = [number for number in range(len(dataset)) if not folder.has(number)]
         pace = Pace(len(self._part), told.bytes)
         options.report(pace.computing(folder.records))
         if not missing:
             return
-        workers = min(self._known.workers, len(missing))
         with results(
-            dataset, missing, num_workers=workers, context=options.context, stop=job.stop
+            Chunks(job), missing, num_workers=workers, context=options.context, stop=job.stop
         ) as finished:
-            for result in finished:
-                if isinstance(result, Failure):
-                    result.reraise()
-                self._refuse_other_structure(result, job)
-                folder.keep(result)
-                options.report(pace.computing(folder.records))
+            for made in finished:
+                for record in made.records:
+                    self._refuse_other_structure(record, job)
+                    folder.keep(record)
+                    options.report(pace.computing([record], more=True))
+                if made.failure is not None:
+                    made.failure.reraise()
+
+    def _missing(self, told: Estimate) -> list[int]:
+        """The numbers of the chunks that are not finished."""
+        chunks = -(-len(self._part) // told.rows)
+        return [number for number in range(chunks) if not self.folder.has(number)]
 
     def _refuse_other_structure(self, new: Record, job: Job) -> None:
         known = (record for record in self.folder.records if record.structure)
@@ -596,6 +602,12 @@ class _Studied:
     cut: Cut
     workers: int
     fingerprint: dict[str, Any]
+
+
+def _sure_of_more(missing: list[int], workers: int) -> int:
+    """The chunk before which whoever is asked for one will be asked for another one behind it."""
+    # While numbers are left, each worker has AHEAD of them, and one that is done is given the next.
+    return missing[-(AHEAD + 1) * workers] if 0 < (AHEAD + 1) * workers <= len(missing) else 0
 
 
 def _ranks_here() -> int:

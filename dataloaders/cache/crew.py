@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["Once", "results"]
+from dataloaders.cache.heap import settle_in
+
+__all__ = ["AHEAD", "Once", "results"]
+
+AHEAD = 2
+"""Numbers that each worker is given at a time, one of which it reads; while there are that many."""
 
 _WATCH_S = 0.2
 
@@ -47,6 +52,7 @@ def results(
         batch_size=None,
         sampler=numbers,
         num_workers=num_workers,
+        prefetch_factor=AHEAD if num_workers else None,
         collate_fn=_as_it_is,
         generator=torch.Generator(),  # else it draws a seed from the process-wide one
         worker_init_fn=partial(_end_with, os.getpid() if ours else None),
@@ -82,6 +88,8 @@ class Once(Dataset[Any]):
 def _end_with(builder: int | None, worker: int) -> None:
     """Have this worker end soon after the process that builds was killed; its ``worker_init_fn``.
 
+    And its heap be as is good for many samples.
+
     torch's own watch begins later: of a builder that was killed before, it never hears.
 
     Args:
@@ -97,6 +105,7 @@ def _end_with(builder: int | None, worker: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+    settle_in()
 
 
 def _as_it_is(value: Any) -> Any:

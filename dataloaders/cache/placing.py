@@ -113,6 +113,8 @@ class Placer:
         self._size = 0  # of the column that the sizes are of
         self._begun = time.monotonic()
         self._spots = [_Spot(place, placement.user_block, first) for place in placement.places]
+        self._most = max((place.column for place in placement.places), default=-1)
+        self._found = all(spot.begin is not None for spot in self._spots)
         # Since `settle`: cells of a row, and where each of its columns was put; -1: not yet.
         self._rows: list[tuple[list[Cell], list[int]]] = []
         self._placing = True
@@ -127,19 +129,18 @@ class Placer:
         Returns:
             How many bytes are not in memory any more.
         """
-        columns = [spot.place.column for spot in self._spots]
         for spot in self._spots:
             if spot.place.shape is None and spot.place.column < len(cells):
                 self._size += cells[spot.place.column].values.nbytes
         if not self._placing:
             return 0
-        if len(cells) <= max(columns) or not all(
+        if len(cells) <= self._most or not all(
             spot.place.takes(cells[spot.place.column]) for spot in self._spots
         ):
             self.stop()
             return 0
         self._find()
-        row = (cells, [-1] * len(columns))
+        row = (cells, [-1] * len(self._spots))
         self._rows.append(row)
         return self._write(row)
 
@@ -158,11 +159,14 @@ class Placer:
                 spot.given_up = True
         self._rows.clear()
 
-    def finish(self) -> None:
-        """Tell the others how large the chunk is, whose rows are all read, and `settle`."""
+    def tell(self) -> None:
+        """Tell the others how large the chunk is, whose rows are all read."""
         if any(spot.place.shape is None for spot in self._spots):
             self._sizes.put(self._chunk, self._size)
-        self.settle()
+
+    def waits(self) -> bool:
+        """Whether rows are left that have no place yet; those that have one now are written."""
+        return self._placing and bool(self._rows) and not self._find()
 
     def stop(self) -> None:
         """Have all columns of the rows since `settle` in their cells again, and of those to come.
@@ -217,6 +221,8 @@ class Placer:
 
     def _find(self) -> bool:
         """Whether all places are known; rows that waited for one of them are written."""
+        if self._found:
+            return True
         missing = [spot for spot in self._spots if spot.begin is None and not spot.given_up]
         if not missing:
             return True
@@ -225,6 +231,7 @@ class Placer:
             return False
         for spot in missing:
             spot.begin_at(spot.place.offset + before)
+        self._found = True
         for row in self._rows:
             self._write(row)
         return True
@@ -241,10 +248,7 @@ class Placer:
             offsets[n] = spot.add(data)
             write_all(self._file, offsets[n], data)
             written += len(data)
-            hollow = np.broadcast_to(np.empty((), cell.values.dtype), cell.values.shape)
-            cells[spot.place.column] = (
-                _ELSEWHERE if spot.place.shape is not None else Cell(cell.kind, hollow)
-            )
+            cells[spot.place.column] = _ELSEWHERE if spot.place.shape is not None else _hollow(cell)
         return written
 
     def _give_back(self, place: Place, offset: int, cells: list[Cell]) -> None:
@@ -258,6 +262,13 @@ class Placer:
             raise CacheError(f"{size} bytes that were just written are not there")
         values = np.frombuffer(data, "|u1").view(dtype).reshape(shape)
         cells[place.column] = Cell(kind, values)
+
+
+def _hollow(cell: Cell) -> Cell:
+    """``cell`` without its values: of its kind, type and shape, and of no size."""
+    dtype, shape = cell.values.dtype, cell.values.shape
+    values = np.ndarray(shape, dtype, bytes(dtype.itemsize), strides=(0,) * len(shape))
+    return Cell(cell.kind, values)
 
 
 class _Spot:

@@ -68,10 +68,25 @@ class Pace:
         self._expected = expected
         self._started = time.monotonic()
         self._before: int | None = None
+        self._told = BuildProgress.of_records((), samples, 0.0)
 
-    def computing(self, records: Collection[Record]) -> BuildProgress:
-        """Of the phase that reads samples."""
+    def computing(self, records: Collection[Record], *, more: bool = False) -> BuildProgress:
+        """Of the phase that reads samples.
+
+        Args:
+            records: of all finished chunks.
+            more: whether they are only those of chunks that were finished since this was last
+                called; of many chunks, all would take long each time.
+        """
         now = self._now(records)
+        if more:
+            now = replace(
+                now,
+                samples_done=self._told.samples_done + now.samples_done,
+                failed=self._told.failed + now.failed,
+                bytes_done=self._told.bytes_done + now.bytes_done,
+            )
+        self._told = now
         if self._before is None:
             self._before = now.samples_done
         made = now.samples_done - self._before

@@ -2,6 +2,9 @@
 
 chunk number ──> samples first .. last ──> cells, images encoded
              ──64 MiB──> Chunk ──> chunk-000017.5e1f ──> Record
+
+A chunk whose place in the file is not known when all of its rows are read is put off: they stay in
+memory while the next chunk is read, until the chunks before it are.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +42,7 @@ __all__ = [
     "Chunks",
     "Failure",
     "Job",
+    "Made",
     "digest_text",
     "fail",
     "read_row",
@@ -71,6 +76,8 @@ class Job:
         skip: whether a sample that fails is left out instead of ending the build.
         images: how images are kept.
         placement: where large columns go; None: into the chunks' own files.
+        put_off: chunks with smaller numbers may be put off: whoever makes one of these is sure to
+            be asked for another one.
     """
 
     cut: Cut
@@ -83,6 +90,7 @@ class Job:
     skip: bool
     images: Images
     placement: Placement | None = None
+    put_off: int = 0
 
     @property
     def stop(self) -> str:
@@ -129,6 +137,19 @@ class _InWorker(Exception):
     """Shows a worker's traceback above the error itself."""
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a worker has made since it was asked before.
+
+    Attributes:
+        records: of the chunks that are in their files now.
+        failure: why the chunk that it was asked for is not, and will not be; None if it is.
+    """
+
+    records: tuple[Record, ...]
+    failure: Failure | None = None
+
+
 def fail(error: BaseException) -> Failure:
     """``error`` to be sent to the parent; raised at once where there is none."""
     if get_worker_info() is None:
@@ -164,18 +185,20 @@ def read_row(
         raise
 
 
-class Chunks(Dataset["Record | Failure"]):
-    """Chunk by number: in its file when this returns; its record, or why there is none."""
+class Chunks(Dataset[Made]):
+    """Chunk by number: in its file when this returns, or put off until another one is read."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._encoder = Encoder(job.images)
+        self._earlier: _Read | None = None  # the chunk that is put off
+        self._done: list[Record] = []
 
     def __len__(self) -> int:
         return -(-self._job.samples // self._job.rows)
 
-    def __getitem__(self, number: int) -> Record | Failure:
-        job = self._job
+    def __getitem__(self, number: int) -> Made:
+        job, failure = self._job, None
         name = f"chunk-{number:06d}.{job.token}"
         path = Path(job.folder) / f"{name}.{os.getpid()}.tmp"
         placer = None
@@ -186,11 +209,31 @@ class Chunks(Dataset["Record | Failure"]):
             with random_states_kept(cuda=False):
                 failed = self._write(number, writer)
             with writing(job.folder):
-                return writer.finished(number, name, failed)
+                writer.tell()
+                self._finish_earlier()
+                read = _Read(number, name, writer, failed)
+                if number < job.put_off and writer.waits():
+                    self._earlier = read
+                else:
+                    self._done.append(read.finished())
         except Exception as error:
-            return fail(error)
+            with suppress(Exception):  # the first error is the one to be told
+                self._finish_earlier()
+            failure = fail(error)
         finally:
-            writer.close()
+            if self._earlier is None or self._earlier.writer is not writer:
+                writer.close()
+        done, self._done = tuple(self._done), []
+        return Made(done, failure)
+
+    def _finish_earlier(self) -> None:
+        """Have the chunk that was put off in its file, at its place or not."""
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None:
+            try:
+                self._done.append(earlier.finished())
+            finally:
+                earlier.writer.close()
 
     def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
         job = self._job
@@ -203,6 +246,9 @@ class Chunks(Dataset["Record | Failure"]):
                 looked = now
                 if os.path.exists(job.stop):
                     raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
+                with writing(job.folder):
+                    if self._earlier is not None and not self._earlier.writer.waits():
+                        self._finish_earlier()
             seed_for(index)
             try:
                 structure, cells = read_row(job.cut, index, job.calls)
@@ -253,6 +299,15 @@ class _Writer:
         if self._placer is not None:
             self._placer.stop()
 
+    def tell(self) -> None:
+        """All rows were written: tell those who make other chunks how large this one is."""
+        if self._placer is not None:
+            self._placer.tell()
+
+    def waits(self) -> bool:
+        """Whether there are rows whose place is not known yet."""
+        return self._placer is not None and self._placer.waits()
+
     def _write_part(self) -> None:
         whole = values = frozenset[int]()
         if self._placer is not None:
@@ -284,8 +339,6 @@ class _Writer:
 
     def finished(self, number: int, name: str, failed: list[tuple[int, str]]) -> Record:
         """The record, once the file has its ``name``; whoever gets it has it synced."""
-        if self._placer is not None:
-            self._placer.finish()
         self._write_part()
         structure, sums = "", np.empty(0, "<u4")
         if self._file >= 0:
@@ -316,6 +369,27 @@ class _Writer:
             os.close(self._file)
             self._file = -1
             self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A chunk whose rows are all read.
+
+    Attributes:
+        number: of it.
+        name: of its file.
+        writer: has its rows.
+        failed: the samples that were left out.
+    """
+
+    number: int
+    name: str
+    writer: _Writer
+    failed: list[tuple[int, str]]
+
+    def finished(self) -> Record:
+        """Its record, once it is in its file."""
+        return self.writer.finished(self.number, self.name, self.failed)
 
 
 def digest_text(digest: int) -> str:
