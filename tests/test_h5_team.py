@@ -30,7 +30,7 @@ LARGE = 1 << 30
 
 @pytest.fixture(autouse=True)
 def many_idle_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("backends.h5.team.idle_cores", lambda: 3)
+    monkeypatch.setattr("backends.h5.team.idle_cores", lambda own: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield

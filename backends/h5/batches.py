@@ -5,6 +5,8 @@
              images             a window each, straight from the mapped file into the batch;
                                 floats, if a tail makes them, as soon as a window is there;
                                 one that is resized is so by Pillow, plane by plane
+             encoded images,    each by itself, through torchvision's own functions with numbers
+             longer chains      that are drawn for the whole batch (pictures.py)
              compressed         as these, decoded row by row
 
 The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
@@ -16,7 +18,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +44,11 @@ from dataloaders.transforms.trailing import CONVERTERS, Deferred, trailing
 from dataloaders.transforms.ways import Arithmetic, Way
 
 from .geometry import Geometry, Windows, geometry_of
+from .pictures import Made, Steps, header_of, is_image, steps_of
 from .resizing import resized
 from .team import Team
 
-__all__ = ["Batches", "Late", "Windowed", "batches_of", "tail_geometry"]
+__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "tail_geometry"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
@@ -56,7 +60,7 @@ Column: TypeAlias = "ColumnReader | JoinedColumn"
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
 
 
-class _NotThisBatch(Exception):
+class NotThisBatch(Exception):
     """These rows are left to `default_collate`, which may raise."""
 
 
@@ -139,7 +143,7 @@ class Batches:
         task = Rows(numbers.astype(np.int64), memory, draws, late, team)
         try:
             parts = [leaf(task) for leaf in self._leaves]
-        except _NotThisBatch:
+        except NotThisBatch:
             return None
         structure = self.cached.index.structure
         assert structure is not None
@@ -183,17 +187,19 @@ def _made(cached: CachedDataset) -> Batches | str:
         if isinstance(made, str):
             return f"column {column.entry.name!r}: {made}"
         leaves.append(made)
-        random = random or (isinstance(made, _Images) and made.geometry.random)
+        random = random or (isinstance(made, (_Images, _Pictures)) and made.random)
     return Batches(cached, leaves, random)
 
 
 def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     kinds = {kind for kind, _ in column.entry.variants}
+    if tail is not None and all(map(is_image, kinds)):
+        return _images_of(column, kinds, tail)
     if len(kinds) != 1:
         return "its rows are of several kinds"
     kind = next(iter(kinds))
     if tail is not None:
-        return _images_of(column, kind, tail)
+        return f"its tail works on {kind}"
     if kind in ("str", "bytes"):
         return lambda rows: column.leaves(rows.numbers.tolist())
     family = kind.partition(":")[0]
@@ -307,6 +313,7 @@ class _Images:
         self._column = column
         self._deferred = deferred
         self.geometry = geometry
+        self.random = geometry.random
         whole = column.entry.fixed and column.entry.packing is None
         self._files = _Files(column) if whole else None
 
@@ -316,12 +323,12 @@ class _Images:
         widths = np.array([image.shape[2] for image in images])
         moves = self.geometry.draw(heights, widths, rows.draws)
         if moves is None:
-            raise _NotThisBatch
+            raise NotThisBatch
         windows = moves.placed
         height, width = int(windows.height[0]), int(windows.width[0])
         channels = images[0].shape[0]
         if (windows.height != height).any() or (windows.width != width).any():
-            raise _NotThisBatch
+            raise NotThisBatch
         shape = (len(images), channels, height, width)
         plain = moves.resize is None and not moves.outside
         if plain and self._deferred and rows.late is not None:
@@ -354,8 +361,50 @@ class _Images:
     def _view(self, row: int) -> npt.NDArray[Any]:
         values = self._column.view(row)
         if values is None:
-            raise _NotThisBatch
+            raise NotThisBatch
         return values
+
+
+class _Pictures:
+    """Images that are decoded, or go through more than windows; each made by itself."""
+
+    def __init__(self, column: Column, steps: Steps) -> None:
+        self._column = column
+        self._steps = steps
+        self.random = steps.random
+        self._known: tuple[int, torch.dtype] | None = None
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        with _left_to_samples():
+            return self._made(rows)
+
+    def _made(self, rows: Rows) -> torch.Tensor:
+        headers = [header_of(self._column, row) for row in rows.numbers.tolist()]
+        made = Made(self._steps, headers, rows.draws)
+        sizes = made.sizes
+        height, width = int(sizes.height[0]), int(sizes.width[0])
+        if (sizes.height != height).any() or (sizes.width != width).any():
+            raise NotThisBatch
+        if self._known is None:
+            first = made.first()
+            self._known = (first.shape[0], first.dtype)
+        channels, dtype = self._known
+        shape = (len(headers), channels, height, width)
+        if self._steps.deferred and rows.late is not None:
+            return rows.late.stand_in(shape, made)
+        batch = rows.empty(shape, dtype)
+        made.into(batch, rows.team)
+        return batch
+
+
+class Waiting(Protocol):
+    """Images of a batch that are not made yet."""
+
+    def into(self, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` [n, C, H, W]."""
+
+    def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` with what ``way`` makes of them."""
 
 
 class Windowed:
@@ -421,16 +470,20 @@ class Late:
     def __init__(self, memory: HostMemory | None, team: Team) -> None:
         self._memory = memory
         self._team = team
-        self._waiting: list[tuple[torch.Tensor, Windowed]] = []
+        self._waiting: list[tuple[torch.Tensor, Waiting]] = []
 
-    def stand_in(self, shape: Sequence[int], windowed: Windowed) -> torch.Tensor:
+    def stand_in(self, shape: Sequence[int], images: Waiting) -> torch.Tensor:
         """A uint8 tensor of this shape that takes no memory, in place of these images."""
         tensor = torch.empty((1,) * len(shape), dtype=torch.uint8).expand(tuple(shape))
-        self._waiting.append((tensor, windowed))
+        self._waiting.append((tensor, images))
         return tensor
 
     def apply(self, tail: Tail, batch: Batch) -> Batch:
-        """What ``tail`` makes of the batch with the images in their places."""
+        """What ``tail`` makes of the batch with the images in their places.
+
+        Raises:
+            NotThisBatch: an image could not be made.
+        """
         batch = tail.apply(batch, empty_like=self._empty_like, fill=self._fill)
         return map_tensors(batch, self._filled) if self._waiting else batch
 
@@ -441,25 +494,36 @@ class Late:
         return torch.empty_like(leaf, dtype=dtype)
 
     def _fill(self, leaf: torch.Tensor, way: Way, out: torch.Tensor) -> bool:
-        windowed = self._taken(leaf)
-        if windowed is not None:
-            windowed.through(way, out, self._team)
-        return windowed is not None
+        images = self._taken(leaf)
+        if images is not None:
+            with _left_to_samples():
+                images.through(way, out, self._team)
+        return images is not None
 
     def _filled(self, leaf: torch.Tensor) -> torch.Tensor:
         """Images that the tail leaves as they are."""
-        windowed = self._taken(leaf)
-        if windowed is None:
+        images = self._taken(leaf)
+        if images is None:
             return leaf
         batch = empty(leaf.shape, leaf.dtype, self._memory)
-        windowed.into(batch, self._team)
+        with _left_to_samples():
+            images.into(batch, self._team)
         return batch
 
-    def _taken(self, leaf: torch.Tensor) -> Windowed | None:
+    def _taken(self, leaf: torch.Tensor) -> Waiting | None:
         for number, (tensor, _) in enumerate(self._waiting):
             if tensor is leaf:
                 return self._waiting.pop(number)[1]
         return None
+
+
+@contextmanager
+def _left_to_samples() -> Iterator[None]:
+    """Errors of an image: the sample's own way raises what there is to be told."""
+    try:
+        yield
+    except Exception as error:
+        raise NotThisBatch from error
 
 
 def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
@@ -480,16 +544,14 @@ def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: 
         place[:, above : above + part.shape[1], beside : beside + part.shape[2]] = part
 
 
-def _images_of(column: Column, kind: str, tail: Any) -> Leaf | str:
-    if kind not in _MODES:
-        return f"its tail works on {kind}"
-    geometry = tail_geometry(tail)
-    if isinstance(geometry, str):
-        return geometry
-    if geometry.resizes and kind == "image:RGBA":
-        return "Pillow resizes RGBA by its alpha, and here each plane is by itself"
-    last = list(read(tail))[-1].transform
-    return _Images(column, geometry, deferred=isinstance(last, Deferred))
+def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
+    geometry = tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
+    # Pillow resizes RGBA by its alpha, and by windows each plane is resized by itself.
+    if isinstance(geometry, Geometry) and not (geometry.resizes and kinds == {"image:RGBA"}):
+        last = list(read(tail))[-1].transform
+        return _Images(column, geometry, deferred=isinstance(last, Deferred))
+    steps = steps_of(tail)
+    return steps if isinstance(steps, str) else _Pictures(column, steps)
 
 
 def tail_geometry(tail: Any) -> Geometry | str:
@@ -513,6 +575,7 @@ def _is_proved(batches: Batches) -> bool:
     cached = batches.cached
     spread = np.linspace(0, len(cached) - 1, _PROVED_ROWS).astype(np.int64)
     tries = [[int(row)] for row in spread] + [[int(row) for row in spread]]
+    proved = False
     for seed, rows in enumerate(tries):
         seeding = words(seed, 0, np.arange(len(rows)))
         with random_states_kept(cuda=False):
@@ -523,11 +586,12 @@ def _is_proved(batches: Batches) -> bool:
             except Exception:  # such rows are left to default_collate, which raises
                 wanted = None
         found = batches.of(rows, Draws(seeding))
-        if wanted is None and len(rows) > 1:
+        if wanted is None and found is None:
             continue
         if found is None or not _same(found, wanted):
             return False
-    return True
+        proved = True
+    return proved
 
 
 def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:
