@@ -115,8 +115,8 @@ class H5(Backend):
                 notes.append("batches are made at once, where a few rows prove that it is the same")
                 if kept != str(Images()) and loader.num_workers == 0:
                     notes.append(
-                        f"images kept as {kept} are decoded by up to {torch.get_num_threads()} "
-                        "threads, as many as torch may use, where cores are idle"
+                        f"images kept as {kept} are decoded in this process, where cores are idle "
+                        f"by up to {torch.get_num_threads()} threads: as many as torch may use"
                     )
             else:
                 notes.append(f"each sample is made by itself: {why}")

@@ -40,7 +40,7 @@ from dataloaders.transforms import Tail
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.read import read
 from dataloaders.transforms.table import same_bits
-from dataloaders.transforms.trailing import CONVERTERS, Deferred, trailing
+from dataloaders.transforms.trailing import CONVERTERS, Deferred
 from dataloaders.transforms.ways import Arithmetic, Way
 
 from .geometry import Geometry, Windows, geometry_of
@@ -48,7 +48,7 @@ from .pictures import Made, Steps, header_of, is_image, steps_of
 from .resizing import resized
 from .team import Team
 
-__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "tail_geometry"]
+__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
@@ -545,7 +545,7 @@ def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: 
 
 
 def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
-    geometry = tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
+    geometry = _tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
     # Pillow resizes RGBA by its alpha, and by windows each plane is resized by itself.
     if isinstance(geometry, Geometry) and not (geometry.resizes and kinds == {"image:RGBA"}):
         last = list(read(tail))[-1].transform
@@ -554,14 +554,11 @@ def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
     return steps if isinstance(steps, str) else _Pictures(column, steps)
 
 
-def tail_geometry(tail: Any) -> Geometry | str:
-    """What ``tail`` does to an image of bytes, up to its ToTensor; or why that is not known."""
+def _tail_geometry(tail: Any) -> Geometry | str:
+    """What ``tail`` does to an image of bytes, if nothing else; or why that is not known."""
     members = list(read(tail))
-    floats = trailing(members)
     if members and isinstance(members[-1].transform, Deferred):
         members.pop()
-    elif not isinstance(floats, str):  # it will be deferred, if that is proved
-        del members[-len(floats) :]
     elif members and members[-1].torchvision in CONVERTERS:
         while members and members[-1].torchvision in CONVERTERS:
             members.pop()
