@@ -26,6 +26,7 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from backends.h5.batches import Batches, Windowed, batches_of
 from backends.h5.geometry import Geometry, geometry_of
+from backends.h5.mirroring import Mirror
 from backends.h5.resizing import resized
 from backends.h5.team import Team
 from backends.prefetch import Prefetch
@@ -255,6 +256,25 @@ def test_a_border_of_zeros(
     assert_same(fast(cached).of(rows, Draws(seeding)), wanted)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    sides=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 40)),
+    left=st.integers(0, 9),
+    seed=st.integers(0, 2**32),
+)
+def test_mirrored_bytes(sides: tuple[int, int, int], left: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    channels, height, width = sides
+    image = random.integers(0, 256, (channels, height + 1, width + left + 1), np.uint8)
+    part = image[:, 1:, left : left + width]
+    places = np.zeros((2, *sides), np.uint8)
+    mirror = Mirror(sides)
+    for place in places:  # the second one begins where the first one ends: often not aligned
+        mirror.put(part, place)
+        mirror.put(part[:, ::-1], place)
+        assert np.array_equal(place, part[:, ::-1, ::-1])
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     sides=st.tuples(st.integers(1, 40), st.integers(1, 40)),
@@ -299,7 +319,7 @@ def test_resized_windows_are_pillows(
     moves = geometry.draw(heights, widths, Draws(seeding))
     assert moves is not None
     batch = torch.empty(torch.stack(wanted).shape, dtype=torch.uint8)
-    resized(batch, [v1.PILToTensor()(image) for image in images], moves, Team())
+    resized(batch, [v1.PILToTensor()(image).numpy() for image in images], moves, Team())
     assert torch.equal(batch, torch.stack(wanted))
 
 

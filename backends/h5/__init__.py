@@ -1,9 +1,9 @@
 """The deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
 
-dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches     batches.py
-                                                 │    from the map into their place,  geometry.py
-                                                 │    by a few threads                team.py
-                                                 ├──> encoded images, torchvision's   pictures.py
+dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches    batches
+                                                 │    from the map into their place, geometry
+                                                 │    by a few threads               mirroring, team
+                                                 ├──> encoded images, torchvision's  pictures
                                                  │    other transforms: each image
                                                  │    in a thread, into its place
                                                  └──> code of one's own: sample by sample, as stock

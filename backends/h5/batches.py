@@ -16,6 +16,7 @@ of the very cache, with torchvision's own random numbers, before any batch is ma
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from dataloaders.transforms.trailing import CONVERTERS, Deferred
 from dataloaders.transforms.ways import Arithmetic, Way
 
 from .geometry import Geometry, Windows, geometry_of
+from .mirroring import Mirror
 from .pictures import Made, Steps, header_of, is_image, steps_of
 from .resizing import resized
 from .team import Team
@@ -56,6 +58,8 @@ Leaf: TypeAlias = Callable[["Rows"], Any]
 _PROVED_ROWS = 4
 _AT_ONCE = 1 << 18  # values: 1 MiB of floats
 Column: TypeAlias = "ColumnReader | JoinedColumn"
+Image: TypeAlias = "npt.NDArray[np.uint8]"
+"""uint8 [C, H, W], in the file: only ever read from."""
 
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
 
@@ -89,7 +93,7 @@ class Rows:
 
 def empty(shape: Sequence[int], dtype: torch.dtype, memory: HostMemory | None) -> torch.Tensor:
     """Memory for a part of a batch: in a worker shared, else of the pool if it is large."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     if get_worker_info() is not None:
         storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
@@ -342,12 +346,12 @@ class _Images:
             _fill_with_border(batch, images, windows)
         return batch
 
-    def _images(self, rows: Rows) -> list[torch.Tensor]:
+    def _images(self, rows: Rows) -> list[Image]:
         files = self._files
         if files is None:
-            return [_tensor(self._view(row)) for row in rows.numbers.tolist()]
+            return [self._view(row) for row in rows.numbers.tolist()]
         if files.whole is not None:
-            whole = files.whole
+            whole = files.whole.numpy()
             return [whole[number] for number in rows.numbers.tolist()]
         shards, numbers = files.locate(rows)
         images = []
@@ -355,7 +359,7 @@ class _Images:
             rows.numbers.tolist(), shards.tolist(), numbers.tolist(), strict=True
         ):
             there = files.of(shard)
-            images.append(_tensor(self._view(row)) if there is None else there[number])
+            images.append(self._view(row) if there is None else there.numpy()[number])
         return images
 
     def _view(self, row: int) -> npt.NDArray[Any]:
@@ -410,19 +414,25 @@ class Waiting(Protocol):
 class Windowed:
     """Images of a batch, still in the file, and the window of each."""
 
-    def __init__(self, images: list[torch.Tensor], windows: Windows) -> None:
+    def __init__(self, images: list[Image], windows: Windows) -> None:
         self._images = images
         self._windows = windows
 
     def into(self, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` [n, C, H, W], of any dtype."""
+        """Fill ``out``, uint8 [n, C, H, W] and contiguous."""
+        places = out.numpy()
+        team.split(len(out), out.nbytes, lambda begin, end: self._put(places[begin:end], begin))
 
-        def some(begin: int, end: int) -> None:
-            places = out[begin:end]
-            for place, part in zip(places.unbind(0), self._parts(places, begin), strict=True):
-                place.copy_(part)
-
-        team.split(len(out), out.nbytes, some)
+    def _put(self, places: npt.NDArray[np.uint8], begin: int) -> None:
+        # By NumPy, whose copies of short lines take less than torch's.
+        mirror = Mirror(places.shape[1:])
+        windows = self._parts(places.shape, begin)
+        for place, (part, upside_down, mirrored) in zip(places, windows, strict=True):
+            seen = part[:, ::-1] if upside_down else part
+            if mirrored:
+                mirror.put(seen, place)
+            else:
+                place[...] = seen
 
     def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
         """Fill ``out`` with what ``way`` makes of the windows.
@@ -432,7 +442,7 @@ class Windowed:
         team.split(len(out), out.nbytes, lambda begin, end: self._some(way, out[begin:end], begin))
 
     def _some(self, way: Way, out: torch.Tensor, begin: int) -> None:
-        parts = self._parts(out, begin)
+        parts = self._tensors(out, begin)
         steps = way if isinstance(way, Arithmetic) and out.dtype is torch.float32 else None
         if steps is not None and out[0].numel() * 2 > _AT_ONCE:
             for place, part in zip(out.unbind(0), parts, strict=True):
@@ -449,19 +459,26 @@ class Windowed:
             else:
                 steps.finish(some)
 
-    def _parts(self, out: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
+    def _tensors(self, out: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
         """The windows from number ``begin`` on, as they belong into ``out``; some are views."""
-        windows, size, some = self._windows, out.shape[1:], slice(begin, begin + len(out))
+        for part, upside_down, mirrored in self._parts(out.shape, begin):
+            tensor = _tensor(part)
+            if mirrored or upside_down:
+                tensor = torch.flip(tensor, [1] * upside_down + [2] * mirrored)
+            yield tensor
+
+    def _parts(
+        self, shape: Sequence[int], begin: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], bool, bool]]:
+        """Windows of n images from number ``begin`` on, not flipped yet, and whether they are."""
+        windows, some = self._windows, slice(begin, begin + shape[0])
+        height, width = shape[2:]
         upside_down, mirrored = windows.upside_down[some].tolist(), windows.mirrored[some].tolist()
         tops, lefts = windows.top[some].tolist(), windows.left[some].tolist()
-        for number, image in enumerate(self._images[some]):
-            stride = image.stride()
-            first = image.storage_offset() + tops[number] * stride[1] + lefts[number] * stride[2]
-            part = image.as_strided(size, stride, first)  # slices take four times as long
-            if mirrored[number] or upside_down[number]:
-                axes = [1] * upside_down[number] + [2] * mirrored[number]
-                part = torch.flip(part, axes)
-            yield part
+        for image, top, left, *flips in zip(
+            self._images[some], tops, lefts, upside_down, mirrored, strict=True
+        ):
+            yield image[:, top : top + height, left : left + width], *flips
 
 
 class Late:
@@ -526,11 +543,11 @@ def _left_to_samples() -> Iterator[None]:
         raise NotThisBatch from error
 
 
-def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
+def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows) -> None:
     """As `Windowed.into`, of windows that reach out of their images."""
     batch.zero_()
     height, width = batch.shape[2:]
-    for number, image in enumerate(images):
+    for number, image in enumerate(map(_tensor, images)):
         top, left = int(windows.top[number]), int(windows.left[number])
         rows = slice(max(top, 0), min(top + height, image.shape[1]))
         columns = slice(max(left, 0), min(left + width, image.shape[2]))
