@@ -760,11 +760,15 @@ def test_what_the_backend_says(path: Path, photos: Path, tmp_path: Path) -> None
     make(dataset, path, Encoded("jpeg", 70))
     assert f"rows of {path} with images as jpeg, quality 70\n" in plan(H5(path))
     assert "with images as webp, built" in plan(H5(images="webp"))
-    itself = "each sample is made by itself: its images are kept as jpeg, quality 70, and decoded"
     cropped = ImageFolder(photos, v2.Compose([v2.RandomCrop(9), v2.PILToTensor()]))
-    assert itself in plan(H5(path), cropped)
-    assert not H5(path).takes_ahead(DataLoader(cropped))
-    assert H5(images="raw").takes_ahead(DataLoader(cropped))
+    own = ImageFolder(photos, v2.Compose([v2.RandomCrop(9), np.asarray]))
+    for backend in (H5(path), H5(images="raw"), H5(images="packed")):
+        assert "batches are made at once" in plan(backend, cropped)
+        assert backend.takes_ahead(DataLoader(cropped))
+        itself = "each sample is made by itself: asarray at transform.transforms[1] is not done for"
+        assert itself in plan(backend, own).replace("transforms.transform", "transform")
+        assert not backend.takes_ahead(DataLoader(own))
+    assert "images kept as jpeg, quality 70 are decoded in this process" in plan(H5(path), cropped)
     packed = H5(images="packed")
     assert "cannot serve this loader: images='packed' keeps the encoded files" in plan(
         packed, Photos()

@@ -30,7 +30,7 @@ LARGE = 1 << 30
 
 @pytest.fixture(autouse=True)
 def many_idle_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("backends.h5.team.idle_cores", lambda: 3)
+    monkeypatch.setattr("backends.h5.team.idle_cores", lambda own: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -92,6 +92,75 @@ def test_an_error_comes_when_nobody_writes_any_more(team: Team) -> None:
     assert sorted(ended) == [3, 6]
 
 
+def test_each_is_made_once_by_whoever_is_free(team: Team) -> None:
+    seen: list[tuple[int, str]] = []
+    others = threading.Semaphore(0)
+
+    def one(number: int) -> None:
+        seen.append((number, threading.current_thread().name))
+        if number == 0:  # until the others have made all the rest
+            assert all(others.acquire(timeout=20) for _ in range(19))
+        else:
+            others.release()
+
+    team.each(20, LARGE, one)
+    assert sorted(number for number, _ in seen) == list(range(20))
+    (slow,) = {name for number, name in seen if number == 0}
+    assert [number for number, name in seen if name == slow] == [0]
+
+
+def test_after_an_error_no_other_is_begun(team: Team) -> None:
+    made: list[int] = []
+    together = threading.Barrier(3, timeout=20)
+
+    def one(number: int) -> None:
+        together.wait()
+        if number == 1:
+            raise IndexError("number 1")
+        failed.wait(20)
+        made.append(number)
+
+    failed = threading.Event()
+    threading.Timer(0.2, failed.set).start()
+    with pytest.raises(IndexError, match="number 1"):
+        team.each(30, LARGE, one)
+    assert sorted(made) == [0, 2]
+
+
+def test_threads_are_added_when_cores_become_idle(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for idle, expected in ((2, 2), (1, 2), (3, 3), (2, 3)):
+        monkeypatch.setattr("backends.h5.team.idle_cores", lambda own, idle=idle: idle)
+        parts: list[int] = []
+        team.split(9, LARGE, lambda begin, _, parts=parts: parts.append(begin))
+        assert len(parts) == idle
+        assert len(ours()) == expected
+
+
+def test_a_team_does_not_take_its_own_work_for_that_of_others(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cores that only the team keeps busy are idle to it."""
+    told: list[float] = []
+    monkeypatch.setattr("backends.h5.team._LOAD_S", 0.05)
+    monkeypatch.setattr("backends.h5.team.idle_cores", lambda own: told.append(own) or 3)
+
+    def busy(begin: int, end: int) -> None:
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+
+    for _ in range(4):
+        team.split(3, LARGE, busy)
+    assert told[0] == 0
+    assert told[-1] > 0.2  # of the cores, whoever else there is
+    for _ in range(2):
+        time.sleep(0.3)
+        team.split(3, LARGE, lambda begin, end: None)
+    assert told[-1] < told[-3] / 4
+
+
 def test_threads_end_and_begin_again(team: Team) -> None:
     done: list[int] = []
     for _ in range(2):
@@ -128,6 +197,7 @@ def test_idle_cores_are_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) 
     for busy, expected in ((0.0, 8), (1.0, 8), (1.2, 8), (2.0, 7), (7.9, 1), (30.0, 1)):
         monkeypatch.setattr(os, "getloadavg", lambda busy=busy: (busy, 0.0, 0.0))
         assert idle_cores() == expected
+        assert idle_cores(busy) == 8
 
 
 class Photos:

@@ -1,9 +1,12 @@
 """The deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
 
-dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches     batches.py
-                                                 │    from the map into their place,  geometry.py
-                                                 │    by a few threads                team.py
-                                                 └──> any other tail: sample by sample, as stock
+dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches    batches
+                                                 │    from the map into their place, geometry
+                                                 │    by a few threads               mirroring, team
+                                                 ├──> encoded images, torchvision's  pictures
+                                                 │    other transforms: each image
+                                                 │    in a thread, into its place
+                                                 └──> code of one's own: sample by sample, as stock
 
 Order, workers and everything around a batch are torch's: the loader is iterated by stock, over
 the cache in place of the dataset.
@@ -33,6 +36,7 @@ from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.cut import cuts_of, whole
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.index import Index
+from dataloaders.cache.packed import packed
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.sample import classes_in
 from dataloaders.encoded import source_of
@@ -46,7 +50,8 @@ from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
-from .batches import Batches, Late, batches_of, tail_geometry
+from .batches import Batches, Late, NotThisBatch, batches_of
+from .pictures import steps_of
 from .team import Team
 
 __all__ = ["H5"]
@@ -57,11 +62,11 @@ class H5(Backend):
     """Samples from a cache, which is built at the first ``iter()`` if it is not there.
 
     The same samples in the same order as torch's. What the dataset's transforms do up to the first
-    random one comes out of the file; the rest runs live. Crops and flips of a live rest, and its
-    ToTensor and Normalize, are done a batch at a time where that is proved, on samples of the very
-    cache, to give torchvision's own result; their random numbers then come from a generator of
-    their own, seeded by torch's base seed of the epoch; with ``seed=`` they are those that stock
-    gives each sample.
+    random one comes out of the file; the rest runs live. A live rest of torchvision's transforms is
+    done a batch at a time where that is proved, on samples of the very cache, to give torchvision's
+    own result: crops and flips by moving bytes, all else (and what has to be decoded first) image
+    by image in threads. The random numbers then come from a generator of their own, seeded by
+    torch's base seed of the epoch; with ``seed=`` they are those that stock gives each sample.
 
     Attributes:
         path: of the file; None: in the user's cache folder, named after what is in it.
@@ -108,6 +113,11 @@ class H5(Backend):
             why = self._by_sample(loader)
             if why is None:
                 notes.append("batches are made at once, where a few rows prove that it is the same")
+                if kept != str(Images()) and loader.num_workers == 0:
+                    notes.append(
+                        f"images kept as {kept} are decoded in this process, where cores are idle "
+                        f"by up to {torch.get_num_threads()} threads: as many as torch may use"
+                    )
             else:
                 notes.append(f"each sample is made by itself: {why}")
             return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
@@ -184,12 +194,16 @@ class H5(Backend):
             return "batch_size=None: there are no batches"
         if loader.collate_fn is not default_collate:
             return "collate_fn is not torch's default_collate"
-        kept = self._kept_images()
-        if kept != str(Images()):
-            return f"its images are kept as {kept}, and decoded one by one"
-        best = next(iter(cuts_of(loader.dataset)[0]), None)
-        tails = () if best is None else best.tails
-        return next((found for found in map(tail_geometry, tails) if isinstance(found, str)), None)
+        kept = Images.like(self._kept_images())
+        if kept.packed:
+            try:
+                tails = packed(loader.dataset).tails
+            except CacheError as error:
+                return str(error)
+        else:
+            best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
+            tails = () if best is None else best.tails
+        return next((found for found in map(steps_of, tails) if isinstance(found, str)), None)
 
     def _path(self, dataset: Any) -> Path:
         if self.path is not None:
@@ -335,20 +349,22 @@ class _Collated(WholeBatches):
         pool = self._pool if worker is None else None
         late = None if self._tail is None else Late(pool, self._team)
         if isinstance(rows, SeededRows):
-            batch = self._batches.of(rows.keys, Draws(rows.words), pool, late, self._team)
+            keys, draws = rows.keys, Draws(rows.words)
         else:
-            draws = FreeDraws(len(rows), self._random(worker))
-            batch = self._batches.of(rows, draws, pool, late, self._team)
-        if batch is None:
-            if isinstance(rows, SeededRows):
-                samples = rows.samples()
-            else:
-                samples = [self._batches.cached[row] for row in rows]
-            batch = default_collate(samples)
-            late = None if late is None else Late(pool, self._team)
-        if self._tail is None or late is None:
-            return batch
-        return late.apply(self._tail, batch)
+            keys, draws = rows, FreeDraws(len(rows), self._random(worker))
+        batch = self._batches.of(keys, draws, pool, late, self._team)
+        if batch is not None:
+            with suppress(NotThisBatch):
+                return self._finished(batch, late)
+        if isinstance(rows, SeededRows):
+            samples = rows.samples()
+        else:
+            samples = [self._batches.cached[row] for row in rows]
+        late = None if self._tail is None else Late(pool, self._team)
+        return self._finished(default_collate(samples), late)
+
+    def _finished(self, batch: Batch, late: Late | None) -> Batch:
+        return batch if self._tail is None or late is None else late.apply(self._tail, batch)
 
     def _random(self, worker: Any) -> np.random.Generator:
         # torch's base seed of the epoch, and the worker's number, are in a worker's seed.

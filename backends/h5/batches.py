@@ -5,6 +5,8 @@
              images             a window each, straight from the mapped file into the batch;
                                 floats, if a tail makes them, as soon as a window is there;
                                 one that is resized is so by Pillow, plane by plane
+             encoded images,    each by itself, through torchvision's own functions with numbers
+             longer chains      that are drawn for the whole batch (pictures.py)
              compressed         as these, decoded row by row
 
 The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
@@ -14,9 +16,11 @@ of the very cache, with torchvision's own random numbers, before any batch is ma
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +41,16 @@ from dataloaders.transforms import Tail
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.read import read
 from dataloaders.transforms.table import same_bits
-from dataloaders.transforms.trailing import CONVERTERS, Deferred, trailing
+from dataloaders.transforms.trailing import CONVERTERS, Deferred
 from dataloaders.transforms.ways import Arithmetic, Way
 
 from .geometry import Geometry, Windows, geometry_of
+from .mirroring import Mirror
+from .pictures import Made, Steps, header_of, is_image, steps_of
 from .resizing import resized
 from .team import Team
 
-__all__ = ["Batches", "Late", "Windowed", "batches_of", "tail_geometry"]
+__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
@@ -52,11 +58,13 @@ Leaf: TypeAlias = Callable[["Rows"], Any]
 _PROVED_ROWS = 4
 _AT_ONCE = 1 << 18  # values: 1 MiB of floats
 Column: TypeAlias = "ColumnReader | JoinedColumn"
+Image: TypeAlias = "npt.NDArray[np.uint8]"
+"""uint8 [C, H, W], in the file: only ever read from."""
 
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
 
 
-class _NotThisBatch(Exception):
+class NotThisBatch(Exception):
     """These rows are left to `default_collate`, which may raise."""
 
 
@@ -85,7 +93,7 @@ class Rows:
 
 def empty(shape: Sequence[int], dtype: torch.dtype, memory: HostMemory | None) -> torch.Tensor:
     """Memory for a part of a batch: in a worker shared, else of the pool if it is large."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     if get_worker_info() is not None:
         storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
@@ -139,7 +147,7 @@ class Batches:
         task = Rows(numbers.astype(np.int64), memory, draws, late, team)
         try:
             parts = [leaf(task) for leaf in self._leaves]
-        except _NotThisBatch:
+        except NotThisBatch:
             return None
         structure = self.cached.index.structure
         assert structure is not None
@@ -183,17 +191,19 @@ def _made(cached: CachedDataset) -> Batches | str:
         if isinstance(made, str):
             return f"column {column.entry.name!r}: {made}"
         leaves.append(made)
-        random = random or (isinstance(made, _Images) and made.geometry.random)
+        random = random or (isinstance(made, (_Images, _Pictures)) and made.random)
     return Batches(cached, leaves, random)
 
 
 def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     kinds = {kind for kind, _ in column.entry.variants}
+    if tail is not None and all(map(is_image, kinds)):
+        return _images_of(column, kinds, tail)
     if len(kinds) != 1:
         return "its rows are of several kinds"
     kind = next(iter(kinds))
     if tail is not None:
-        return _images_of(column, kind, tail)
+        return f"its tail works on {kind}"
     if kind in ("str", "bytes"):
         return lambda rows: column.leaves(rows.numbers.tolist())
     family = kind.partition(":")[0]
@@ -307,6 +317,7 @@ class _Images:
         self._column = column
         self._deferred = deferred
         self.geometry = geometry
+        self.random = geometry.random
         whole = column.entry.fixed and column.entry.packing is None
         self._files = _Files(column) if whole else None
 
@@ -316,12 +327,12 @@ class _Images:
         widths = np.array([image.shape[2] for image in images])
         moves = self.geometry.draw(heights, widths, rows.draws)
         if moves is None:
-            raise _NotThisBatch
+            raise NotThisBatch
         windows = moves.placed
         height, width = int(windows.height[0]), int(windows.width[0])
         channels = images[0].shape[0]
         if (windows.height != height).any() or (windows.width != width).any():
-            raise _NotThisBatch
+            raise NotThisBatch
         shape = (len(images), channels, height, width)
         plain = moves.resize is None and not moves.outside
         if plain and self._deferred and rows.late is not None:
@@ -335,12 +346,12 @@ class _Images:
             _fill_with_border(batch, images, windows)
         return batch
 
-    def _images(self, rows: Rows) -> list[torch.Tensor]:
+    def _images(self, rows: Rows) -> list[Image]:
         files = self._files
         if files is None:
-            return [_tensor(self._view(row)) for row in rows.numbers.tolist()]
+            return [self._view(row) for row in rows.numbers.tolist()]
         if files.whole is not None:
-            whole = files.whole
+            whole = files.whole.numpy()
             return [whole[number] for number in rows.numbers.tolist()]
         shards, numbers = files.locate(rows)
         images = []
@@ -348,32 +359,80 @@ class _Images:
             rows.numbers.tolist(), shards.tolist(), numbers.tolist(), strict=True
         ):
             there = files.of(shard)
-            images.append(_tensor(self._view(row)) if there is None else there[number])
+            images.append(self._view(row) if there is None else there.numpy()[number])
         return images
 
     def _view(self, row: int) -> npt.NDArray[Any]:
         values = self._column.view(row)
         if values is None:
-            raise _NotThisBatch
+            raise NotThisBatch
         return values
+
+
+class _Pictures:
+    """Images that are decoded, or go through more than windows; each made by itself."""
+
+    def __init__(self, column: Column, steps: Steps) -> None:
+        self._column = column
+        self._steps = steps
+        self.random = steps.random
+        self._known: tuple[int, torch.dtype] | None = None
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        with _left_to_samples():
+            return self._made(rows)
+
+    def _made(self, rows: Rows) -> torch.Tensor:
+        headers = [header_of(self._column, row) for row in rows.numbers.tolist()]
+        made = Made(self._steps, headers, rows.draws)
+        sizes = made.sizes
+        height, width = int(sizes.height[0]), int(sizes.width[0])
+        if (sizes.height != height).any() or (sizes.width != width).any():
+            raise NotThisBatch
+        if self._known is None:
+            first = made.first()
+            self._known = (first.shape[0], first.dtype)
+        channels, dtype = self._known
+        shape = (len(headers), channels, height, width)
+        if self._steps.deferred and rows.late is not None:
+            return rows.late.stand_in(shape, made)
+        batch = rows.empty(shape, dtype)
+        made.into(batch, rows.team)
+        return batch
+
+
+class Waiting(Protocol):
+    """Images of a batch that are not made yet."""
+
+    def into(self, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` [n, C, H, W]."""
+
+    def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` with what ``way`` makes of them."""
 
 
 class Windowed:
     """Images of a batch, still in the file, and the window of each."""
 
-    def __init__(self, images: list[torch.Tensor], windows: Windows) -> None:
+    def __init__(self, images: list[Image], windows: Windows) -> None:
         self._images = images
         self._windows = windows
 
     def into(self, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` [n, C, H, W], of any dtype."""
+        """Fill ``out``, uint8 [n, C, H, W] and contiguous."""
+        places = out.numpy()
+        team.split(len(out), out.nbytes, lambda begin, end: self._put(places[begin:end], begin))
 
-        def some(begin: int, end: int) -> None:
-            places = out[begin:end]
-            for place, part in zip(places.unbind(0), self._parts(places, begin), strict=True):
-                place.copy_(part)
-
-        team.split(len(out), out.nbytes, some)
+    def _put(self, places: npt.NDArray[np.uint8], begin: int) -> None:
+        # By NumPy, whose copies of short lines take less than torch's.
+        mirror = Mirror(places.shape[1:])
+        windows = self._parts(places.shape, begin)
+        for place, (part, upside_down, mirrored) in zip(places, windows, strict=True):
+            seen = part[:, ::-1] if upside_down else part
+            if mirrored:
+                mirror.put(seen, place)
+            else:
+                place[...] = seen
 
     def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
         """Fill ``out`` with what ``way`` makes of the windows.
@@ -383,7 +442,7 @@ class Windowed:
         team.split(len(out), out.nbytes, lambda begin, end: self._some(way, out[begin:end], begin))
 
     def _some(self, way: Way, out: torch.Tensor, begin: int) -> None:
-        parts = self._parts(out, begin)
+        parts = self._tensors(out, begin)
         steps = way if isinstance(way, Arithmetic) and out.dtype is torch.float32 else None
         if steps is not None and out[0].numel() * 2 > _AT_ONCE:
             for place, part in zip(out.unbind(0), parts, strict=True):
@@ -400,19 +459,26 @@ class Windowed:
             else:
                 steps.finish(some)
 
-    def _parts(self, out: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
+    def _tensors(self, out: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
         """The windows from number ``begin`` on, as they belong into ``out``; some are views."""
-        windows, size, some = self._windows, out.shape[1:], slice(begin, begin + len(out))
+        for part, upside_down, mirrored in self._parts(out.shape, begin):
+            tensor = _tensor(part)
+            if mirrored or upside_down:
+                tensor = torch.flip(tensor, [1] * upside_down + [2] * mirrored)
+            yield tensor
+
+    def _parts(
+        self, shape: Sequence[int], begin: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], bool, bool]]:
+        """Windows of n images from number ``begin`` on, not flipped yet, and whether they are."""
+        windows, some = self._windows, slice(begin, begin + shape[0])
+        height, width = shape[2:]
         upside_down, mirrored = windows.upside_down[some].tolist(), windows.mirrored[some].tolist()
         tops, lefts = windows.top[some].tolist(), windows.left[some].tolist()
-        for number, image in enumerate(self._images[some]):
-            stride = image.stride()
-            first = image.storage_offset() + tops[number] * stride[1] + lefts[number] * stride[2]
-            part = image.as_strided(size, stride, first)  # slices take four times as long
-            if mirrored[number] or upside_down[number]:
-                axes = [1] * upside_down[number] + [2] * mirrored[number]
-                part = torch.flip(part, axes)
-            yield part
+        for image, top, left, *flips in zip(
+            self._images[some], tops, lefts, upside_down, mirrored, strict=True
+        ):
+            yield image[:, top : top + height, left : left + width], *flips
 
 
 class Late:
@@ -421,16 +487,20 @@ class Late:
     def __init__(self, memory: HostMemory | None, team: Team) -> None:
         self._memory = memory
         self._team = team
-        self._waiting: list[tuple[torch.Tensor, Windowed]] = []
+        self._waiting: list[tuple[torch.Tensor, Waiting]] = []
 
-    def stand_in(self, shape: Sequence[int], windowed: Windowed) -> torch.Tensor:
+    def stand_in(self, shape: Sequence[int], images: Waiting) -> torch.Tensor:
         """A uint8 tensor of this shape that takes no memory, in place of these images."""
         tensor = torch.empty((1,) * len(shape), dtype=torch.uint8).expand(tuple(shape))
-        self._waiting.append((tensor, windowed))
+        self._waiting.append((tensor, images))
         return tensor
 
     def apply(self, tail: Tail, batch: Batch) -> Batch:
-        """What ``tail`` makes of the batch with the images in their places."""
+        """What ``tail`` makes of the batch with the images in their places.
+
+        Raises:
+            NotThisBatch: an image could not be made.
+        """
         batch = tail.apply(batch, empty_like=self._empty_like, fill=self._fill)
         return map_tensors(batch, self._filled) if self._waiting else batch
 
@@ -441,32 +511,43 @@ class Late:
         return torch.empty_like(leaf, dtype=dtype)
 
     def _fill(self, leaf: torch.Tensor, way: Way, out: torch.Tensor) -> bool:
-        windowed = self._taken(leaf)
-        if windowed is not None:
-            windowed.through(way, out, self._team)
-        return windowed is not None
+        images = self._taken(leaf)
+        if images is not None:
+            with _left_to_samples():
+                images.through(way, out, self._team)
+        return images is not None
 
     def _filled(self, leaf: torch.Tensor) -> torch.Tensor:
         """Images that the tail leaves as they are."""
-        windowed = self._taken(leaf)
-        if windowed is None:
+        images = self._taken(leaf)
+        if images is None:
             return leaf
         batch = empty(leaf.shape, leaf.dtype, self._memory)
-        windowed.into(batch, self._team)
+        with _left_to_samples():
+            images.into(batch, self._team)
         return batch
 
-    def _taken(self, leaf: torch.Tensor) -> Windowed | None:
+    def _taken(self, leaf: torch.Tensor) -> Waiting | None:
         for number, (tensor, _) in enumerate(self._waiting):
             if tensor is leaf:
                 return self._waiting.pop(number)[1]
         return None
 
 
-def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: Windows) -> None:
+@contextmanager
+def _left_to_samples() -> Iterator[None]:
+    """Errors of an image: the sample's own way raises what there is to be told."""
+    try:
+        yield
+    except Exception as error:
+        raise NotThisBatch from error
+
+
+def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows) -> None:
     """As `Windowed.into`, of windows that reach out of their images."""
     batch.zero_()
     height, width = batch.shape[2:]
-    for number, image in enumerate(images):
+    for number, image in enumerate(map(_tensor, images)):
         top, left = int(windows.top[number]), int(windows.left[number])
         rows = slice(max(top, 0), min(top + height, image.shape[1]))
         columns = slice(max(left, 0), min(left + width, image.shape[2]))
@@ -480,26 +561,21 @@ def _fill_with_border(batch: torch.Tensor, images: list[torch.Tensor], windows: 
         place[:, above : above + part.shape[1], beside : beside + part.shape[2]] = part
 
 
-def _images_of(column: Column, kind: str, tail: Any) -> Leaf | str:
-    if kind not in _MODES:
-        return f"its tail works on {kind}"
-    geometry = tail_geometry(tail)
-    if isinstance(geometry, str):
-        return geometry
-    if geometry.resizes and kind == "image:RGBA":
-        return "Pillow resizes RGBA by its alpha, and here each plane is by itself"
-    last = list(read(tail))[-1].transform
-    return _Images(column, geometry, deferred=isinstance(last, Deferred))
+def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
+    geometry = _tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
+    # Pillow resizes RGBA by its alpha, and by windows each plane is resized by itself.
+    if isinstance(geometry, Geometry) and not (geometry.resizes and kinds == {"image:RGBA"}):
+        last = list(read(tail))[-1].transform
+        return _Images(column, geometry, deferred=isinstance(last, Deferred))
+    steps = steps_of(tail)
+    return steps if isinstance(steps, str) else _Pictures(column, steps)
 
 
-def tail_geometry(tail: Any) -> Geometry | str:
-    """What ``tail`` does to an image of bytes, up to its ToTensor; or why that is not known."""
+def _tail_geometry(tail: Any) -> Geometry | str:
+    """What ``tail`` does to an image of bytes, if nothing else; or why that is not known."""
     members = list(read(tail))
-    floats = trailing(members)
     if members and isinstance(members[-1].transform, Deferred):
         members.pop()
-    elif not isinstance(floats, str):  # it will be deferred, if that is proved
-        del members[-len(floats) :]
     elif members and members[-1].torchvision in CONVERTERS:
         while members and members[-1].torchvision in CONVERTERS:
             members.pop()
@@ -513,6 +589,7 @@ def _is_proved(batches: Batches) -> bool:
     cached = batches.cached
     spread = np.linspace(0, len(cached) - 1, _PROVED_ROWS).astype(np.int64)
     tries = [[int(row)] for row in spread] + [[int(row) for row in spread]]
+    proved = False
     for seed, rows in enumerate(tries):
         seeding = words(seed, 0, np.arange(len(rows)))
         with random_states_kept(cuda=False):
@@ -523,11 +600,12 @@ def _is_proved(batches: Batches) -> bool:
             except Exception:  # such rows are left to default_collate, which raises
                 wanted = None
         found = batches.of(rows, Draws(seeding))
-        if wanted is None and len(rows) > 1:
+        if wanted is None and found is None:
             continue
         if found is None or not _same(found, wanted):
             return False
-    return True
+        proved = True
+    return proved
 
 
 def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dataloaders.transforms.primitives.geometry import Resize
@@ -22,13 +23,15 @@ from .team import Team
 __all__ = ["resized"]
 
 
-def resized(batch: torch.Tensor, images: list[torch.Tensor], moves: Moves, team: Team) -> None:
+def resized(
+    batch: torch.Tensor, images: list[npt.NDArray[np.uint8]], moves: Moves, team: Team
+) -> None:
     """Fill ``batch``, uint8 [n, C, h, w], with what ``moves`` make of images [C, H, W]."""
     team.split(len(images), batch.nbytes, _some(batch, images, moves))
 
 
 def _some(
-    batch: torch.Tensor, images: list[torch.Tensor], moves: Moves
+    batch: torch.Tensor, images: list[npt.NDArray[np.uint8]], moves: Moves
 ) -> Callable[[int, int], None]:
     from PIL import Image
 
@@ -42,7 +45,7 @@ def _some(
         top, left = int(taken.top[number]), int(taken.left[number])
         rows = slice(top, top + int(taken.height[number]))
         columns = slice(left, left + int(taken.width[number]))
-        image = images[number].numpy()[:, rows, columns]
+        image = images[number][:, rows, columns]
         image = _flipped(image, bool(taken.upside_down[number]), bool(taken.mirrored[number]))
         size = int(after_width[number]), int(after_height[number])
         top, left = int(placed.top[number]), int(placed.left[number])

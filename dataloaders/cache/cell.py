@@ -31,10 +31,12 @@ __all__ = [
     "Cell",
     "cell_of",
     "fits",
+    "has_planes",
     "has_surrogates",
     "is_int64",
     "is_plain",
     "leaf_of",
+    "put_planes",
 ]
 
 DEEPEST = 64
@@ -236,13 +238,28 @@ def _image_cell(value: Any, where: str) -> Cell:
     dtype, channels = _MODES[value.mode]
     kind = f"image:{value.mode}"
     if value.mode in _PLANES and value.width and value.height:
-        planes = np.empty((channels, value.height * value.width), np.uint8)
-        for plane, name in zip(planes, _PLANES[value.mode], strict=True):
-            plane[:] = np.frombuffer(value.tobytes("raw", name), np.uint8)
-        return Cell(kind, planes.reshape(channels, value.height, value.width))
+        planes = np.empty((channels, value.height, value.width), np.uint8)
+        put_planes(value, planes)
+        return Cell(kind, planes)
     pixels = np.asarray(value).reshape(value.height, value.width, channels)
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     return Cell(kind, planes.astype(dtype, copy=False))
+
+
+def has_planes(image: Any) -> bool:
+    """Whether `put_planes` takes this PIL image: its mode consists of bytes, and it has some."""
+    return (image.mode == "L" or image.mode in _PLANES) and image.width > 0 and image.height > 0
+
+
+def put_planes(image: Any, planes: npt.NDArray[np.uint8]) -> None:
+    """Fill ``planes``, uint8 [channels, height, width], with the channels of a PIL image.
+
+    Raises:
+        ValueError: ``planes`` are of another shape.
+    """
+    for plane, name in zip(planes, _PLANES.get(image.mode, ("L",)), strict=True):
+        values = np.frombuffer(image.tobytes("raw", name), np.uint8)
+        plane[...] = values.reshape(image.height, image.width)
 
 
 # And back

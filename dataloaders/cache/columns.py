@@ -92,11 +92,19 @@ class ColumnReader:
         Raises:
             CacheError: as `leaf`.
         """
+        kind, values = self.cell(row)
+        return values.tobytes() if values is not None and is_encoded(kind) else None
+
+    def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
+        """The kind of this row, and its values in their shape as a view of the file, if any.
+
+        Raises:
+            CacheError: as `leaf`.
+        """
         try:
-            kind, values = self._cell(row)
+            return self._cell(row)
         except CacheError as error:
             raise self._located(row, error) from error
-        return values.tobytes() if values is not None and is_encoded(kind) else None
 
     def view(self, row: int) -> npt.NDArray[Any] | None:
         """The values of this row, in their shape, as a view of the file; None: it has none.
@@ -104,10 +112,7 @@ class ColumnReader:
         Raises:
             CacheError: as `leaf`.
         """
-        try:
-            return self._cell(row)[1]
-        except CacheError as error:
-            raise self._located(row, error) from error
+        return self.cell(row)[1]
 
     def _cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         code = 0 if self._codes is None else int(self._codes[row])

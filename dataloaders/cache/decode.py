@@ -9,13 +9,14 @@ against Pillow's limit before pixels are made, and whatever goes wrong is one ki
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 
-from dataloaders.encoded import EncodedFile, opened
+from dataloaders.encoded import FORMATS, EncodedFile, opened
 
-__all__ = ["KEPT", "decoded", "decoded_file", "is_encoded"]
+__all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
 
 KEPT: dict[str, dict[str, tuple[str, ...]]] = {
     "JPEG": {"L": ("L",), "RGB": ("RGB",), "CMYK": ("CMYK",)},
@@ -42,6 +43,67 @@ def is_encoded(kind: str) -> bool:
     return kind == "file:RGB"
 
 
+class Undecoded:
+    """An encoded image of which the header was read, and whose pixels are not made yet.
+
+    Args:
+        image: as Pillow opened it.
+        mode: that it comes out in.
+    """
+
+    def __init__(self, image: Any, mode: str) -> None:
+        self._image = image
+        self.mode = mode
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, in pixels."""
+        width, height = self._image.size
+        return width, height
+
+    def decode(self) -> Any:
+        """The PIL image, to be read from only: it may be of a class of its file's format.
+
+        Raises:
+            ValueError: it cannot be decoded.
+        """
+        self._done(self._image.load)
+        # Pillow's convert copies, even where there is nothing to convert.
+        return self._image if self._image.mode == self.mode else self.converted()
+
+    def converted(self) -> Any:
+        """The PIL image, in memory of its own.
+
+        Raises:
+            ValueError: it cannot be decoded.
+        """
+        return self._done(lambda: self._image.convert(self.mode))
+
+    def _done(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+            raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
+
+
+def undecoded(kind: str, values: npt.NDArray[Any]) -> Undecoded:
+    """The image of a cell of this kind, for which `is_encoded` holds.
+
+    Raises:
+        KeyError, ValueError: it is none.
+        ImportError: Pillow is not installed.
+    """
+    family, _, detail = kind.partition(":")
+    if family == "file":
+        return Undecoded(opened(_bytes(values), FORMATS), detail)
+    name, _, mode = detail.partition(":")
+    modes = KEPT[name][mode]
+    image = opened(_bytes(values), (name,))
+    if image.format != name or image.mode not in modes:
+        raise ValueError(f"it is a {image.format} of mode {image.mode}")
+    return Undecoded(image, mode)
+
+
 def decoded(detail: str, values: npt.NDArray[Any]) -> Any:
     """The image of a cell of kind ``encoded:<detail>``.
 
@@ -49,16 +111,8 @@ def decoded(detail: str, values: npt.NDArray[Any]) -> Any:
         KeyError, ValueError: it is none.
         ImportError: Pillow is not installed.
     """
-    name, _, mode = detail.partition(":")
-    modes = KEPT[name][mode]
-    image = opened(_bytes(values), (name,))
-    if image.format != name or image.mode not in modes:
-        raise ValueError(f"it is a {image.format} of mode {image.mode}")
-    try:
-        # As other images of a cache: pixels only, and no class of a file's format.
-        made = image.convert(mode)
-    except Exception as error:  # of bytes that anybody may have written: any of Pillow's
-        raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
+    # As other images of a cache: pixels only, and no class of a file's format.
+    made = undecoded(f"encoded:{detail}", values).converted()
     made.info = {}
     return made
 

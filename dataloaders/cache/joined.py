@@ -192,17 +192,25 @@ class JoinedColumn:
         except CacheError as error:
             raise self._located(shard, error) from error
 
-    def view(self, row: int) -> npt.NDArray[Any] | None:
-        """The values of this row, in their shape, as a view of its file; None: it has none.
+    def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
+        """The kind of this row, and its values in their shape as a view of its file, if any.
 
         Raises:
             CacheError: as `leaf`.
         """
         shard, own = self.shards.at(row)
         try:
-            return self.of(shard).view(own)
+            return self.of(shard).cell(own)
         except CacheError as error:
             raise self._located(shard, error) from error
+
+    def view(self, row: int) -> npt.NDArray[Any] | None:
+        """The values of this row, in their shape, as a view of its file; None: it has none.
+
+        Raises:
+            CacheError: as `leaf`.
+        """
+        return self.cell(row)[1]
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
         """As `ColumnReader.stretches`; nothing of a shard that cannot be opened."""

@@ -1,0 +1,218 @@
+"""Images that are decoded, or go through more than windows: each by itself, in a team's threads.
+
+    rows ──headers──> sizes ──operators──> actions      of the whole batch, before a pixel is made
+                                             │
+    file ──Pillow──> image ──torchvision's functions──> planes ──> place of the batch
+                                                         └──> floats at once, if a tail makes them
+
+Pillow does not hold the GIL while it decodes most formats and changes images: the threads share a
+batch. An image is let go as soon as it is in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from dataloaders.cache.cell import has_planes, leaf_of, put_planes
+from dataloaders.cache.columns import ColumnReader
+from dataloaders.cache.decode import is_encoded, undecoded
+from dataloaders.cache.joined import JoinedColumn
+from dataloaders.transforms.actions import Action, Operator, Sizes, applied, drawn
+from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.kinds import torchvision_name
+from dataloaders.transforms.operators import chain_of
+from dataloaders.transforms.trailing import CONVERTERS, Deferred
+from dataloaders.transforms.ways import Way
+
+from .team import Team
+
+__all__ = ["Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
+
+_MAKE_TENSORS = ("PILToTensor", "ToImage", "ToTensor")
+_AS_LONG = 16  # copying a byte takes so much less than decoding it
+
+
+class Header(Protocol):
+    """An image whose size is known, and whose pixels are not made yet."""
+
+    mode: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, in pixels."""
+
+    def decode(self) -> Any:
+        """The PIL image, to be read from only."""
+
+
+class _Planes:
+    """An image that is kept as its planes."""
+
+    def __init__(self, kind: str, values: Any) -> None:
+        self.mode = kind.partition(":")[2]
+        self.size = (values.shape[2], values.shape[1])
+        self._kind, self._values = kind, values
+
+    def decode(self) -> Any:
+        return leaf_of(self._kind, self._values)
+
+
+def is_image(kind: str) -> bool:
+    """Whether cells of this kind are PIL images, kept in one way or another."""
+    return kind.startswith("image:") or is_encoded(kind)
+
+
+def header_of(column: ColumnReader | JoinedColumn, row: int) -> Header:
+    """The image of this row.
+
+    Raises:
+        Exception: it is none.
+    """
+    kind, values = column.cell(row)
+    if values is None:
+        raise ValueError(f"row {row} has no image")
+    return undecoded(kind, values) if is_encoded(kind) else _Planes(kind, values)
+
+
+class Steps:
+    """A chain that is known member by member, up to the tensors that it ends in.
+
+    Args:
+        operators: of its members, but for the last ones.
+        ending: the last members, which draw nothing and of PIL images make tensors.
+    """
+
+    def __init__(self, operators: Sequence[Operator], ending: Sequence[Any]) -> None:
+        self._operators = tuple(operators)
+        self._ending = tuple(ending)
+        names = {torchvision_name(each) for each in self._ending}
+        self._channels: dict[int, int] | None = None
+        if self.deferred:
+            names = {torchvision_name(each) for each in self._ending[0].run}
+            self._channels = self._ending[0].channels
+        self._takes_planes = not names.isdisjoint(_MAKE_TENSORS)
+
+    @property
+    def deferred(self) -> bool:
+        """Whether what it makes is turned into floats behind it, a batch at a time."""
+        return len(self._ending) == 1 and isinstance(self._ending[0], Deferred)
+
+    @property
+    def random(self) -> bool:
+        """Whether two batches of the same images may differ."""
+        return any(operator.random for operator in self._operators)
+
+    def draw(self, headers: Sequence[Header], draws: Draws) -> tuple[list[Action], Sizes]:
+        """What is done to each image of a batch, and the sizes that they end with.
+
+        Raises:
+            SampleError: torchvision would raise for one of them.
+        """
+        from PIL import Image
+
+        sides = np.array([header.size for header in headers], np.int64).reshape(-1, 2)
+        channels = [Image.getmodebands(header.mode) for header in headers]
+        sizes = Sizes(sides[:, 1], sides[:, 0], channels)
+        return drawn(self._operators, draws, sizes), sizes
+
+    def has_planes(self, image: Any) -> bool:
+        """Whether what the chain ends in makes the image's own planes of it, and nothing else."""
+        if not self._takes_planes or isinstance(image, torch.Tensor) or not has_planes(image):
+            return False
+        if self._channels is None:
+            return True
+        bands = len(image.getbands())
+        return self._channels.get(bands) == bands
+
+    def ended(self, image: Any) -> torch.Tensor:
+        """The tensor that the last members make of it."""
+        for transform in self._ending:
+            image = transform(image)
+        if not isinstance(image, torch.Tensor):
+            raise TypeError(f"the chain ends in {type(image).__name__}")
+        return image
+
+
+def steps_of(tail: Any) -> Steps | str:
+    """``tail`` as `Steps`, or why it is none: the first member that stands in the way."""
+    chain = chain_of(tail)
+    members, ending = list(chain.members), []
+    if [type(member.transform) for member in chain.rest] == [Deferred]:
+        ending = [chain.rest[0].transform]
+    elif chain.rest:
+        return f"{chain.rest[0]} is not done for a whole batch: {chain.why}"
+    else:
+        if not any(member.torchvision in _MAKE_TENSORS for member in members):
+            return "its tail makes no tensors of images"
+        while members and members[-1].torchvision in CONVERTERS:
+            ending.insert(0, members.pop().transform)
+    return Steps(chain.operators[: len(members)], ending)
+
+
+class Made:
+    """Images of a batch, drawn for, and not made yet.
+
+    Args:
+        steps: what is done to each.
+        headers: of the images; each is let go when it is made.
+        draws: the random numbers of each.
+
+    Attributes:
+        sizes: that they end with.
+    """
+
+    def __init__(self, steps: Steps, headers: Sequence[Header], draws: Draws) -> None:
+        self._steps = steps
+        self._headers: list[Header | None] = list(headers)
+        self._sides = [header.size for header in headers]
+        self._actions, self.sizes = steps.draw(headers, draws)
+        self._nbytes = _AS_LONG * sum(3 * width * height for width, height in self._sides)
+
+    def first(self) -> torch.Tensor:
+        """The first one, by itself."""
+        return self._steps.ended(self._image(0))
+
+    def into(self, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` [n, C, H, W], of the type that the chain makes.
+
+        Raises:
+            Exception: an image cannot be made, or is of another type or shape.
+        """
+        team.each(len(out), self._nbytes, lambda number: self._put(number, out[number]))
+
+    def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
+        """Fill ``out`` with what ``way`` makes of the images, each while it is in the core's cache.
+
+        Raises:
+            Exception: an image cannot be made, or is of another type or shape.
+        """
+
+        def one(number: int) -> None:
+            bytes_ = torch.empty((1, *out.shape[1:]), dtype=torch.uint8)
+            self._put(number, bytes_[0])
+            way.run(bytes_, out[number : number + 1])
+
+        team.each(len(out), self._nbytes, one)
+
+    def _put(self, number: int, place: torch.Tensor) -> None:
+        image = self._image(number)
+        if place.dtype is torch.uint8 and self._steps.has_planes(image):
+            put_planes(image, place.numpy())
+        else:
+            made = self._steps.ended(image)
+            if made.shape != place.shape or made.dtype is not place.dtype:
+                raise ValueError(f"it is {made.dtype} {list(made.shape)}, unlike the others")
+            place.copy_(made)
+        self._headers[number] = None  # the file's bytes, and its pixels
+
+    def _image(self, number: int) -> Any:
+        header = self._headers[number]
+        assert header is not None
+        image = header.decode()
+        if image.size != self._sides[number]:  # for which the numbers were drawn
+            raise ValueError(f"it is {image.size}, and its header says {self._sides[number]}")
+        return applied(self._actions, number, image)
