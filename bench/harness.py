@@ -257,7 +257,7 @@ def record(case: Case, result: Result, seconds: float) -> dict[str, Any]:
         "name": case.name,
         "question": case.question,
         "bar": case.bar,
-        "command": f"python -m bench {case.name}",
+        "command": _command(case),
         "machine": machine_facts(),
         "seconds_taken": round(seconds, 1),
         **asdict(result),
@@ -273,7 +273,7 @@ def markdown(case: Case, result: Result, facts: Mapping[str, Any]) -> str:
     lines = [f"# {case.name}", "", case.question, "", f"Bar: {case.bar}. {_verdict(result.met)}"]
     lines += ["", head, rule, *body, ""]
     lines += [f"- {note}" for note in result.notes]
-    lines += [f"- Machine: {machine}.", f"- Command: `python -m bench {case.name}`", ""]
+    lines += [f"- Machine: {machine}.", f"- Command: `{_command(case)}`", ""]
     return "\n".join(lines)
 
 
@@ -304,6 +304,10 @@ def show(case: Case, result: Result) -> None:
     console.print(table)
     for note in (_verdict(result.met), *result.notes):
         console.print(f"  {note}", markup=False)
+
+
+def _command(case: Case) -> str:
+    return f"python -m bench {'--gpu ' if case.gpu else ''}{case.name}"
 
 
 def _children_cpu_seconds() -> float:
