@@ -1,6 +1,6 @@
 """``python -m bench --gpu``: every test and case that needs a CUDA device, in one run with an end.
 
-steps ──a process each──> tests, some at once ──> cases, one by one ──> one JSON, written as they come
+steps ──a process each──> tests, some at once ──> cases, one by one ──> one JSON, as they come
 
 A step that fails, crashes or takes too long ends alone. What a step leaves no time for is not run,
 and the result says so.
@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 
 from bench.harness import Case, machine_facts
 
-__all__ = ["BUDGET_S", "NEEDS", "Step", "steps_of_cases", "run_steps", "steps_of_tests"]
+__all__ = ["BUDGET_S", "NEEDS", "Step", "run_steps", "steps_of_cases", "steps_of_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,7 +37,8 @@ NEEDS = """\
 On a machine with a CUDA device, with its own python. It needs torch and torchvision; pytest,
 pytest-timeout and hypothesis for the tests; Pillow, NVIDIA DALI and h5py for what is about them
 (without one of these, that part fails or is skipped, and says so). Packages that were brought
-along in a folder are found by PYTHONPATH=FOLDER. The cases, in this order, with about their seconds:
+along in a folder are found by PYTHONPATH=FOLDER. The cases, in this order, and their seconds,
+about:
 """
 
 _AT_ONCE = 4
@@ -58,7 +59,7 @@ _FIRST = (
 """The tests that say most, those that take long among them; the others follow by name."""
 
 _CASES = {
-    "dali_gpu": (110, 170),
+    "dali_gpu": (80, 150),
     "prefetch": (90, 140),
     "dali_hw_decoder": (60, 100),
     "dali_memory": (25, 60),
@@ -125,7 +126,7 @@ def steps_of_tests(folder: Path = ROOT / "tests") -> list[Step]:
                 *("-p", "no:cacheprovider", "--timeout=90", "--junit-xml={out}"),
             ),
             limit_s=150,
-            expected_s=20,
+            expected_s=15,
             at_once=True,
         )
         for name in order

@@ -52,7 +52,9 @@ __all__ = [
     "Result",
     "Scale",
     "Timings",
+    "device_here",
     "discover",
+    "finished",
     "interleave",
     "machine_facts",
     "markdown",
@@ -216,6 +218,21 @@ def on_one_thread(measure: Callable[[Scale], Result], scale: Scale) -> Result:
         return measure(scale)
     finally:
         torch.set_num_threads(threads)
+
+
+def device_here() -> Any:
+    """The CUDA device, as ``torch.device``; the CPU where there is none."""
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def finished(device: Any) -> None:
+    """Waits until ``device`` has done all that was queued."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def machine_facts() -> dict[str, Any]:
