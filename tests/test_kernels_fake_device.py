@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 from bench.kernels import steps
 from dataloaders.transforms.actions import Action, Sizes, drawn
 from dataloaders.transforms.draws import Draws
-from dataloaders.transforms.kernels import run
+from dataloaders.transforms.kernels import levels, place, run
 from dataloaders.transforms.kernels.hue import _tables
 from dataloaders.transforms.kernels.neighbours import gaussian_blur
 from dataloaders.transforms.kernels.resize import _vertical_first
@@ -169,3 +169,21 @@ def test_a_blur_is_never_cudnns(count: int, monkeypatch: pytest.MonkeyPatch) -> 
     for some in (images, images.contiguous(memory_format=torch.channels_last), images[:, :1]):
         gaussian_blur(some, (3, 3), np.ones(count))
     assert seen == [(True, 3 * count), (True, 3 * count), (True, max(2, count))]
+
+
+def test_windows_by_index_are_the_windows() -> None:
+    """What a device does in one step, tried on the host."""
+    images = torch.randint(0, 256, (4, 3, 9, 8), dtype=torch.uint8)
+    boxes = np.array([[0, 0, 5, 4], [2, 3, 5, 4], [-2, -1, 5, 4], [7, 6, 5, 4]])
+    expected = torch.stack(
+        [place._window(image, box) for image, box in zip(images, boxes.tolist(), strict=True)]
+    )
+    assert torch.equal(place._gathered(images, boxes, False), expected)
+    assert torch.equal(place._gathered(images[:2], boxes[:2], True), expected[:2])
+
+
+def test_levels_by_index_are_counted_as_by_row() -> None:
+    rows = torch.randint(0, 256, (5, 1000), dtype=torch.uint8)
+    counts = torch.zeros(5, 256, dtype=torch.int64)
+    levels._count_by_index(rows, counts)
+    assert torch.equal(counts, torch.stack([torch.bincount(row, minlength=256) for row in rows]))
