@@ -39,7 +39,7 @@ def run_engines(scale: Scale) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         photos = folder_of_photos(Path(folder), count, scale.pick(full=64, tiny=4))
         settings = [(load, False) for load in (0.0, 0.65, 1.0)] + [(0.0, True), (0.65, True)]
-        for load, windows in settings[:: scale.pick(full=1, tiny=3)]:
+        for load, windows in settings[:: scale.pick(full=1, tiny=5)]:
             found = _in_a_process(photos, load, windows, scale.pick(full=256, tiny=4))
             name = f"load {load}, {'windows' if windows else 'whole files'}"
             data[name] = found

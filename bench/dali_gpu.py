@@ -42,7 +42,7 @@ def run(scale: Scale) -> Result:
 def measure(scale: Scale, folder: Path) -> Result:
     if dali_version() == "none":
         return Result(HEADINGS, (("not measured: NVIDIA DALI is not installed", None, None, None),))
-    count, side = scale.pick(full=8000, tiny=8), scale.pick(full=224, tiny=32)
+    count, side = scale.pick(full=8192, tiny=8), scale.pick(full=224, tiny=32)
     batch, cores = scale.pick(full=BATCH, tiny=4), usable_cores()
     photos = folder_of_photos(folder, count, scale.pick(full=100, tiny=4))
     device = device_here()
