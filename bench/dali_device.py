@@ -53,7 +53,8 @@ def run_engines(scale: Scale) -> Result:
             f"{count} JPEG photos, jpeg_fancy_upsampling=True, on {device_here()}; images/s of a "
             "crop, a resize to 224 x 224 and flips, by batches of 256.",
             *(f"{name}: {found['error']}" for name, found in data.items() if "error" in found),
-            f"nvidia-dali {dali_version()}, nvImageCodec {_codec()}.",
+            f"nvidia-dali {dali_version()}, nvImageCodec {_codec()}; libraries in the process: "
+            f"{', '.join(next((f['libraries'] for f in data.values() if 'libraries' in f), ()))}.",
         ),
         data,
     )
@@ -162,6 +163,7 @@ def measure_engine(photos: Path, load: float, windows: bool, batch: int) -> dict
         "same": float((off == 0).mean()),
         "elsewhere": max(int(np.abs(first[i] - again[i]).max()) for i in range(len(files))),
         "rate": batch * batches / min(seconds[1:]),
+        "libraries": _mapped("libnvjpeg", "libnvimgcodec", "nvjpeg_ext"),
     }
 
 
@@ -210,6 +212,16 @@ def run_memory(scale: Scale) -> Result:
 
 def _free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def _mapped(*names: str) -> list[str]:
+    """Files of these names in this process's memory; without nvJPEG a CPU decodes, in silence."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    files = {line.split(maxsplit=5)[-1] for line in lines}
+    return sorted(file for file in files if any(name in Path(file).name for name in names))
 
 
 def _codec() -> str:

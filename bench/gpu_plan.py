@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,9 @@ class _Book:
         with self.lock:
             self.document["steps"].append(entry)
             self.write()
-            print(f"{entry['seconds']:7.1f} s  {entry['name']}: {entry['status']}", flush=True)
+            counted = [f"{count} {kind}" for kind, count in entry.get("outcomes", {}).items()]
+            told = ", ".join([entry["status"], *counted])
+            print(f"{entry['seconds']:7.1f} s  {entry['name']}: {told}", flush=True)
 
     def write(self) -> None:
         self.document["seconds_taken"] = round(time.perf_counter() - self.begun, 1)
@@ -194,6 +197,10 @@ def _run(step: Step, end: float, folder: Path, book: _Book) -> None:
         entry["unread"] = repr(error)  # a process that died has written none
     if entry.get("case", {}).get("met") is False and status == "passed":
         entry["status"] = "its bar is not met"
+    outcomes = Counter(test["outcome"] for test in entry.get("tests", ()))
+    entry["outcomes"] = dict(outcomes)
+    if status == "passed" and outcomes and not outcomes["passed"]:
+        entry["status"] = "every test was skipped"
     book.add(entry)
 
 

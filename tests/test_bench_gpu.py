@@ -78,6 +78,15 @@ def test_outcomes_and_tracebacks_of_tests_are_kept(tmp_path: Path) -> None:
     assert (good["name"], good["outcome"]) == ("test_good", "passed")
     assert bad["outcome"] == "failed"
     assert "assert [1, 2] == [1, 3]" in bad["told"]
+    assert entry["outcomes"] == {"passed": 1, "failed": 1}
+
+
+def test_a_file_whose_tests_were_all_skipped_has_not_passed(tmp_path: Path) -> None:
+    skips = "import pytest\n@pytest.mark.skip\ndef test_toy(): pass\n"
+    (tmp_path / "test_toy.py").write_text(skips)
+    command = (sys.executable, "-m", "pytest", str(tmp_path / "test_toy.py"), "--junit-xml={out}")
+    document = run_steps([Step("toy", command, 60, 1)], tmp_path / "gpu.json")
+    assert by_name(document)["toy"]["status"] == "every test was skipped"
 
 
 def test_every_test_and_case_for_a_gpu_is_in_the_plan() -> None:
@@ -108,4 +117,4 @@ def test_a_case_alone_writes_its_result(tmp_path: Path) -> None:
 
 
 def _is_marked(path: Path) -> bool:
-    return "pytest.mark.gpu" in path.read_text()
+    return "mark" + ".gpu" in path.read_text()
