@@ -80,6 +80,7 @@ class Step:
         limit_s: after so many seconds it is ended.
         expected_s: seconds that it is thought to take.
         at_once: whether others may run beside it: nothing in it is timed.
+        judged: whether its bar counts; a toy size says nothing about speed.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Step:
     limit_s: float
     expected_s: float
     at_once: bool = False
+    judged: bool = True
 
 
 @dataclass
@@ -148,6 +150,7 @@ def steps_of_cases(cases: Sequence[Case], *, tiny: bool = False) -> list[Step]:
             (sys.executable, "-m", "bench", name, "--alone", "--json={out}", *options),
             limit_s=_CASES.get(name, (60, 120))[1],
             expected_s=_CASES.get(name, (60, 120))[0],
+            judged=not tiny,
         )
         for name in order
     ]
@@ -195,7 +198,7 @@ def _run(step: Step, end: float, folder: Path, book: _Book) -> None:
         entry |= _result(out)
     except (OSError, ValueError, ElementTree.ParseError, LookupError) as error:
         entry["unread"] = repr(error)  # a process that died has written none
-    if entry.get("case", {}).get("met") is False and status == "passed":
+    if step.judged and status == "passed" and entry.get("case", {}).get("met") is False:
         entry["status"] = "its bar is not met"
     outcomes = Counter(test["outcome"] for test in entry.get("tests", ()))
     entry["outcomes"] = dict(outcomes)

@@ -97,6 +97,8 @@ def test_every_test_and_case_for_a_gpu_is_in_the_plan() -> None:
     files = {path.name for path in (ROOT / "tests").glob("test_*.py") if _is_marked(path)}
     assert files <= {step.name for step in tests}
     assert tests[0].name == "test_dali_graph.py"
+    assert all(step.judged for step in steps)
+    assert not any(step.judged for step in steps_of_cases(cases, tiny=True))
     # Four files of tests at once, then one case after the other.
     assert sum(one.expected_s for one in tests) / 4 + sum(one.expected_s for one in steps) < 480
 
