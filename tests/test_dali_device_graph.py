@@ -14,16 +14,20 @@ import torch
 
 from dataloaders.transforms.actions import Action, Primitive, Sizes
 from dataloaders.transforms.primitives.colour import (
+    Autocontrast,
     Brightness,
     Contrast,
+    Equalize,
     GaussianBlur,
     Grayscale,
     Hue,
     Invert,
     Posterize,
     Saturation,
+    Sharpness,
     Solarize,
 )
+from dataloaders.transforms.primitives.erasing import Erase
 from dataloaders.transforms.primitives.geometry import (
     Crop,
     HorizontalFlip,
@@ -56,6 +60,10 @@ PRIMITIVES: dict[str, Primitive] = {
     "invert": Invert(),
     "posterize": Posterize(),
     "solarize": Solarize(),
+    "sharpness": Sharpness(),
+    "autocontrast": Autocontrast(),
+    "equalize": Equalize(),
+    "erase": Erase((7.0,)),
     "blur": GaussianBlur(5, 3),
     "hue": Hue(),
 }
