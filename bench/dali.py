@@ -187,9 +187,18 @@ class Repeated:
 
 
 def hand_written(
-    photos: Path, batch: int, side: int, *, device: str = "cpu", threads: int = 2
+    photos: Path,
+    batch: int,
+    side: int,
+    *,
+    device: str = "cpu",
+    threads: int = 2,
+    windows: bool = True,
 ) -> Callable[[], Iterator[Any]]:
-    """The pipeline of DALI's own examples for this chain; on the CPU each batch is copied."""
+    """The pipeline of DALI's own examples for this chain; on the CPU each batch is copied.
+
+    Without ``windows`` whole files are decoded, and the windows cut out as they are resized.
+    """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -201,13 +210,15 @@ def hand_written(
         files, labels = fn.readers.file(
             file_root=str(photos), random_shuffle=True, name="reader", prefetch_queue_depth=2
         )
-        images = fn.decoders.image_random_crop(
-            files,
-            device="mixed" if gpu else "cpu",
-            random_area=(0.08, 1.0),
-            random_aspect_ratio=(3 / 4, 4 / 3),
-        )
-        images = fn.resize(images, size=(side, side), interp_type=types.INTERP_TRIANGULAR)
+        where = "mixed" if gpu else "cpu"
+        drawn = {"random_area": (0.08, 1.0), "random_aspect_ratio": (3 / 4, 4 / 3)}
+        size: Any = {"size": (side, side), "interp_type": types.INTERP_TRIANGULAR}
+        if windows:
+            images = fn.decoders.image_random_crop(files, device=where, **drawn)
+            images = fn.resize(images, **size)
+        else:
+            images = fn.decoders.image(files, device=where)
+            images = fn.random_resized_crop(images, **drawn, **size)
         images = fn.crop_mirror_normalize(
             images,
             mirror=fn.random.coin_flip(),

@@ -11,7 +11,15 @@ import torchvision.transforms as v1
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from bench.harness import Case, Result, Scale, interleave, on_one_thread
+from bench.harness import (
+    Case,
+    Result,
+    Scale,
+    device_here,
+    finished,
+    interleave,
+    on_one_thread,
+)
 from dataloaders.batch import nbytes
 from dataloaders.specification import view_of
 from dataloaders.transforms import Tail, device_tail
@@ -92,8 +100,9 @@ def measure_cpu(scale: Scale) -> Result:
 
 def on_gpu(scale: Scale) -> Result:
     count, side = scale.pick(full=256, tiny=4), scale.pick(full=224, tiny=8)
-    loader: DataLoader[Any] = DataLoader(Decoded(count, side), batch_size=count, pin_memory=True)
-    device = torch.device("cuda")
+    device = device_here()
+    pins = device.type == "cuda"
+    loader: DataLoader[Any] = DataLoader(Decoded(count, side), batch_size=count, pin_memory=pins)
     floats, _ = next(iter(loader))
     times = scale.pick(full=20, tiny=1)
     ways: dict[str, Callable[[], object]] = {}
@@ -103,7 +112,7 @@ def on_gpu(scale: Scale) -> Result:
         def run() -> None:
             for _ in range(times):
                 then(batch.to(device, non_blocking=True))
-            torch.cuda.synchronize()
+            finished(device)
 
         ways[name], crossing[name] = run, batch.nbytes
 

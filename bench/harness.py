@@ -52,7 +52,9 @@ __all__ = [
     "Result",
     "Scale",
     "Timings",
+    "device_here",
     "discover",
+    "finished",
     "interleave",
     "machine_facts",
     "markdown",
@@ -218,6 +220,21 @@ def on_one_thread(measure: Callable[[Scale], Result], scale: Scale) -> Result:
         torch.set_num_threads(threads)
 
 
+def device_here() -> Any:
+    """The CUDA device, as ``torch.device``; the CPU where there is none."""
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def finished(device: Any) -> None:
+    """Waits until ``device`` has done all that was queued."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 def machine_facts() -> dict[str, Any]:
     """What a reader needs to judge the numbers: processor, cores, memory, system, versions."""
     facts: dict[str, Any] = {
@@ -257,7 +274,7 @@ def record(case: Case, result: Result, seconds: float) -> dict[str, Any]:
         "name": case.name,
         "question": case.question,
         "bar": case.bar,
-        "command": f"python -m bench {case.name}",
+        "command": _command(case),
         "machine": machine_facts(),
         "seconds_taken": round(seconds, 1),
         **asdict(result),
@@ -273,7 +290,7 @@ def markdown(case: Case, result: Result, facts: Mapping[str, Any]) -> str:
     lines = [f"# {case.name}", "", case.question, "", f"Bar: {case.bar}. {_verdict(result.met)}"]
     lines += ["", head, rule, *body, ""]
     lines += [f"- {note}" for note in result.notes]
-    lines += [f"- Machine: {machine}.", f"- Command: `python -m bench {case.name}`", ""]
+    lines += [f"- Machine: {machine}.", f"- Command: `{_command(case)}`", ""]
     return "\n".join(lines)
 
 
@@ -304,6 +321,10 @@ def show(case: Case, result: Result) -> None:
     console.print(table)
     for note in (_verdict(result.met), *result.notes):
         console.print(f"  {note}", markup=False)
+
+
+def _command(case: Case) -> str:
+    return f"python -m bench {'--gpu ' if case.gpu else ''}{case.name}"
 
 
 def _children_cpu_seconds() -> float:

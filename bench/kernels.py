@@ -11,7 +11,16 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from bench.harness import Case, Cell, Result, Scale, interleave, on_one_thread
+from bench.harness import (
+    Case,
+    Cell,
+    Result,
+    Scale,
+    device_here,
+    finished,
+    interleave,
+    on_one_thread,
+)
 from dataloaders.transforms.actions import Action, Primitive
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.kernels import EXACT, Images, Kernel, kernel_for, run
@@ -105,19 +114,20 @@ def measure_cpu(scale: Scale) -> Result:
 
 def on_cuda(scale: Scale) -> Result:
     count, side = scale.pick(full=256, tiny=2), scale.pick(full=224, tiny=24)
+    device = device_here()
     images = photographs(count, side)
-    there = images.to("cuda")
+    there = images.to(device)
     rows: list[tuple[Cell, ...]] = []
     met = True
     for name, (primitive, numbers) in some(steps(count, side), scale).items():
         action = Action(primitive, numbers)
         seconds = []
         for _ in range(scale.pick(full=12, tiny=2)):
-            torch.cuda.synchronize()
+            finished(device)
             begun = time.perf_counter()
             run([action], there)
             queued = time.perf_counter() - begun
-            torch.cuda.synchronize()
+            finished(device)
             seconds.append((time.perf_counter() - begun, queued))
         whole, queued = np.median(np.array(seconds[1:]), 0).tolist()
         most, share = difference(run([action], there), by_torchvision(action, images))

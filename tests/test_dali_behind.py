@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +23,6 @@ pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 from backends.dali.behind import ByHost, Each, OnDevice, Whole, apart, dense, memory_of
 from backends.dali.nodes import FAST
 from backends.dali.plan import Behind, TailRun, Work, work_of
-from backends.dali.threads import work_alone
 
 COUNT = 6
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.3, 0.1]
@@ -247,26 +245,3 @@ def test_what_lies_in_memory_that_is_not_ours_is_copied_on_a_device() -> None:
     assert mixed[0] is other
     assert mixed[1].data_ptr() != taken.data_ptr()
     assert torch.equal(mixed[1], taken[0])
-
-
-def test_threads_that_work_alone_leave_other_threads_as_they_were() -> None:
-    seen: dict[str, int] = {}
-
-    def alone() -> None:
-        work_alone()
-        seen["alone"] = torch.get_num_threads()
-
-    def later() -> None:
-        seen["later"] = torch.get_num_threads()
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for target in (alone, later):
-            thread = threading.Thread(target=target)
-            thread.start()
-            thread.join()
-        assert seen == {"alone": 1, "later": 3}
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)

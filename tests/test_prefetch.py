@@ -463,6 +463,18 @@ class TestWhatItSays:
         assert plan.delivers == "cuda:0"
         assert DataLoader([1], backend=Stock(), device="cpu").explain().backend == "stock"
 
+    def test_only_batches_that_are_ours_are_pinned_as_they_are_made(self) -> None:
+        # The user's own code may give tensors on a device, which torch's pinning refuses.
+        cuda = torch.device("cuda", 0)
+        own = DataLoader(MapDataset(tensor_sample))
+        gathered = DataLoader(TensorDataset(torch.ones(4, 2)))
+        workers = DataLoader(MapDataset(tensor_sample), num_workers=1)
+        for loader, pins in ((own, False), (gathered, True), (workers, False)):
+            assert Prefetch().changes(loader, cuda, Stock()) == {"pin_memory": pins}
+            assert Prefetch().changes(loader, torch.device("cpu"), Stock()) == {}
+        never = Prefetch(pin_memory=False)
+        assert never.changes(gathered, cuda, Stock()) == {"pin_memory": False}
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [

@@ -129,6 +129,18 @@ def test_a_captured_graph_for_each_static_buffer() -> None:
     assert len(graphs) <= 4
 
 
+def test_a_graph_is_captured_while_the_thread_copies() -> None:
+    """In CUDA's strictest mode, torch's own, in which calls of other threads spoil a graph."""
+    loader = loader_of(Prefetch(ahead=3), num_workers=2)
+    for _ in range(3):
+        for number, (rows, _) in enumerate(loader):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                total = rows[:, 0].sum(dtype=torch.float64)
+            graph.replay()
+            assert float(total) == float(sum(range(number * BATCH, (number + 1) * BATCH)))
+
+
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_device_memory_is_at_most_ahead_and_one_more_batches_than_a_plain_loop(ahead: int) -> None:
     batch_bytes = BATCH * 1000 * 4 + BATCH * 8
@@ -239,3 +251,16 @@ def test_what_the_dataset_put_on_the_device_stays_there() -> None:
 
     loader = DataLoader(OnDevice(tensor_sample), batch_size=4, backend="prefetch")
     assert_same(next(batch.cpu()[:, 0].tolist() for batch in loader), [0.0, 1.0, 2.0, 3.0])
+
+
+def test_sparse_batches_arrive_whole() -> None:
+    loader = DataLoader(
+        MapDataset(tensor_sample),
+        4,
+        collate_fn=lambda samples: torch.stack(samples).to_sparse(),
+        backend="prefetch",
+    )
+    expected = list(torch.utils.data.DataLoader(MapDataset(tensor_sample), 4))
+    for batch, wanted in zip(loader, expected, strict=True):
+        assert (batch.layout, batch.device.type) == (torch.sparse_coo, "cuda")
+        assert_same(batch.to_dense().cpu(), wanted)

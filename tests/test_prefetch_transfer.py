@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.prefetch.cuda import dense_parts
 from backends.prefetch.transfer import CudaTransfer, PlainTransfer
 from helpers.compare import assert_same
 from helpers.fake_cuda import FakeCuda
@@ -266,3 +267,24 @@ def test_a_plain_transfer_changes_nothing_unless_a_device_is_given():
     assert plain.receive(plain.send(batch)) is batch
     meta = PlainTransfer(torch.device("meta"), 2)
     assert meta.receive(meta.send(batch))["image"].device.type == "meta"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(
+    "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr]
+)
+def test_the_memory_of_a_sparse_tensor_is_that_of_its_parts(layout: torch.layout) -> None:
+    blocks = (2, 2) if layout is torch.sparse_bsr else None
+    sparse = torch.eye(4).to_sparse(layout=layout, blocksize=blocks)
+    parts = dense_parts(sparse)
+    assert all(part.layout is torch.strided for part in parts)
+    own = {torch.eye(4).dtype, torch.int64}
+    assert {part.dtype for part in parts} == own
+    assert sum(part.numel() for part in parts if part.dtype.is_floating_point) >= 4
+
+
+def test_the_memory_of_other_tensors_is_their_own() -> None:
+    dense = torch.eye(4)
+    assert dense_parts(dense) == (dense,)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert dense_parts(nested)[0] is nested

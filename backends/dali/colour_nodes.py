@@ -152,7 +152,7 @@ class BlendWithSmooth(Blend):
         total = operator_of("filter")(images, around, dtype=types.FLOAT, border="clamp")
         smooth = floor(total * (1.0 / 13.0) + 0.5)
         edge = fn.erase(
-            fn.ones_like(images[:, :, 0:1]),
+            images[:, :, 0:1] * types.Constant(0, types.UINT8) + types.Constant(1, types.UINT8),
             anchor=given["anchor"],
             shape=given["shape"],
             axis_names="HW",

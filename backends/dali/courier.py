@@ -15,10 +15,11 @@ from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
+from dataloaders.own_threads import share_work
+
 from .job import Job
 from .line import RUNS, Line
 from .task import Ended, Failed, Item, Task
-from .threads import work_alone
 
 __all__ = ["Courier", "Trip"]
 
@@ -158,7 +159,7 @@ class Courier:
 
 
 def _work(inbox: SimpleQueue[Trip | None], line: Line) -> None:
-    work_alone()
+    share_work(1)
     while (trip := inbox.get()) is not None:
         trip.run(line)
         del trip  # before waiting for the next one

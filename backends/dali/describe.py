@@ -72,7 +72,8 @@ def _fetching(job: Job) -> Stage:
 def _decoding(job: Job) -> str:
     how = "RGB" if job.source.channels == 3 else "grey"
     first = job.work.graph.nodes[0].primitive if job.work.graph.nodes else None
-    if first is not None and type(first).__name__ == "Crop":
+    cut_out = first is not None and type(first).__name__ == "Crop"
+    if cut_out and job.device.type == "cpu":
         how += ", only the window that is cut out"
     return f"{how}; files that DALI decodes otherwise than Pillow: by Pillow, in threads"
 

@@ -3,7 +3,7 @@
     feed(images, actions, sizes) ──> inputs of a run ──> DALI's threads ──> take(): uint8 images
       on one thread, `depth` runs ahead                                      on another one
 
-    encoded files   first step a Crop, windows inside   only the window is decoded
+    encoded files   first step a Crop, windows inside   only the window is decoded, on the CPU
                     else                                decoded whole, cut out then
     pixels                                              as they are
 
@@ -80,6 +80,11 @@ class Graph:
         depth: runs that may be fed before the oldest is taken, at most.
         encoded: whether it is given files, or pixels.
         channels: of the images: 3 (RGB) or 1 (grey); pixels may have 4 where no node looks at them.
+        windows: whether the decoder cuts windows out, where the first node is one; None: on the
+            CPU. On a device nvImageCodec 0.9.0 fails at it or ends the process (its issue 55), and
+            before nvJPEG 13.2 the chroma at a window's edge would be another one.
+        engine: the share of a device's JPEG files that its hardware engine may decode. None: 0,
+            since it decodes otherwise, and a sample's pixels would depend on its place in a batch.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class Graph:
         depth: int = 2,
         encoded: bool = True,
         channels: int = 3,
+        windows: bool | None = None,
+        engine: float | None = None,
     ) -> None:
         self._nodes = tuple(nodes)
         self._batch_size = batch_size
@@ -105,6 +112,8 @@ class Graph:
         self._inputs = [
             node.used(channels) for node, channels in zip(self._nodes, self._channels, strict=False)
         ]
+        self._windows = device.type == "cpu" if windows is None else windows
+        self._engine = engine or 0.0
         self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder cuts the windows out
         self._runs: deque[_Run] = deque()
         self._gate, self._lock = threading.Lock(), threading.Lock()
@@ -210,7 +219,7 @@ class Graph:
             assert sizes is not None
             before = sizes.height, sizes.width
             own = node.values(action, sizes)
-            if place == 0 and self._encoded and isinstance(node, Window):
+            if place == 0 and self._encoded and self._windows and isinstance(node, Window):
                 windowed = _decodable(own, *before)
             values.update({_name(place, i): own[i.name] for i in self._inputs[place]})
         return _Run(list(images), values, windowed)
@@ -218,7 +227,9 @@ class Graph:
     def _begin(self, run: _Run) -> None:
         pipeline = self._pipelines.get(run.windowed)
         if pipeline is None:
-            pipeline = self._pipelines[run.windowed] = self._built(run.windowed)
+            pipeline = self._defined(run.windowed)
+            pipeline.build()
+            self._pipelines[run.windowed] = pipeline
         pipeline.feed_input(_IMAGES, run.images)
         for name, array in run.values.items():
             pipeline.feed_input(name, array)
@@ -242,7 +253,7 @@ class Graph:
         """The stream on which the images will be used: DALI orders its own work before it."""
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
-    def _built(self, windowed: bool) -> Pipeline:
+    def _defined(self, windowed: bool) -> Pipeline:
         cuda = self._device.type == "cuda"
         pipeline = Pipeline(
             batch_size=self._batch_size,
@@ -264,7 +275,6 @@ class Graph:
             for node, own, channels in steps[1 if windowed else 0 :]:
                 images = node.build(images, own, channels)
             pipeline.set_outputs(images)
-        pipeline.build()
         return pipeline
 
     def _decoded(self, window: Mapping[str, Images] | None) -> Images:
@@ -284,9 +294,8 @@ class Graph:
             "adjust_orientation": False,  # torchvision does not turn images by their EXIF data
         }
         if cuda:
-            # Chroma as libjpeg makes it; and one engine for all, so that a sample's pixels do
-            # not depend on its place in the batch.
-            options.update(jpeg_fancy_upsampling=True, hw_decoder_load=0.0)
+            # Chroma as libjpeg makes it.
+            options.update(jpeg_fancy_upsampling=True, hw_decoder_load=self._engine)
         decoders = _decoders()
         if window is None:
             return decoders.image(files, **options)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dataloaders.own_threads import let_others_capture, share_work
 from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
@@ -38,7 +39,6 @@ from .plan import Behind
 from .sources import Failed as NotRead
 from .sources import Found, Source
 from .task import Failed, Made, Redo, Task
-from .threads import work_alone
 
 __all__ = ["RUNS", "Line"]
 
@@ -197,7 +197,7 @@ class Line:
             return OnDevice(part)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
-                self._job.threads, "dataloaders-dali-behind", initializer=work_alone
+                self._job.threads, "dataloaders-dali-behind", initializer=share_work, initargs=(1,)
             )
         fast = resizes_quickly(part, self._job.fast)
         each = Each(part, self._threads, self._job.threads, self._empty, fast=fast)
@@ -208,6 +208,7 @@ class Line:
             return nullcontext()
         if self._stream is None:
             torch.cuda.set_device(self._job.device)
+            let_others_capture()
             self._stream = torch.cuda.Stream(self._job.device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._stream)
 

@@ -75,7 +75,7 @@ class Warped(Node):
             floats = fn.cast(images, dtype=types.FLOAT)
             smooth = self._warp(floats, given, types.INTERP_LINEAR)
             found = fn.cast(floor(smooth), dtype=types.UINT8)  # Pillow does not round here
-        ones = fn.ones_like(images[:, :, 0:1])
+        ones = images[:, :, 0:1] * types.Constant(0, types.UINT8) + types.Constant(1, types.UINT8)
         inside = self._warp(ones, given, types.INTERP_NN, 0)
         found = found * inside
         if any(levels):

@@ -168,12 +168,16 @@ class Prefetch(Backend):
         pins = None if self.pin_memory == "auto" else bool(self.pin_memory)
         return CudaTransfer(Cuda(device), ahead=self.ahead, reuse=self.reuse, pins=pins)
 
-    def changes(self, loader: Specification, device: torch.device | None) -> dict[str, Any]:
-        """What the inner backend sees otherwise than the loader has it, for ``device``."""
+    def changes(
+        self, loader: Specification, device: torch.device | None, inner: Backend
+    ) -> dict[str, Any]:
+        """What ``inner`` sees otherwise than the loader has it, for ``device``."""
         if device is None or device.type != "cuda":
             return {}
-        if loader.num_workers > 0:
-            return {"pin_memory": False}  # the ring pins, without a fresh pin for each batch
+        if loader.num_workers > 0 or not inner.takes_ahead(loader):
+            # The ring pins, without a fresh pin for each batch; and the user's own code may give
+            # what cannot be pinned, such as tensors on a device.
+            return {"pin_memory": False}
         # In this process batches are made in pinned memory at once, and need no ring.
         return {"pin_memory": self.pin_memory is not False}
 

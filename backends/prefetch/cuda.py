@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dataloaders.own_threads import let_others_capture, share_work
 from dataloaders.workers import usable_cores
 
-__all__ = ["Cuda", "Event", "Stream"]
+__all__ = ["Cuda", "Event", "Stream", "dense_parts"]
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
@@ -70,11 +71,29 @@ class Cuda:
 
     def used_on(self, leaf: torch.Tensor, stream: Stream) -> None:
         """Keep the memory of ``leaf``, once it is freed, until ``stream`` is done with it."""
-        leaf.record_stream(stream)
+        for part in dense_parts(leaf):
+            part.record_stream(stream)
 
     def enter_thread(self) -> None:
         """Make the calling thread, which is new, work on this device."""
         torch.cuda.set_device(self.device)
-        # Of this thread alone: threads for the copy into pinned memory, which one core does at
-        # far less than the bus takes; never so many that the workers starve.
-        torch.set_num_threads(max(1, min(4, usable_cores() // 4)))
+        let_others_capture()
+        # Threads for the copy into pinned memory, which one core does at far less than the bus
+        # takes; never so many that the workers starve.
+        share_work(max(1, min(4, usable_cores() // 4)))
+
+
+def dense_parts(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold the memory of ``leaf``: itself, or those of a sparse or nested one.
+
+    torch records a stream's use of dense tensors and of jagged ones, not of sparse ones.
+    """
+    if leaf.layout is torch.sparse_coo:
+        return leaf._indices(), leaf._values()
+    if leaf.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return leaf.crow_indices(), leaf.col_indices(), leaf.values()
+    if leaf.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return leaf.ccol_indices(), leaf.row_indices(), leaf.values()
+    if leaf.is_nested and leaf.layout is torch.strided:
+        return (leaf.values(),)
+    return (leaf,)

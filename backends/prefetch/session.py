@@ -38,6 +38,7 @@ class PrefetchSession(Session):
         self._tail: Tail | None = None
         self._tail_changes: dict[str, Any] = {}
         self._specification = _shadow(loader)
+        self._backend = inner
         self._refresh(loader, device_of(options, loader))
         self._inner = inner.open(self._specification)
         self._lane: _Lane | None = None
@@ -81,7 +82,7 @@ class PrefetchSession(Session):
             if self._tail is not None and self._tail is not before:
                 self._tail.prepare(device or torch.device("cpu"))
         state = specification.state_of(loader)
-        changes = self._options.changes(loader, device)
+        changes = self._options.changes(loader, device, self._backend)
         self._specification.__dict__.update(state, **changes, **self._tail_changes)
 
     def _free_lane(self, device: torch.device | None, loader: Specification) -> _Lane:

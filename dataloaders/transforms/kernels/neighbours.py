@@ -73,7 +73,9 @@ def gaussian_blur(
         kernel = y.unsqueeze(-1) * x.unsqueeze(-2)
         # One group for each channel of each image: what torchvision computes for one image.
         weight = kernel.repeat_interleave(channels, 0).unsqueeze(1)
-        values = some.reshape(1, count * channels, height, width).to(torch.float32)
+        # Rows of one channel after the other, also of one image in another order: for channels
+        # beside each other torch asks cuDNN, which may multiply in TF32.
+        values = some.reshape(1, count * channels, height, width).contiguous().to(torch.float32)
         if count * channels == 1:
             # One group alone is no depthwise convolution, and cuDNN may do it in TF32.
             weight, values = weight.repeat(2, 1, 1, 1), values.repeat(1, 2, 1, 1)

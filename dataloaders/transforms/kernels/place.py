@@ -131,7 +131,7 @@ def _gathered(images: Tensor, boxes: Array, inside: bool) -> Tensor:
     if inside:
         return out
     kept = (y == rows)[:, None, :, None] & (x == columns)[:, None, None, :]
-    return out.mul_(kept)
+    return out.masked_fill_(~kept, 0)
 
 
 def _framed(

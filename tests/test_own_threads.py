@@ -1,0 +1,97 @@
+"""Threads of ours: what is told to torch and CUDA in them concerns no other thread."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dataloaders import own_threads
+from dataloaders.own_threads import let_others_capture, share_work
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_share_of_one_thread_leaves_others_as_they_were(count: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+
+        def own() -> int:
+            share_work(count)
+            return torch.get_num_threads()
+
+        assert in_a_thread(own) == count
+        assert in_a_thread(torch.get_num_threads) == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_that_begin_at_once_put_back_what_was_there() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    together = threading.Barrier(8)
+
+    def own() -> None:
+        together.wait()
+        share_work(1)
+
+    try:
+        threads = [threading.Thread(target=own) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert in_a_thread(torch.get_num_threads) == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_cuda_there_is_nothing_to_capture() -> None:
+    assert let_others_capture() is None  # nor does it begin to use CUDA
+    if not torch.cuda.is_available():
+        assert not torch.cuda.is_initialized()
+
+
+def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    class Driver:
+        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+            told.append(mode._obj.value)
+            return 0
+
+    monkeypatch.setattr(own_threads, "_driver", Driver)
+    let_others_capture()
+    assert told == [1]
+
+
+@pytest.mark.gpu
+def test_the_driver_knows_the_mode_of_each_thread() -> None:
+    torch.zeros(1, device="cuda")
+    driver = own_threads._driver()
+
+    def mode() -> int:
+        swapped = ctypes.c_int(0)
+        assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(swapped)) == 0
+        return swapped.value
+
+    def told() -> int:
+        torch.cuda.set_device(0)
+        let_others_capture()
+        return mode()
+
+    assert in_a_thread(told) == 1
+    assert in_a_thread(mode) == 0
