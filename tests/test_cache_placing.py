@@ -151,6 +151,19 @@ def test_so_are_rows_of_several_shapes(tmp_path: Path) -> None:
     assert told.disk_needed == told.bytes
 
 
+class InTurns(Varying):
+    """Sixteen even steps through these 106 are 7 long, as are the turns that the widths take."""
+
+    def __init__(self, other: dict[int, Callable[[Any], Any]] | None = None) -> None:
+        super().__init__(other, size=106)
+
+
+def test_shapes_that_come_in_turns_are_seen_beforehand(tmp_path: Path) -> None:
+    interrupted(tmp_path / "a.h5", at=58, kind=InTurns)
+    sizes = [InTurns()[index]["image"].numel() + 2 * 1500 for index in range(56)]
+    assert placed_in(tmp_path / "a.h5") == [sum(sizes[i : i + 4]) for i in range(0, 56, 4)]
+
+
 class Hesitating(Varying):
     """The first chunk takes long, so that nobody knows where the next ones begin."""
 

@@ -229,7 +229,7 @@ class Study:
     def _measure(self, found: Findings) -> None:
         cut = self.cuts[found.choice]
         must = set(_spread(self._samples, _PROVED))
-        rest = [index for index in _spread(self._samples, _MEASURED) if index not in must]
+        rest = [index for index in _scattered(self._samples, _MEASURED) if index not in must]
         started = time.monotonic()
         for index in [*sorted(must), *rest]:
             if index not in must and time.monotonic() - started > _SECONDS:
@@ -307,6 +307,18 @@ def _spread(samples: int, count: int) -> list[int]:
     """Up to ``count`` samples, evenly over the dataset; the first and the last are among them."""
     last = min(samples, count) - 1
     return sorted({round(n * (samples - 1) / max(1, last)) for n in range(last + 1)})
+
+
+def _scattered(samples: int, count: int) -> list[int]:
+    """``count`` samples all over the dataset; all of them, if there are no more.
+
+    In steps of the golden ratio: even steps may meet only one kind of sample of those that come
+    in turns.
+    """
+    if samples <= count:
+        return list(range(samples))
+    golden = (5**0.5 - 1) / 2
+    return sorted({int(samples * (n * golden % 1)) for n in range(count)})
 
 
 def _digest(row: _Cells) -> str:
