@@ -84,6 +84,11 @@ def _exactness(graph: InGraph) -> str:
 
 def _notes(job: Job, loader: Specification) -> Iterator[str]:
     yield f"up to {job.depth} batches are under way at once, made by threads of this process"
+    chosen = f"threads={job.threads}, depth={job.depth}"
+    if job.numbers.by == "tune":
+        yield f"{chosen}: as tune() learned for this dataset on this machine"
+    elif job.numbers.by == "rule":
+        yield f"{chosen}: by a rule; dataloaders.tune(loader) measures what is best here"
     if isinstance(job.source, Opaque) and job.source.head.transforms:
         names = ", ".join(type(member).__name__ for member in job.source.head.transforms)
         yield f"the transform begins with {names}, which run where the dataset's own code does"

@@ -115,7 +115,8 @@ def tune(
 
     def measure(loader: Any, iterate: Any) -> LentStep:
         def use(step: Step) -> None:
-            tunings.append(tune_loader(loader, step, budget_s=budget_s, progress=told))
+            with_backend = _as_run(loader)
+            tunings.append(tune_loader(with_backend, step, budget_s=budget_s, progress=told))
 
         lent.append(LentStep(use))
         return lent[0]
@@ -138,6 +139,15 @@ def tune(
     if json is not None:
         tuning.to_json(json)
     return outcome.status
+
+
+def _as_run(loader: Any) -> Any:
+    """``loader`` as `run` has it: with a backend in the environment, ours around torch's."""
+    from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
+
+    if isinstance(loader, DataLoader) or not os.environ.get(BACKEND_VARIABLE):
+        return loader
+    return wrap(loader)
 
 
 def _run_taken_over(
@@ -216,7 +226,10 @@ def _print_tuning(tuning: Tuning, takeover: Takeover, *, quiet: bool) -> None:
     unpinned = tuning.given.pin_memory and not tuning.choice.pin_memory
     arguments = f"{tuning.choice}{', pin_memory=False' if unpinned else ''}"
     print(f"\nthe line to change:\n    DataLoader(..., {arguments})")
-    if tuning.remembered is not None:
+    if tuning.remembered is not None and tuning.choice.backend is not None:
+        print("or, as it is remembered, with the backend's options left to it:")
+        print(f"    DataLoader(..., backend={tuning.choice.backend.name!r})")
+    elif tuning.remembered is not None:
         print("or, as it is remembered, with our DataLoader:")
         auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'
         print(f"    DataLoader(..., {auto})")
