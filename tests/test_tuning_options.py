@@ -110,9 +110,23 @@ class TestSearch:
         tuning = searched(lambda threads, depth: 100.0 - 5 * abs(threads - 6) - 5 * abs(depth - 4))
         assert tuning.choice.backend == Knobs(6, 4)
 
-    def test_no_setting_is_tried_twice_and_most_are_never_tried(self) -> None:
+    def test_most_are_never_tried_and_only_the_choice_is_tried_again(self) -> None:
         tuning = searched(lambda threads, depth: 100.0 + threads)
-        assert len(set(tried(tuning))) == len(tried(tuning)) < 12
+        again = [trial.settings for trial in tuning.trials if trial.why == "again: to be sure"]
+        assert again == [tuning.choice, tuning.given]
+        assert len(set(tried(tuning))) == len(tried(tuning)) - 2 < 12
+
+    def test_a_lucky_trial_does_not_decide(self) -> None:
+        lucky = {(8, 3): 900.0, (6, 3): 130.0}
+
+        def rate(threads: int, depth: int) -> float:
+            return lucky.pop((threads, depth), 100.0)
+
+        tuning = searched(rate)
+        assert (8, 3) in tried(tuning)
+        assert tuning.choice.backend == Knobs(8, 3)  # 500, as the mean of both
+        lucky = {(8, 3): 106.0}
+        assert searched(rate).choice.backend == Knobs()  # within 3 % of 103, the mean of both
 
     def test_the_fewest_that_meet_the_rate(self) -> None:
         tuning = searched(lambda threads, depth: 100.0 * threads, needed=200.0)

@@ -257,6 +257,16 @@ class Search:
                 ),
                 reach=max(1, len(values) // 3) if number < len(options) else 1,
             )
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """What is chosen, and the loader as it is, once more: one lucky trial must not decide."""
+        sure: set[Settings] = set()
+        while (best := self._choice()) not in {*sure, self._given}:
+            for settings in (best, self._given):
+                if settings not in sure and not self._attempts.again(settings, "again: to be sure"):
+                    return
+                sure.add(settings)
 
     def _is_better(self, now: Settings, then: Settings, option: str) -> bool:
         """Whether ``then``, with another number for ``option``, is the better choice."""
