@@ -181,6 +181,9 @@ class OwnPart(Subset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return Image.open(io.BytesIO(self.encoded(index))).convert("RGB"), index
 
+    def __getitems__(self, indices: Any) -> Any:
+        return [self[index] for index in indices]
+
 
 def test_a_part_that_says_what_its_files_are(tmp_path: Path) -> None:
     dataset = OwnPart(image_folder(tmp_path), [3, 1])
