@@ -91,20 +91,28 @@ def tune(
     *,
     budget_s: float,
     number: int | None = None,
+    backend: str | None = None,
     json: str | None = None,
     quiet: bool = False,
 ) -> int:
     """Run ``target``, tune its loader with its own loop as the step, print the trials.
 
+    A loader that names no backend is tuned for ``backend``, else for that of the environment.
+
     Returns 0 if a choice was made; after Ctrl-C 130, and what was known by then is printed;
     else as `check`.
     """
+    from dataloaders import registry
     from dataloaders.cli.progress import ProgressLine
+    from dataloaders.loader import BACKEND_VARIABLE
     from dataloaders.scripts.lent_step import LentStep, Step
     from dataloaders.tuning import tune as tune_loader
 
     _refuse_hidden(target)
     _refuse_missing_folders(json)
+    if backend is not None:
+        registry.load(backend)
+        os.environ[BACKEND_VARIABLE] = backend
     line = ProgressLine(quiet=quiet)
     tunings: list[Tuning] = []  # as known so far; the last one counts
     lent: list[LentStep] = []
@@ -229,6 +237,7 @@ def _print_tuning(tuning: Tuning, takeover: Takeover, *, quiet: bool) -> None:
     if tuning.remembered is not None and tuning.choice.backend is not None:
         print("or, as it is remembered, with the backend's options left to it:")
         print(f"    DataLoader(..., backend={tuning.choice.backend.name!r})")
+        print(f"    dataloaders run --backend {tuning.choice.backend.name} SCRIPT")
     elif tuning.remembered is not None:
         print("or, as it is remembered, with our DataLoader:")
         auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'

@@ -274,7 +274,7 @@ class Search:
         if not smaller and (self._meets(rates[now]) or self._saturated(now)):
             return False
         if then not in rates:
-            why = f"a smaller {option} may do" if smaller else f"a larger {option} may be faster"
+            why = f"less {option} may do" if smaller else f"more {option} may be faster"
             if self._attempts.make(then, why) is None:
                 return False
         if smaller:
