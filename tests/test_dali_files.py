@@ -307,6 +307,16 @@ def test_any_bytes_can_be_looked_at(start: bytes, rest: bytes) -> None:
     assert peek(rest) is None or peek(rest).format  # type: ignore[union-attr]
 
 
+@given(
+    st.sampled_from(["jpeg", "jpeg grey", "jpeg progressive"]),
+    st.lists(st.sampled_from([b"\xff", b"\xda", b"\xd9", b"\xc4", b"\0"]) | st.binary(max_size=9)),
+)
+def test_any_bytes_can_stand_in_place_of_the_scans(name: str, rest: list[bytes]) -> None:
+    header = peek(PLAIN[name][: scans_of(PLAIN[name])[0]] + b"\xff\xda" + b"".join(rest))
+    assert header is not None
+    assert header.format == "JPEG"
+
+
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     data = bytearray(PLAIN[draw(st.sampled_from(sorted(PLAIN)))])
