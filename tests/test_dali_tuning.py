@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ def test_its_threads_and_depth_are_tried_and_kept(tmp_path: Path) -> None:
     assert said in notes(loader)
     assert said in notes(loader_of(tmp_path))
     assert len(list(tuning.apply(loader))) == len(list(loader)) == len(loader)
+
+
+def test_a_loader_that_was_tuned_ends_with_its_last_reference(tmp_path: Path) -> None:
+    loader = loader_of(tmp_path)
+    tune(loader, budget_s=0.5)
+    assert len(list(loader)) == len(loader)
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None  # and with it its session, before the collector comes
 
 
 def test_auto_takes_what_was_learned_and_numbers_stay_as_given(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ class Search:
         self._given = Settings(count, depth, pinned, self._backend)
         # One process is where every search starts and what it falls back to.
         self._alone = Settings(0, None, pinned, self._backend)
-        self._attempts = Attempts(loader, step, budget_s, self._alone, self._announce)
+        self._attempts = Attempts(loader, step, budget_s, self._alone, _announcing(self))
 
     def run(self) -> None:
         """Make the trials; call it once."""
@@ -372,6 +373,18 @@ class Search:
         if self._progress is not None:
             seconds = self._attempts.seconds
             self._progress(Progress(seconds, self._budget_s, doing, self.result()))
+
+
+def _announcing(search: Search) -> Callable[[str], None]:
+    """Its announcing, without holding it: in a cycle its loader would live on, with its session."""
+    method = weakref.WeakMethod(search._announce)
+
+    def announce(doing: str) -> None:
+        found = method()
+        if found is not None:
+            found(doing)
+
+    return announce
 
 
 def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
