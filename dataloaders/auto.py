@@ -12,7 +12,6 @@ Nothing is measured and no sample is loaded here: a loader is made in microsecon
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -46,18 +45,23 @@ def resolve(
     needs_workers: bool,
     batch_sampler: Any = None,
     collate_fn: Callable[..., Any] | None = None,
+    backend: str = "",
 ) -> tuple[int, int | None, bool]:
     """Plain ``(num_workers, prefetch_factor, pin_memory)`` for a loader that asked for "auto".
 
     What is not "auto" comes back as it was given. ``needs_workers`` says that another argument
     is accepted only with workers (``persistent_workers``, ``timeout``,
     ``multiprocessing_context``): then at least one is chosen. Iterable datasets get at most one
-    by rule, since several repeat every sample unless the dataset shares them out itself.
+    by rule, since several repeat every sample unless the dataset shares them out itself. What was
+    learned with the options of ``backend``, a name, counts first.
 
     Warns with `CapacityWarning` where shared memory is what keeps the number down.
     """
     size = None if batch_sampler is not None else batch_size
-    found = learned.recall(learned.key_of(dataset, size, batch_sampler, collate_fn))
+    keys = (
+        learned.key_of(dataset, size, batch_sampler, collate_fn, of) for of in {backend: 0, "": 0}
+    )
+    found = next((known for key in keys if (known := learned.recall(key)) is not None), None)
     least = 1 if needs_workers or _is_int(prefetch_factor) else 0
     known_batch = found is not None and found.batch_bytes > 0
     batch_bytes = (
@@ -129,9 +133,7 @@ def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
 def _by_rule(dataset: Any, batch_size: int | None, batch_bytes: int) -> int:
     if in_memory(dataset):
         return 0
-    # torchrun starts several processes on one machine, each with loaders of its own.
-    ranks = max(1, _int_from_environment("LOCAL_WORLD_SIZE"))
-    most = max(1, workers.usable_cores() // ranks)
+    most = workers.cores_of_this_rank()
     if isinstance(dataset, IterableDataset):
         return 1
     try:
@@ -182,10 +184,3 @@ def _has_cuda() -> bool:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _int_from_environment(name: str) -> int:
-    try:
-        return int(os.environ.get(name, ""))
-    except ValueError:
-        return 0

@@ -13,7 +13,8 @@ A backend may wrap another one, ``Prefetch(inner=Stock())``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch.utils.data
@@ -21,7 +22,7 @@ import torch.utils.data
 from dataloaders.batch import Batch
 from dataloaders.plan import Plan
 
-__all__ = ["Ahead", "Backend", "Cancelled", "Session", "Specification"]
+__all__ = ["Ahead", "Backend", "Cancelled", "Session", "Specification", "Tunable"]
 
 Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
 """Any torch DataLoader, ours or not, read as the description of what to load."""
@@ -138,6 +139,13 @@ class Backend(ABC):
         """Whether a session for ``loader`` gives an `Ahead`; for plans, so never raises."""
         return False
 
+    def tunable(self, loader: Specification) -> Tunable | None:
+        """Which of its own options tuning may choose for ``loader``; never raises.
+
+        None: it has none, or cannot serve the loader. What is tuned are then torch's workers.
+        """
+        return None
+
     @abstractmethod
     def open(self, loader: Specification) -> Session:
         """A session for ``loader``.
@@ -145,3 +153,19 @@ class Backend(ABC):
         Raises:
             BackendUnavailable: if the plan has an obstacle.
         """
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """What tuning may choose of a backend's own options for one loader.
+
+    Attributes:
+        backend: the backend as it would serve the loader now, with a number in place of "auto".
+        values: by option, the numbers that may be worth trying, smallest first; the one that
+            ``backend`` has is among them. What matters most comes first.
+        workers: whether torch's workers take part, so that their number is to be chosen too.
+    """
+
+    backend: Backend
+    values: Mapping[str, Sequence[int]]
+    workers: bool

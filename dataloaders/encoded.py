@@ -20,13 +20,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
 from dataloaders.errors import BackendUnavailable, CacheError
+from dataloaders.nesting import is_own, read_nested
 from dataloaders.transforms.read import read
 from dataloaders.vision_files import Files, files_of
 
-__all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "Source", "gets_many_as", "opened", "source_of"]
+__all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "Source", "opened", "source_of"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
@@ -164,22 +163,11 @@ class Source(ABC):
 
 def source_of(dataset: Any) -> Source | str:
     """The encoded files of ``dataset``; or why there are none, in words."""
-    kind = type(dataset)
-    if callable(getattr(dataset, "encoded", None)) and callable(getattr(dataset, "target", None)):
-        return _Own(dataset)
-    own = getattr(kind, "__getitem__", None)
-    if own is Subset.__getitem__ and gets_many_as(kind, Subset):
-        inner = source_of(dataset.dataset)
-        return inner if isinstance(inner, str) else _Part(inner, dataset.indices)
-    if own is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
-        parts = []
-        for each in dataset.datasets:
-            part = source_of(each)
-            if isinstance(part, str):
-                return part
-            parts.append(part)
-        return _Row(parts)
-    return _folder_of(dataset)
+    return read_nested(dataset, _read_one, part=_Part, row=_Row)
+
+
+def _read_one(dataset: Any) -> Source | str:
+    return _Own(dataset) if is_own(dataset) else _folder_of(dataset)
 
 
 def _folder_of(dataset: Any) -> Source | str:
@@ -219,11 +207,6 @@ def _joint_obstacle(dataset: Any, files: Files) -> str | None:
         "its transforms= is applied to image and target at once; give what is for the image as "
         "transform=, and what is for the target as target_transform="
     )
-
-
-def gets_many_as(kind: type, base: type) -> bool:
-    """Whether a loader's way to ask for many samples is that of ``base``."""
-    return getattr(kind, "__getitems__", None) is getattr(base, "__getitems__", None)
 
 
 class _Known(Source):

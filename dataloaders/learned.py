@@ -42,12 +42,14 @@ class Key:
         dataset: class, length, transforms and a hash of its path, through Subset and the like.
         batching: the batch size, or the batch sampler.
         collate: the collation function.
+        backend: whose own options were chosen; "" where only torch's were.
     """
 
     machine: str
     dataset: str
     batching: str
     collate: str
+    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Learned:
         samples_per_second: what it reached in its trial.
         batch_bytes: the tensors of one batch; 0 if unknown.
         memory_per_worker: bytes, copy-on-write growth over an epoch included; None if unknown.
+        options: of the backend, by name; None if it has none to choose.
     """
 
     num_workers: int
@@ -67,6 +70,7 @@ class Learned:
     samples_per_second: float
     batch_bytes: int = 0
     memory_per_worker: int | None = None
+    options: dict[str, int] | None = None
 
     @property
     def possible(self) -> bool:
@@ -82,6 +86,7 @@ class Learned:
             and isinstance(self.samples_per_second, (int, float))
             and _is_count(self.batch_bytes)
             and (self.memory_per_worker is None or _is_count(self.memory_per_worker))
+            and (self.options is None or _are_counts(self.options))
         )
 
 
@@ -94,8 +99,13 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "gpu-dataloaders"
 
 
-def key_of(dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any) -> Key:
-    """The key of a loader with these arguments, or with these attributes: both give the same."""
+def key_of(
+    dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, backend: str = ""
+) -> Key:
+    """The key of a loader with these arguments, or with these attributes: both give the same.
+
+    ``backend`` is the name of one whose own options are chosen too.
+    """
     plain_batches = batch_sampler is None or (
         batch_size is not None and type(batch_sampler).__name__ == "BatchSampler"
     )
@@ -109,7 +119,7 @@ def key_of(dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn:
     else:
         collate = getattr(collate_fn, "__qualname__", None) or _class_name(collate_fn)
         collate = f"{getattr(collate_fn, '__module__', '')}.{collate}"
-    return Key(_machine(), _describe_dataset(dataset), batching, collate)
+    return Key(_machine(), _describe_dataset(dataset), batching, collate, backend)
 
 
 def recall(key: Key) -> Learned | None:
@@ -119,7 +129,7 @@ def recall(key: Key) -> Learned | None:
         if path.stat().st_size > _LARGEST_FILE:
             return None
         entry = json.loads(path.read_text())
-        if entry["version"] != _VERSION or entry["key"] != asdict(key):
+        if entry["version"] != _VERSION or entry["key"] != _entry_of(key):
             return None
         learned = Learned(**entry["learned"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -133,7 +143,7 @@ def remember(key: Key, learned: Learned) -> Path | None:
     It is written beside its place and renamed: other processes see the old file or the new one.
     """
     path = _file_of(key)
-    entry = {"version": _VERSION, "key": asdict(key), "learned": asdict(learned)}
+    entry = {"version": _VERSION, "key": _entry_of(key), "learned": asdict(learned)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
@@ -149,8 +159,16 @@ def remember(key: Key, learned: Learned) -> Path | None:
     return path
 
 
+def _entry_of(key: Key) -> dict[str, str]:
+    """Its parts; without the backend where there is none, as files had it that know of none."""
+    entry: dict[str, str] = asdict(key)
+    if not key.backend:
+        del entry["backend"]
+    return entry
+
+
 def _file_of(key: Key) -> Path:
-    text = json.dumps(asdict(key), sort_keys=True)
+    text = json.dumps(_entry_of(key), sort_keys=True)
     name = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
     return cache_folder() / "tuned" / f"{name}.json"
 
@@ -213,6 +231,12 @@ def _quietly(read: Any) -> Any:
         return read()
     except Exception:
         return None
+
+
+def _are_counts(options: object) -> bool:
+    return isinstance(options, dict) and all(
+        isinstance(name, str) and _is_count(value) for name, value in options.items()
+    )
 
 
 def _is_count(value: object) -> bool:

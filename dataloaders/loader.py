@@ -19,7 +19,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from dataloaders import auto, registry
-from dataloaders.backend import Backend, Session
+from dataloaders.backend import Backend, Session, Tunable
 from dataloaders.batch import Batch, to_device
 from dataloaders.errors import (
     BackendWarning,
@@ -124,6 +124,7 @@ class DataLoader(_TorchLoader[T_co]):
                 pin_memory=pin_memory,
                 # These three are only accepted with workers: "auto" must not choose none.
                 needs_workers=bool(persistent_workers or multiprocessing_context or timeout),
+                backend=_name_of(backend),
             )
             num_workers, prefetch_factor, pin_memory = settings
         super().__init__(
@@ -252,6 +253,11 @@ class DataLoader(_TorchLoader[T_co]):
             return backend
         return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 
+    def _tunable(self) -> Tunable | None:
+        """What tuning may choose of this loader's backend; None: it has no options to choose."""
+        backend = self._delivering(self._resolve_backend(self._wanted_backend())[0])
+        return backend.tunable(self._specification(backend))
+
     def _wanted_backend(self) -> str | Backend:
         if self.backend is not None:
             return self.backend
@@ -340,6 +346,13 @@ def wrap(
     wrapped.seed = seed
     wrapped.on_error = on_error
     return wrapped
+
+
+def _name_of(backend: str | Backend | None) -> str:
+    """Of the backend that is wanted by an argument or by the environment; "" for none."""
+    if isinstance(backend, Backend):
+        return backend.name
+    return backend or os.environ.get(BACKEND_VARIABLE) or ""
 
 
 def _is_auto(value: object) -> bool:

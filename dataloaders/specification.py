@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["batches_in", "device_of", "generators_of", "iterates_itself", "state_of", "view_of"]
+__all__ = [
+    "batches_in",
+    "device_of",
+    "generators_of",
+    "iterates_itself",
+    "sampling_of",
+    "state_of",
+    "view_of",
+]
 
 
 def batches_in(loader: Any) -> int | None:
@@ -59,6 +67,22 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     )
     found = (getattr(owner, "generator", None) for owner in owners)
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def sampling_of(loader: DataLoader[Any]) -> str:
+    """How its samples are chosen and batched, in words."""
+    if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
+        return "none: the dataset decides its own order"
+    if loader.batch_sampler is None:
+        return type(loader.sampler).__name__
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    how = type(loader.batch_sampler).__name__
+    if inner is not None:
+        how += f" of {type(inner).__name__}"
+    if loader.batch_size is not None:
+        how += f", {loader.batch_size} a batch"
+        how += ", last short batch dropped" if loader.drop_last else ""
+    return how
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:

@@ -122,6 +122,35 @@ def _celeba_obstacle(dataset: Any) -> str | None:
     return "it has no targets, so that its target_transform is not called"
 
 
+def _cityscapes_target(dataset: Any, index: int) -> Any:
+    from PIL import Image
+
+    paths = zip(dataset.target_type, dataset.targets[index], strict=False)
+    return _one_or_all(
+        [
+            dataset._load_json(path) if kind == "polygon" else Image.open(path)
+            for kind, path in paths
+        ]
+    )
+
+
+def _coco_path(dataset: Any, index: int) -> str:
+    name = dataset.coco.loadImgs(dataset.ids[index])[0]["file_name"]
+    return os.path.join(str(dataset.root), str(name))
+
+
+def _coco_target(dataset: Any, index: int) -> Any:
+    return dataset._load_target(dataset.ids[index])
+
+
+def _coco_obstacle(dataset: Any) -> str | None:
+    from torchvision.datasets import CocoDetection
+
+    if type(dataset)._load_image is CocoDetection._load_image:
+        return None
+    return "it has a _load_image() of its own, which is left to its own code"
+
+
 def _flickr_target(dataset: Any, index: int) -> Any:
     return dataset.annotations[dataset.ids[index]]
 
@@ -145,6 +174,16 @@ def _inaturalist_target(dataset: Any, index: int) -> Any:
     )
 
 
+def _kitti_target(dataset: Any, index: int) -> Any:
+    return dataset._parse_target(index) if dataset.train else None
+
+
+def _mask(attribute: str, dataset: Any, index: int) -> Any:
+    from PIL import Image
+
+    return Image.open(getattr(dataset, attribute)[index])
+
+
 def _pet_target(dataset: Any, index: int) -> Any:
     from PIL import Image
 
@@ -159,11 +198,28 @@ def _pet_target(dataset: Any, index: int) -> Any:
     return _one_or_all(targets)
 
 
+def _voc_target(dataset: Any, index: int) -> Any:
+    from torchvision.datasets.voc import ET_parse
+
+    return dataset.parse_voc_xml(ET_parse(dataset.annotations[index]).getroot())
+
+
+def _wider_path(dataset: Any, index: int) -> str:
+    return str(dataset.img_info[index]["img_path"])
+
+
+def _wider_target(dataset: Any, index: int) -> Any:
+    return None if dataset.split == "test" else dataset.img_info[index]["annotations"]
+
+
 _KNOWN = {
     "DatasetFolder": _pairs("samples"),  # and ImageFolder, ImageNet, EuroSAT, Country211
     "Caltech101": _caltech("101_ObjectCategories", "image_{number:04d}.jpg"),
     "Caltech256": _caltech("256_ObjectCategories", "{category:03d}_{number:04d}.jpg"),
     "CelebA": Files(_celeba_path, _celeba_target, as_it_is=True, obstacle=_celeba_obstacle),
+    "Cityscapes": Files(partial(_member, "images", None), _cityscapes_target, joint=True),
+    "CLEVRClassification": _lists("_image_files", "_labels"),
+    "CocoDetection": Files(_coco_path, _coco_target, joint=True, obstacle=_coco_obstacle),
     "DTD": _lists("_image_files", "_labels"),
     "FGVCAircraft": _lists("_image_files", "_labels"),
     "Flickr30k": Files(partial(_below_root, (), "ids"), _flickr_target),
@@ -173,6 +229,7 @@ _KNOWN = {
     "GTSRB": _pairs("_samples"),
     "INaturalist": Files(_inaturalist_path, _inaturalist_target, as_it_is=True),
     "Imagenette": _pairs("_samples"),
+    "Kitti": Files(partial(_member, "images", None), _kitti_target, as_it_is=True, joint=True),
     "LFWPeople": _lists("data", "targets", loader="_loader"),
     "OxfordIIITPet": Files(partial(_member, "_images", None), _pet_target, joint=True),
     "Places365": _pairs("imgs", joint=True),
@@ -180,5 +237,8 @@ _KNOWN = {
     "SBU": Files(partial(_below_root, ("dataset",), "photos"), partial(_member, "captions", None)),
     "StanfordCars": _pairs("_samples"),
     "SUN397": _lists("_image_files", "_labels"),
+    "VOCDetection": Files(partial(_member, "images", None), _voc_target, joint=True),
+    "VOCSegmentation": Files(partial(_member, "images", None), partial(_mask, "masks"), joint=True),
+    "WIDERFace": Files(_wider_path, _wider_target, as_it_is=True),
 }
 """By the name of the class in torchvision.datasets whose ``__getitem__`` it is."""

@@ -58,6 +58,15 @@ def usable_cores(root: Path = _ROOT) -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
+def cores_of_this_rank(root: Path = _ROOT) -> int:
+    """`usable_cores`, shared out among the processes that torchrun started on this machine."""
+    try:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", ""))
+    except ValueError:
+        ranks = 1
+    return max(1, usable_cores(root) // max(1, ranks))
+
+
 def cpu_quota(root: Path = _ROOT) -> float | None:
     """Cores' worth of CPU time that cgroups allow this process; None without a quota.
 

@@ -7,6 +7,7 @@ fails with that loader's own error.
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from backends.dali.header import Header, peek
 from backends.dali.odd import as_file
 from backends.dali.sources import Failed, Found, source_for
 from backends.dali.sources.source import Source
+from bench.dali_damage import WRONG, compared
 
 # What Pillow warns of in odd and damaged files; here warnings are errors.
 pytestmark = [
@@ -242,6 +244,50 @@ def test_checksums_before_the_pixels_of_a_png() -> None:
     assert not header.plain
 
 
+def test_chunks_of_a_png_lead_to_its_end() -> None:
+    data = PLAIN["png"]
+    place = data.index(b"IDAT") - 4
+    for length in (0, 1, len(data), 2**32 - 1):
+        header = peek(data[:place] + length.to_bytes(4, "big") + data[place + 4 :])
+        assert header is not None
+        assert not header.plain
+
+
+def scans_of(jpeg: bytes) -> list[int]:
+    """Where the scans of a JPEG file begin, and its end."""
+    return [found.start() for found in re.finditer(rb"\xff[\xda\xd9]", jpeg)]
+
+
+@pytest.mark.parametrize("name", ["jpeg", "jpeg restarts", "jpeg grey", "jpeg progressive"])
+@pytest.mark.parametrize("marker", [0x01, 0x3A, 0xC0, 0xC8, 0xD8, 0xDC, 0xF0, 0xFD])
+def test_a_marker_where_pixels_should_be(name: str, marker: int) -> None:
+    data, place = PLAIN[name], scans_of(PLAIN[name])[0] + 16
+    header = peek(data[:place] + bytes([0xFF, marker]) + data[place + 2 :])
+    assert header is not None
+    assert not header.plain
+
+
+def test_a_progressive_image_that_lacks_a_scan_is_for_pillow() -> None:
+    data = PLAIN["jpeg progressive"]
+    *scans, last, end = scans_of(data)
+    assert len(scans) > 5
+    for place in (*scans[1:], last):
+        header = peek(data[:place] + data[end:])
+        assert header is not None
+        assert not header.plain
+
+
+def test_damaged_jpeg_files_are_read_by_pillow_where_dali_would_read_them_otherwise() -> None:
+    caught = 0
+    for data, _, outcome in compared(400, seed=1):
+        header = peek(data)
+        if outcome in WRONG:
+            assert header is not None
+            assert not header.plain, outcome
+            caught += 1
+    assert caught > 5
+
+
 def test_many_segments_take_no_time() -> None:
     empty = b"\xff\xe5\0\2" * 100_000
     assert peek(PLAIN["jpeg"][:2] + empty + PLAIN["jpeg"][2:]) == Header("JPEG")
@@ -259,6 +305,16 @@ def test_any_bytes_can_be_looked_at(start: bytes, rest: bytes) -> None:
     header = peek(start + rest)
     assert header is None or (header.height >= 0 and header.width >= 0)
     assert peek(rest) is None or peek(rest).format  # type: ignore[union-attr]
+
+
+@given(
+    st.sampled_from(["jpeg", "jpeg grey", "jpeg progressive"]),
+    st.lists(st.sampled_from([b"\xff", b"\xda", b"\xd9", b"\xc4", b"\0"]) | st.binary(max_size=9)),
+)
+def test_any_bytes_can_stand_in_place_of_the_scans(name: str, rest: list[bytes]) -> None:
+    header = peek(PLAIN[name][: scans_of(PLAIN[name])[0]] + b"\xff\xda" + b"".join(rest))
+    assert header is not None
+    assert header.format == "JPEG"
 
 
 @st.composite

@@ -169,6 +169,30 @@ def test_a_dataset_that_says_what_its_files_are() -> None:
     assert "sample 0 is another one" in str(source_for(OwnOther(files, crop())))
 
 
+class OwnPart(Subset[Any]):
+    """A part of a dataset that says itself what its files are."""
+
+    def encoded(self, index: int) -> bytes:
+        return saved(noise(9, 8, seed=index + 50), "PNG")
+
+    def target(self, index: int) -> int:
+        return index
+
+    def __getitem__(self, index: Any) -> Any:
+        return Image.open(io.BytesIO(self.encoded(index))).convert("RGB"), index
+
+    def __getitems__(self, indices: Any) -> Any:
+        return [self[index] for index in indices]
+
+
+def test_a_part_that_says_what_its_files_are(tmp_path: Path) -> None:
+    dataset = OwnPart(image_folder(tmp_path), [3, 1])
+    for outer, index in ((dataset, 1), (Subset(dataset, [1]), 0), (ConcatDataset([dataset]), 1)):
+        (found,) = known(outer).images([index])
+        assert not isinstance(found, Failed)
+        assert found.data.tobytes() == dataset.encoded(1)
+
+
 def test_errors_of_files_are_the_datasets_own(tmp_path: Path) -> None:
     dataset = image_folder(tmp_path, transform=v2.ToImage())
     paths = [path for path, _ in dataset.samples]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -252,9 +253,14 @@ def test_torchvisions_datasets(tmp_path: Path, name: str, monkeypatch: pytest.Mo
         for ours in (source.image(index), source.encoded(index).decode()):
             assert (ours.mode, ours.size) == ("RGB", image.size)
             assert ours.tobytes() == image.tobytes()
-        if name != "pets_segmented":  # an image, which tells where it is in memory
-            assert source.sample(index, "image") == ("image", repr(target))
+        whole, told = source.sample(index, "image")
+        assert whole == "image"
+        assert _without_addresses(told) == _without_addresses(repr(target))
     assert not known(pixels).user_code
+
+
+def _without_addresses(told: str) -> str:
+    return re.sub("0x[0-9A-F]+", "", told)  # of masks: an image tells where it is in memory
 
 
 @pytest.mark.parametrize("make", [caltech256, celeba, inaturalist])

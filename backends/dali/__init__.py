@@ -4,6 +4,7 @@ sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest 
 torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
 
 job.py       what is made, settled at each iter()     describe.py   the same, as a plan
+numbers.py   threads and batches on their way
 plan.py      the chain cut up: graph, behind, tail    nodes.py      what DALI does, and how exactly
                                                       (colour_nodes.py, turn_nodes.py: more of it)
 sources/     the images of a dataset, by index        header, odd   files that Pillow decodes
@@ -17,10 +18,10 @@ collate.py   batches of images, targets and the rest
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from dataloaders.backend import Backend, Session, Specification
+from dataloaders.backend import Backend, Session, Specification, Tunable
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan
 
@@ -31,7 +32,9 @@ check_dali()
 from .describe import described  # noqa: E402 - whoever lacks DALI is told so first
 from .job import Job, job_of  # noqa: E402
 from .nodes import FAST  # noqa: E402
+from .numbers import candidates  # noqa: E402
 from .session import DaliSession  # noqa: E402
+from .sources.opaque import Opaque  # noqa: E402
 
 __all__ = ["Dali"]
 
@@ -51,9 +54,10 @@ class Dali(Backend):
     ``num_workers`` is not used. A batch may be kept for ever.
 
     Attributes:
-        threads: of DALI's own, and as many for what is done behind it on the CPU; "auto": the
-            cores that this process may use, at most 32.
-        depth: batches between the sampler and the loop; "auto": 3.
+        threads: of DALI's own, and as many for what is done behind it on the CPU; "auto": what
+            `dataloaders.tune` learned for this dataset on this machine, else the cores that this
+            process may use, at most 32.
+        depth: batches between the sampler and the loop; "auto": what was learned, else 3.
         fast: names of operators that may compute something else than torchvision's, because they
             are quicker: see `backends.dali.nodes.FAST`. (): none.
 
@@ -98,6 +102,17 @@ class Dali(Backend):
             return Plan(self.name, obstacle=str(error))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
+
+    def tunable(self, loader: Specification) -> Tunable | None:
+        """``threads`` and ``depth``; and torch's workers, where they run the dataset's own code."""
+        try:
+            job = self.job(loader)
+        except Exception:  # iter() will say so
+            return None
+        if isinstance(job, str):
+            return None
+        now = replace(self, threads=job.threads, depth=job.depth)
+        return Tunable(now, candidates(job.numbers), isinstance(job.source, Opaque))
 
     def open(self, loader: Specification) -> Session:
         """A session whose graph and threads are made at the first epoch."""

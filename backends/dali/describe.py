@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
+from dataloaders.specification import sampling_of
 
 from .behind import OnDevice, resizes_quickly
 from .job import Job
@@ -23,7 +24,7 @@ __all__ = ["described"]
 def described(name: str, job: Job, loader: Specification) -> Plan:
     """The plan of ``loader``, for which there is a ``job``."""
     stages = [
-        Stage("sampler", "this process", _sampling(loader)),
+        Stage("sampler", "this process", sampling_of(loader)),
         _fetching(job),
         *_images(job),
         Stage("collate", "this process", _collation(loader)),
@@ -85,6 +86,11 @@ def _exactness(graph: InGraph) -> str:
 
 def _notes(job: Job, loader: Specification) -> Iterator[str]:
     yield f"up to {job.depth} batches are under way at once, made by threads of this process"
+    chosen = f"threads={job.threads}, depth={job.depth}"
+    if job.numbers.by == "tune":
+        yield f"{chosen}: as tune() learned for this dataset on this machine"
+    elif job.numbers.by == "rule":
+        yield f"{chosen}: by a rule; dataloaders.tune(loader) measures what is best here"
     if isinstance(job.source, Opaque) and job.source.head.transforms:
         names = ", ".join(type(member).__name__ for member in job.source.head.transforms)
         yield f"the transform begins with {names}, which run where the dataset's own code does"
@@ -118,19 +124,6 @@ def _notes(job: Job, loader: Specification) -> Iterator[str]:
                 "the first one"
             )
         yield "DALI on a CUDA device was not yet run on a GPU"
-
-
-def _sampling(loader: Specification) -> str:
-    if loader.batch_sampler is None:
-        return type(loader.sampler).__name__
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    how = type(loader.batch_sampler).__name__
-    if inner is not None:
-        how += f" of {type(inner).__name__}"
-    if loader.batch_size is not None:
-        how += f", {loader.batch_size} a batch"
-        how += ", last short batch dropped" if loader.drop_last else ""
-    return how
 
 
 def _collation(loader: Specification) -> str:

@@ -3,10 +3,9 @@
     FF D8 .. SOF .. SOS .. FF D9 ──peek──> Header("JPEG", 375, 500, "RGB", plain=True)
 
 A file is plain if DALI's CPU decoder is known to give what Pillow's ``convert("RGB")`` gives, to
-the bit: 8 bits a value, of the kinds that `tests/test_dali_files.py` compares, and its end is
-there. All others are for Pillow. Nothing here trusts the bytes. (Where bits are wrong within the
-compressed data of a plain file, both raise or both give the same pixels, with rare exceptions in
-which only Pillow raises.)
+the bit: 8 bits a value, of the kinds that `tests/test_dali_files.py` compares, its end is there,
+and the compressed data of a JPEG is sound (scans.py). All others are for Pillow. Nothing here
+trusts the bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 from zlib import crc32
+
+from .scans import sound
 
 __all__ = ["Header", "peek"]
 
@@ -25,10 +26,15 @@ _SHORTEST = 30
 
 _MOST_SEGMENTS = 4096
 
+_MOST_CHUNKS = 1 << 16
+"""Of pixels; common are 8 to 64 KiB in each."""
+
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
+_PROGRESSIVE = 0xC2
 _SCAN = 0xDA
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+_COMPONENTS = {mode: count for count, mode in _JPEG_MODES.items()}
 # What Pillow reads of these segments where they are there: so many bytes behind the length.
 _ALWAYS_READ = {0xE0: (b"JFIF", 14), 0xE2: (b"ICC_PROFILE\0", 14), 0xEE: (b"Adobe", 12)}
 
@@ -75,7 +81,7 @@ def peek(data: bytes) -> Header | None:
 
 
 def _jpeg(data: bytes) -> Header | None:
-    found, plain, place = None, True, 2
+    found, plain, place, frame = None, True, 2, 0
     for _ in range(_MOST_SEGMENTS):
         segment = data[place : place + 4]
         if len(segment) < 4 or segment[0] != 0xFF:
@@ -92,7 +98,7 @@ def _jpeg(data: bytes) -> Header | None:
             return found
         if marker in _FRAMES:
             inside = data[place + 4 : place + 2 + size]
-            found = _frame(inside)
+            found, frame = _frame(inside), marker
             if found is None:
                 return None
         elif marker in _ALWAYS_READ:
@@ -105,8 +111,12 @@ def _jpeg(data: bytes) -> Header | None:
     if found is None:
         return None
     plain &= found.mode != "CMYK"  # DALI rounds these in another way
-    # No FF D9 is within entropy-coded bytes: behind the start of a scan it ends the image.
-    return found._replace(plain=plain and data.rfind(b"\xff\xd9", place) > 0)
+    return found._replace(
+        plain=plain
+        and sound(
+            data, place, components=_COMPONENTS[found.mode], progressive=frame == _PROGRESSIVE
+        )
+    )
 
 
 def _frame(inside: bytes) -> Header | None:
@@ -124,25 +134,36 @@ def _png(data: bytes) -> Header | None:
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     depth, colour, compression, filtering, interlace = data[24:29]
     plain = depth in _PNG_DEPTHS.get(colour, ()) and compression == filtering == 0
-    plain = plain and interlace <= 1 and data.endswith(_PNG_END) and _png_begins(data)
+    plain = plain and interlace <= 1 and data.endswith(_PNG_END) and _png_chunks(data)
     mode = "1" if (colour, depth) == (0, 1) else _PNG_MODES.get(colour, "")
     return Header("PNG", height, width, "" if depth == 16 else mode, plain)
 
 
-def _png_begins(data: bytes) -> bool:
-    """Whether all is well up to the pixels: Pillow refuses wrong checksums, DALI a few of them."""
+def _png_chunks(data: bytes) -> bool:
+    """Whether all is well up to the pixels, and their chunks lead to the end of the file.
+
+    Pillow refuses wrong checksums, DALI a few of them. Where a chunk's length is wrong both refuse
+    the file, and nvImageCodec writes that to stderr besides.
+    """
     place = 8
     for _ in range(_MOST_SEGMENTS):
         size, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
         if kind == b"IDAT":
-            return True
+            break
         end = place + 8 + size
         if end + 4 > len(data) or kind == b"acTL":
             return False
         if crc32(data[place + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             return False
         place = end + 4
-    return False
+    else:
+        return False
+    end = len(data) - len(_PNG_END)
+    for _ in range(_MOST_CHUNKS):
+        if place >= end:
+            break
+        place += 12 + int.from_bytes(data[place : place + 4], "big")
+    return place == end
 
 
 def _bmp(data: bytes) -> Header | None:

@@ -17,8 +17,8 @@ from dataloaders.backend import Specification
 from dataloaders.specification import device_of, iterates_itself
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.operators import chain_of
-from dataloaders.workers import usable_cores
 
+from .numbers import Numbers, numbers_of
 from .plan import Work, work_of
 from .sources import Source, source_for
 from .sources.opaque import Opaque, opaque_for
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "job_of"]
 
-_MOST_THREADS = 32
 _FEWEST_READERS = 4
-_DEPTH = 3
-
 
 _KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, list[int], Source | Opaque | str]] = (
     weakref.WeakKeyDictionary()
@@ -47,9 +44,8 @@ class Job:
         source: of the images.
         work: what is done to them.
         device: where they are delivered.
-        threads: of DALI's, and as many for what is done behind it on the CPU.
+        numbers: of threads and batches, and who chose them.
         readers: threads that read files, and decode those that Pillow has to.
-        depth: batches between the sampler and the loop.
         batch_size: images in a batch; 1 where the loader does not tell.
         fast: as `Dali.fast`.
         num_workers: of torch's, in which the dataset's own code runs; 0 for sources that are read
@@ -60,13 +56,22 @@ class Job:
     source: Source | Opaque
     work: Work
     device: torch.device
-    threads: int
+    numbers: Numbers
     readers: int
-    depth: int
     batch_size: int
     fast: tuple[str, ...] = ()
     num_workers: int = 0
     persistent: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of DALI's, and as many for what is done behind it on the CPU."""
+        return self.numbers.threads
+
+    @property
+    def depth(self) -> int:
+        """Batches between the sampler and the loop."""
+        return self.numbers.depth
 
     @property
     def kind(self) -> str:
@@ -94,15 +99,13 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
     if isinstance(work, str):
         return work
     opaque = isinstance(source, Opaque)
-    cores = min(usable_cores(), _MOST_THREADS)
-    threads = cores if options.threads == "auto" else options.threads
+    numbers = numbers_of(options, loader)
     return Job(
         source,
         work,
         device,
-        threads,
-        max(_FEWEST_READERS, threads),
-        _DEPTH if options.depth == "auto" else options.depth,
+        numbers,
+        max(_FEWEST_READERS, numbers.threads),
         loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1,
         tuple(options.fast),
         loader.num_workers if opaque else 0,

@@ -11,6 +11,7 @@ from torch.utils.data._utils.collate import default_collate, default_convert
 from dataloaders.backend import Specification
 from dataloaders.plan import Plan, Stage
 from dataloaders.pool import SMALLEST
+from dataloaders.specification import sampling_of
 
 from .order import is_known
 
@@ -67,17 +68,7 @@ def _sample_stages(loader: Specification, where: str) -> list[Stage]:
 
 
 def _sampling(loader: Specification, gathered: bool) -> str:
-    if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
-        return "none: the dataset decides its own order"
-    if loader.batch_sampler is None:
-        return type(loader.sampler).__name__
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    how = type(loader.batch_sampler).__name__
-    if inner is not None:
-        how += f" of {type(inner).__name__}"
-    if loader.batch_size is not None:
-        how += f", {loader.batch_size} a batch"
-        how += ", last short batch dropped" if loader.drop_last else ""
+    how = sampling_of(loader)
     if gathered and not loader.num_workers and is_known(loader.batch_sampler):
         how += ", as index tensors"
     return how

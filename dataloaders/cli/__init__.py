@@ -63,7 +63,8 @@ examples:
 _TUNE = """\
 Runs an unmodified training script, measures how many samples a second its own step takes, and
 tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
-the line to change. The choice is remembered: num_workers="auto" uses it from then on.
+the line to change. The choice is remembered: num_workers="auto" uses it from then on. With
+--backend dali, or where the loader has that backend, what is tried are its threads and depth.
 """
 
 _RUN = """\
@@ -144,6 +145,7 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
             args,
             budget_s=parsed.budget,
             number=parsed.loader,
+            backend=parsed.backend,
             json=parsed.json,
             quiet=parsed.quiet,
         )
@@ -204,10 +206,11 @@ def _parser() -> argparse.ArgumentParser:
     tune = add(
         "tune",
         "which num_workers, prefetch_factor and pin_memory?",
-        f"[--budget S] [--json F] [--loader N] [--quiet] {script}",
+        f"[--budget S] [--backend NAME] [--json F] [--loader N] [--quiet] {script}",
         _TUNE,
     )
     _add_measuring(tune)
+    tune.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
     run = add(
         "run",
         "run a script on another backend",

@@ -91,20 +91,28 @@ def tune(
     *,
     budget_s: float,
     number: int | None = None,
+    backend: str | None = None,
     json: str | None = None,
     quiet: bool = False,
 ) -> int:
     """Run ``target``, tune its loader with its own loop as the step, print the trials.
 
+    A loader that names no backend is tuned for ``backend``, else for that of the environment.
+
     Returns 0 if a choice was made; after Ctrl-C 130, and what was known by then is printed;
     else as `check`.
     """
+    from dataloaders import registry
     from dataloaders.cli.progress import ProgressLine
+    from dataloaders.loader import BACKEND_VARIABLE
     from dataloaders.scripts.lent_step import LentStep, Step
     from dataloaders.tuning import tune as tune_loader
 
     _refuse_hidden(target)
     _refuse_missing_folders(json)
+    if backend is not None:
+        registry.load(backend)
+        os.environ[BACKEND_VARIABLE] = backend
     line = ProgressLine(quiet=quiet)
     tunings: list[Tuning] = []  # as known so far; the last one counts
     lent: list[LentStep] = []
@@ -115,7 +123,8 @@ def tune(
 
     def measure(loader: Any, iterate: Any) -> LentStep:
         def use(step: Step) -> None:
-            tunings.append(tune_loader(loader, step, budget_s=budget_s, progress=told))
+            with_backend = _as_run(loader)
+            tunings.append(tune_loader(with_backend, step, budget_s=budget_s, progress=told))
 
         lent.append(LentStep(use))
         return lent[0]
@@ -138,6 +147,15 @@ def tune(
     if json is not None:
         tuning.to_json(json)
     return outcome.status
+
+
+def _as_run(loader: Any) -> Any:
+    """``loader`` as `run` has it: with a backend in the environment, ours around torch's."""
+    from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
+
+    if isinstance(loader, DataLoader) or not os.environ.get(BACKEND_VARIABLE):
+        return loader
+    return wrap(loader)
 
 
 def _run_taken_over(
@@ -216,7 +234,11 @@ def _print_tuning(tuning: Tuning, takeover: Takeover, *, quiet: bool) -> None:
     unpinned = tuning.given.pin_memory and not tuning.choice.pin_memory
     arguments = f"{tuning.choice}{', pin_memory=False' if unpinned else ''}"
     print(f"\nthe line to change:\n    DataLoader(..., {arguments})")
-    if tuning.remembered is not None:
+    if tuning.remembered is not None and tuning.choice.backend is not None:
+        print("or, as it is remembered, with the backend's options left to it:")
+        print(f"    DataLoader(..., backend={tuning.choice.backend.name!r})")
+        print(f"    dataloaders run --backend {tuning.choice.backend.name} SCRIPT")
+    elif tuning.remembered is not None:
         print("or, as it is remembered, with our DataLoader:")
         auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'
         print(f"    DataLoader(..., {auto})")

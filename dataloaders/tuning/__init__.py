@@ -7,6 +7,8 @@ predicted knee ──> its neighbours ──> prefetch factor ──> pinning �
                    until < 3 % to gain   if batches      with CUDA
                                          vary in time
 
+a backend's own options (threads and depth of dali): each from the present one, coarse to fine
+
 run.py       tune(): its arguments, checked, and its promises
 search.py    which settings are tried, in which order, and when that ends
 model.py     what a few measurements say about settings that were not tried
@@ -16,6 +18,7 @@ trial.py     one setting, measured: start-up, steady rate, memory
 usage.py     CPU seconds and memory of this process and its workers
 device.py    the accelerator, waited for without bringing it up
 variant.py   a loader like the given one with other settings, on samplers of its own
+climb.py     one option's numbers, coarse to fine
 choice.py    which of the tried settings suffices
 words.py     the sentences of a result
 result.py    Settings, Trial, Tuning: what was tried, what was chosen and why

@@ -53,6 +53,6 @@ def choose(rates: Mapping[Settings, float], need: Need, fallback: Settings) -> S
     least = enough(rates, need)
     return min(
         (one for one, rate in rates.items() if rate >= least),
-        key=lambda one: (one.num_workers, one.prefetch_factor or 0),
+        key=lambda one: one.size,
         default=fallback,
     )

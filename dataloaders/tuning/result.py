@@ -108,6 +108,13 @@ class Tuning:
     def to_json(self, path: str | Path | None = None) -> str:
         """Everything as JSON text (seconds, bytes, samples per second); also into ``path``."""
         entry = asdict(self)
+        settings = [self.choice, self.given, *(trial.settings for trial in self.trials)]
+        entries = [entry["choice"], entry["given"], *(one["settings"] for one in entry["trials"])]
+        for one, its in zip(settings, entries, strict=True):
+            if one.backend is None:
+                del its["backend"]
+            else:
+                its["backend"] = {"name": one.backend.name, **its["backend"]}
         entry["remembered"] = None if self.remembered is None else str(self.remembered)
         text = json.dumps(entry, indent=1) + "\n"
         if path is not None:
@@ -119,8 +126,10 @@ class Tuning:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False)
-        for heading in ("workers", "prefetch", "pinned", "samples/s", "start", "CPU", "MiB each"):
+        options = list(self.choice.numbers)  # of the backend; of all trials the same
+        for heading in ("workers", "prefetch", "pinned", *options, "samples/s", "start", "CPU"):
             table.add_column(heading, justify="right")
+        table.add_column("MiB each", justify="right")
         table.add_column("")
         for trial in self.trials:
             table.add_row(*_row(trial, chosen=trial.settings == self.choice))
@@ -161,6 +170,7 @@ def _row(trial: Trial, chosen: bool) -> tuple[str, ...]:
         str(settings.num_workers),
         "" if settings.prefetch_factor is None else str(settings.prefetch_factor),
         "yes" if settings.pin_memory else "",
+        *map(str, settings.numbers.values()),
         "-" if rate is None else f"{rate.estimate:,.0f}{spread}",
         f"{trial.startup_s:.2f} s",
         "" if trial.cpu_share is None else f"{100 * trial.cpu_share:.0f} %",

@@ -28,6 +28,10 @@ def tune(
 ) -> Tuning:
     """The smallest ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
 
+    Of a loader with ``backend="dali"``: the smallest ``threads`` and ``depth`` of `Dali`, which
+    make its batches in place of workers; where workers run the dataset's own code, first their
+    number.
+
     Suffice: within 3 % of what ``step`` (or ``rate_needed``) needs, or of the best that any
     number of workers gives. Found by a few trials of half a second to two, on real batches.
 
@@ -44,7 +48,8 @@ def tune(
         max_workers: the most to try; None: 4 a usable core and at least 8, fewer where memory
             or shared memory end before that. Either way, settings whose workers were measured
             to take more than half of available memory by the end of an epoch are ruled out.
-        remember: keep the choice on disk, where ``num_workers="auto"`` looks it up.
+        remember: keep the choice on disk, where ``num_workers="auto"`` looks it up, and
+            ``Dali(threads="auto", depth="auto")``.
         progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
             argument is what was known.
         rate_needed: samples per second that the loader alone must deliver, if the step's rate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 import torch
 
 from dataloaders import auto, learned, workers
+from dataloaders.backend import Tunable
 from dataloaders.batch import Batch, to_device
-from dataloaders.errors import CapacityWarning, CheckError
+from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError
 from dataloaders.loader import DataLoader
 from dataloaders.stats import Interval
 from dataloaders.tuning import words
 from dataloaders.tuning.attempts import Attempts, Step
 from dataloaders.tuning.capacity import DEFAULT_PREFETCH, capacity, own_shortage
 from dataloaders.tuning.choice import Need, choose, enough
+from dataloaders.tuning.climb import climb
 from dataloaders.tuning.model import WORTH, Model
 from dataloaders.tuning.result import Progress, Settings, Tuning
 from dataloaders.tuning.trial import Observation, observe_step
@@ -61,19 +64,33 @@ class Search:
         self._pin_gain = 1.0
         self._prefetch = DEFAULT_PREFETCH
         self._reason = ""
-        count = loader.num_workers
+        self._tunable = _tunable_of(loader)
+        self._backend = None if self._tunable is None else self._tunable.backend
+        count = loader.num_workers if self._tunable is None or self._tunable.workers else 0
         depth = (loader.prefetch_factor or DEFAULT_PREFETCH) if count else None
-        self._given = Settings(count, depth, pinned)
+        self._given = Settings(count, depth, pinned, self._backend)
         # One process is where every search starts and what it falls back to.
-        self._alone = Settings(0, None, pinned)
-        self._attempts = Attempts(loader, step, budget_s, self._alone, self._announce)
+        self._alone = Settings(0, None, pinned, self._backend)
+        self._attempts = Attempts(loader, step, budget_s, self._alone, _announcing(self))
 
     def run(self) -> None:
         """Make the trials; call it once."""
-        alone = self._attempts.make(self._alone, "one process: what a batch costs")
+        own = self._tunable is not None and not self._tunable.workers
+        why = "the loader as it is" if own else "one process: what a batch costs"
+        alone = self._attempts.make(self._alone, why)
         if alone is None:
             raise CheckError(f"no batch was loaded within budget_s={self._budget_s}; give it more")
         self._measure_step(alone)
+        if not own:
+            self._search_settings(alone)
+        if self._tunable is not None:
+            self._search_options(self._tunable)
+            self._reason = words.why_options(
+                self._choice(), self._given, self._attempts, self._need
+            )
+
+    def _search_settings(self, alone: Observation) -> None:
+        """Of torch's workers."""
         model = self._model(alone)
         room = capacity(self._loader, model, alone.batch_bytes, self._max_workers)
         self._prefetch = room.prefetch
@@ -227,10 +244,48 @@ class Search:
                 return
             choice = deeper
 
+    def _search_options(self, tunable: Tunable) -> None:
+        """The backend's own: one after the other, and the first one's neighbours once more."""
+        options = list(tunable.values.items())
+        for number, (name, values) in enumerate([*options, *options[: len(options) > 1]]):
+            choice = self._choice()
+            settings = [_with_option(choice, name, value) for value in values]
+            climb(
+                len(values),
+                values.index(choice.numbers[name]),
+                lambda now, then, name=name, settings=settings: self._is_better(  # type: ignore[misc]
+                    settings[now], settings[then], name
+                ),
+                reach=max(1, len(values) // 3) if number < len(options) else 1,
+            )
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """What is chosen, and the loader as it is, once more: one lucky trial must not decide."""
+        sure: set[Settings] = set()
+        while (best := self._choice()) not in {*sure, self._given}:
+            for settings in (best, self._given):
+                if settings not in sure and not self._attempts.again(settings, "again: to be sure"):
+                    return
+                sure.add(settings)
+
+    def _is_better(self, now: Settings, then: Settings, option: str) -> bool:
+        """Whether ``then``, with another number for ``option``, is the better choice."""
+        rates, smaller = self._attempts.rates, then.size < now.size
+        if not smaller and (self._meets(rates[now]) or self._saturated(now)):
+            return False
+        if then not in rates:
+            why = f"less {option} may do" if smaller else f"more {option} may be faster"
+            if self._attempts.make(then, why) is None:
+                return False
+        if smaller:
+            return rates[then] >= enough(rates, self._need)
+        return self._pays(now, then)
+
     def _search_pinning(self) -> None:
         """With CUDA: the chosen setting both ways, each batch copied to the device."""
         choice = self._choice()
-        if not self._has_cuda:
+        if not self._has_cuda or self._tunable is not None:
             return
         rates = []
         for pinned in (choice.pin_memory, not choice.pin_memory):
@@ -267,7 +322,7 @@ class Search:
         return self._attempts.rates.get(settings)
 
     def _settings(self, count: int) -> Settings:
-        return Settings(count, self._prefetch, self._pinned)
+        return Settings(count, self._prefetch, self._pinned, self._backend)
 
     def _saturated(self, settings: Settings) -> bool:
         seen = self._attempts.seen[settings]
@@ -291,7 +346,11 @@ class Search:
     def _remember(self, choice: Settings, seen: Observation) -> Path | None:
         loader = self._loader
         key = learned.key_of(
-            loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn
+            loader.dataset,
+            loader.batch_size,
+            loader.batch_sampler,
+            loader.collate_fn,
+            "" if choice.backend is None else choice.backend.name,
         )
         found = learned.Learned(
             num_workers=choice.num_workers,
@@ -300,6 +359,7 @@ class Search:
             samples_per_second=seen.samples_per_second.estimate,
             batch_bytes=self._batch_bytes(),
             memory_per_worker=seen.memory_per_worker,
+            options=choice.numbers or None,
         )
         return learned.remember(key, found)
 
@@ -307,12 +367,38 @@ class Search:
         said = [text for text in texts if text is not None]
         self._attempts.notes.extend(said)
         if said:
-            warnings.warn(said[0], CapacityWarning, stacklevel=4)
+            warnings.warn(said[0], CapacityWarning, stacklevel=5)
 
     def _announce(self, doing: str) -> None:
         if self._progress is not None:
             seconds = self._attempts.seconds
             self._progress(Progress(seconds, self._budget_s, doing, self.result()))
+
+
+def _announcing(search: Search) -> Callable[[str], None]:
+    """Its announcing, without holding it: in a cycle its loader would live on, with its session."""
+    method = weakref.WeakMethod(search._announce)
+
+    def announce(doing: str) -> None:
+        found = method()
+        if found is not None:
+            found(doing)
+
+    return announce
+
+
+def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
+    """What may be chosen of its backend's options; None: nothing, or it will not serve anyway."""
+    if not isinstance(loader, DataLoader):
+        return None
+    try:
+        return loader._tunable()
+    except DataLoadersError:
+        return None
+
+
+def _with_option(settings: Settings, name: str, value: int) -> Settings:
+    return replace(settings, backend=replace(settings.backend, **{name: value}))  # type: ignore[type-var]
 
 
 def _copy_to_cuda(batch: Batch) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from dataloaders.batch import Batch, map_tensors, nbytes, samples_in
 from dataloaders.errors import CheckError
+from dataloaders.flow import counts_of
 from dataloaders.stats import Interval, Timed, resample
 from dataloaders.tuning import device, usage
 
@@ -143,7 +144,9 @@ def _observe(
     crew = [psutil.Process(pid) for pid in pids if pid is not None] if count else []
     # Not yet the steady state: what workers made while nobody took anything. Without a step the
     # queue is empty again after one batch of each; a step may find it full.
-    for _ in range(count * (prefetch if step is not None else 1)):
+    # Threads of a backend have as many batches on their way as it tells.
+    under_way = count * (prefetch if step is not None else 1) or feed.outstanding
+    for _ in range(under_way):
         if time.perf_counter() - began > startup_s + cap_s / 3:
             break
         batch = feed.take()
@@ -272,6 +275,12 @@ class _Feed:
             "the loader yields no batch, so there is nothing to tune; look at its dataset, its "
             "sampler and drop_last"
         )
+
+    @property
+    def outstanding(self) -> int:
+        """Batches that are made or being made and were not taken; 0 where nobody tells."""
+        counts = counts_of(self._iterator)
+        return 0 if counts is None else counts[1]
 
     def close(self, known: set[int | None]) -> None:
         """End the workers that this feed started, and wait for them."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
+from dataloaders.backend import Backend
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 
@@ -23,19 +24,37 @@ __all__ = ["Settings", "Variants", "with_settings"]
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Settings:
-    """What tuning chooses, under torch's names; ``prefetch_factor`` is None without workers."""
+    """What tuning chooses, under torch's names; ``prefetch_factor`` is None without workers.
+
+    ``backend`` has the options that were chosen; None where the loader's has none to choose.
+    """
 
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
+    backend: Backend | None = None
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """By this the smaller of two settings is told: workers, their queues, backend's numbers."""
+        return (self.num_workers, self.prefetch_factor or 0, *self.numbers.values())
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The backend's options that are numbers."""
+        if self.backend is None:
+            return {}
+        options = {field.name: getattr(self.backend, field.name) for field in _fields(self.backend)}
+        return {name: value for name, value in options.items() if type(value) is int}
 
     def __str__(self) -> str:
         text = f"num_workers={self.num_workers}"
         if self.prefetch_factor is not None:
             text += f", prefetch_factor={self.prefetch_factor}"
-        return text + (", pin_memory=True" if self.pin_memory else "")
+        text += ", pin_memory=True" if self.pin_memory else ""
+        return text if self.backend is None else f"{text}, backend={_told(self.backend)}"
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
@@ -55,6 +74,8 @@ def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
     if settings.num_workers == 0:
         changed.__dict__.update(timeout=0, persistent_workers=False)
         changed.multiprocessing_context = None
+    if settings.backend is not None and isinstance(loader, DataLoader):
+        changed.__dict__["backend"] = settings.backend
     changed.__dict__.update(attributes)
     source = state.get("_source")
     if source is not None:  # wrap() keeps the loader whose own __iter__ it calls
@@ -75,9 +96,9 @@ class Variants:
         self.iterable = isinstance(loader.dataset, IterableDataset)
         self.notes: list[str] = []
         self._attributes: dict[str, Any] = {}
-        if isinstance(loader, DataLoader):
-            # What is tuned are torch's workers, whichever backend has them work for it.
-            self._attributes.update(backend="stock", seed=None)
+        self._ours = isinstance(loader, DataLoader)
+        if self._ours:
+            self._attributes["seed"] = None
         if self.iterable:
             self._attributes["generator"] = copy.deepcopy(loader.generator)
             return
@@ -99,6 +120,9 @@ class Variants:
     def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
         """A loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
         extra = dict(self._attributes)
+        if self._ours and settings.backend is None:
+            # What is tuned are torch's workers, whichever backend has them work for it.
+            extra["backend"] = "stock"
         if settings.num_workers:
             extra["timeout"] = self._loader.timeout or timeout_s
             # An iterable dataset's epochs end inside a trial; workers then stay as the user said.
@@ -124,6 +148,17 @@ class Variants:
             return sampler
         batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
         return BatchSampler(sampler, batch_size, drop_last=False)
+
+
+def _fields(backend: Backend) -> Any:
+    return fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
+
+
+def _told(backend: Backend) -> str:
+    """The call that makes it, without options that are as they are by default."""
+    options = {field.name: (getattr(backend, field.name), field) for field in _fields(backend)}
+    said = (f"{n}={v!r}" for n, (v, f) in options.items() if f.default is MISSING or v != f.default)
+    return f"{type(backend).__name__}({', '.join(said)})"
 
 
 class _Stream:

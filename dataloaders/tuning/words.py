@@ -9,10 +9,11 @@ import torch.utils.data
 from dataloaders import auto, learned
 from dataloaders.loader import DataLoader
 from dataloaders.tuning.attempts import Attempts
+from dataloaders.tuning.choice import Need
 from dataloaders.tuning.model import WORTH, Model
 from dataloaders.tuning.result import Settings
 
-__all__ = ["closing_notes", "not_kept", "why", "why_no_workers"]
+__all__ = ["closing_notes", "not_kept", "why", "why_no_workers", "why_options"]
 
 
 def why_no_workers(samples_per_second: float, model: Model, cap: int) -> str:
@@ -45,6 +46,19 @@ def why(choice: Settings, attempts: Attempts, needed: str | None, met: bool) -> 
     if met:
         return f"{gain}; {needed}"
     return f"{gain}, within 3 % of the best that was tried; {needed}, which workers did not reach"
+
+
+def why_options(choice: Settings, given: Settings, attempts: Attempts, need: Need) -> str:
+    """Why ``choice``, of a backend's own options."""
+    rate, now = attempts.rates.get(choice, 0.0), attempts.rates.get(given)
+    gain = f"{rate:,.0f} samples/s"
+    if now and choice != given:
+        gain += f", {rate / now:.2f} x the loader as it is"
+    if need.clause is None:
+        return f"{gain}, and within 3 % of the best that was tried"
+    if rate >= need.rate:
+        return f"{gain}; {need.clause}"
+    return f"{gain}, within 3 % of the best that was tried; {need.clause}, which was not reached"
 
 
 def closing_notes(

@@ -235,6 +235,94 @@ def flowers102(root: Path, **options: Any) -> Any:
     return _filled(datasets.Flowers102, root, options, **held)
 
 
+def clevr(root: Path, **options: Any) -> Any:
+    base, scenes = root / "clevr" / "CLEVR_v1.0", []
+    for number in range(3):
+        photo(base / "images" / "train" / f"{number}.png", number)
+        scenes.append({"image_filename": f"{number}.png", "objects": [{}] * (number + 1)})
+    lines(base / "scenes" / "CLEVR_train_scenes.json", json.dumps({"scenes": scenes}))
+    return datasets.CLEVRClassification(str(root), **options)
+
+
+def cityscapes(root: Path, **options: Any) -> Any:
+    for number in range(2):
+        name = f"bern_{number}"
+        photo(root / "leftImg8bit" / "train" / "bern" / f"{name}_leftImg8bit.png", number)
+        truth = root / "gtFine" / "train" / "bern"
+        photo(truth / f"{name}_gtFine_labelIds.png", number, 1)
+        lines(truth / f"{name}_gtFine_polygons.json", json.dumps({"objects": [number]}))
+    options.setdefault("target_type", "polygon")
+    return datasets.Cityscapes(str(root), **options)
+
+
+def cityscapes_all_targets(root: Path, **options: Any) -> Any:
+    return cityscapes(root, target_type=["semantic", "polygon"], **options)
+
+
+class _Annotations:
+    """What pycocotools, which is not installed, has of three images."""
+
+    def loadImgs(self, number: int) -> list[Any]:
+        return [{"file_name": f"{number}.jpg"}]
+
+    def getAnnIds(self, number: int) -> list[int]:
+        return [10 * number, 10 * number + 1]
+
+    def loadAnns(self, numbers: list[int]) -> list[Any]:
+        return [{"id": number, "caption": f"a {number}"} for number in numbers]
+
+
+def _coco(kind: Any) -> Maker:
+    def make(root: Path, **options: Any) -> Any:
+        for number in (3, 5, 8):
+            photo(root / f"{number}.jpg", number, 1 if number == 5 else 3)
+        return _filled(kind, root, options, coco=_Annotations(), ids=[3, 5, 8])
+
+    return make
+
+
+def kitti(root: Path, **options: Any) -> Any:
+    part = root / "Kitti" / "raw" / ("training" if options.get("train", True) else "testing")
+    for number in range(3):
+        photo(part / "image_2" / f"00{number}.png", number)
+        lines(part / "label_2" / f"00{number}.txt", *(["Car" + " 1" * 14] * (number + 1)))
+    return datasets.Kitti(str(root), **options)
+
+
+def kitti_test(root: Path, **options: Any) -> Any:
+    return kitti(root, train=False, **options)
+
+
+def _voc(root: Path, kind: str) -> None:
+    base = root / "VOCdevkit" / "VOC2012"
+    names = [f"2012_{number}" for number in range(3)]
+    lines(base / "ImageSets" / kind / "train.txt", *names)
+    for number, name in enumerate(names):
+        photo(base / "JPEGImages" / f"{name}.jpg", number)
+        photo(base / "SegmentationClass" / f"{name}.png", number, 1)
+        objects = "<object><name>cat</name></object>" * (number + 1)
+        lines(base / "Annotations" / f"{name}.xml", f"<annotation>{objects}</annotation>")
+
+
+def voc_detection(root: Path, **options: Any) -> Any:
+    _voc(root, "Main")
+    return datasets.VOCDetection(str(root), **options)
+
+
+def voc_segmentation(root: Path, **options: Any) -> Any:
+    _voc(root, "Segmentation")
+    return datasets.VOCSegmentation(str(root), **options)
+
+
+def wider_face(root: Path, **options: Any) -> Any:
+    base, texts = root / "widerface", []
+    for number in range(2):
+        photo(base / "WIDER_train" / "images" / f"{number}.jpg", number)
+        texts += [f"{number}.jpg", number + 1, *(["1 2 3 4 0 0 0 0 0 0"] * (number + 1))]
+    lines(base / "wider_face_split" / "wider_face_train_bbx_gt.txt", *texts)
+    return _without_checks(datasets.WIDERFace)(str(root), **options)
+
+
 FILES: dict[str, Maker] = {
     maker.__name__: maker
     for maker in (
@@ -264,8 +352,91 @@ FILES: dict[str, Maker] = {
         sbu,
         stanford_cars,
         flowers102,
+        clevr,
+        cityscapes,
+        cityscapes_all_targets,
+        kitti,
+        kitti_test,
+        voc_detection,
+        voc_segmentation,
+        wider_face,
     )
 }
+FILES["coco_detection"] = _coco(datasets.CocoDetection)
+FILES["coco_captions"] = _coco(datasets.CocoCaptions)
+
+
+# By their own code only
+
+
+def omniglot(root: Path, **options: Any) -> Any:
+    for number, name in enumerate(("A/1", "A/2", "B/1")):
+        path = root / "omniglot-py" / "images_background" / name / "0.png"
+        path.parent.mkdir(parents=True)
+        noise(9, 9, 1, number).convert("1").save(path)
+    return _without_checks(datasets.Omniglot)(str(root), **options)
+
+
+def fake(root: Path, **options: Any) -> Any:
+    return datasets.FakeData(4, (3, 9, 9), **options)
+
+
+def pcam(root: Path, **options: Any) -> Any:
+    import h5py
+
+    values, held = np.random.default_rng(3), datasets.PCAM._FILES["train"]
+    (root / "pcam").mkdir(parents=True)
+    with h5py.File(root / "pcam" / held["images"][0], "w") as file:
+        file["x"] = values.integers(0, 256, (4, 9, 9, 3), np.uint8)
+    with h5py.File(root / "pcam" / held["targets"][0], "w") as file:
+        file["y"] = np.arange(4, dtype=np.uint8).reshape(4, 1, 1, 1)
+    return datasets.PCAM(str(root), **options)
+
+
+def lfw_pairs(root: Path, **options: Any) -> Any:
+    for number, name in enumerate(("Ann/Ann_0001", "Ann/Ann_0002", "Bob/Bob_0001")):
+        photo(root / "lfw-py" / "lfw_funneled" / f"{name}.jpg", number)
+    lines(root / "lfw-py" / "pairsDevTrain.txt", 1, "Ann\t1\t2", "Ann\t1\tBob\t1")
+    return _without_checks(datasets.LFWPairs)(str(root), split="train", **options)
+
+
+def photo_tour(root: Path, *, train: bool = True, **options: Any) -> Any:
+    import torch
+
+    patches, matches = torch.from_numpy(_grey(9)), torch.tensor([[0, 1, 1], [2, 3, 0]])
+    torch.save((patches, torch.arange(len(patches)), matches), root / "liberty.pt")
+    return datasets.PhotoTour(str(root), "liberty", train=train, **options)
+
+
+def photo_tour_matches(root: Path, **options: Any) -> Any:
+    return photo_tour(root, train=False, **options)
+
+
+def moving_mnist(root: Path, **options: Any) -> Any:
+    (root / "MovingMNIST").mkdir()
+    np.save(root / "MovingMNIST" / "mnist_test_seq.npy", np.zeros((20, 3, 16, 16), np.uint8))
+    return datasets.MovingMNIST(str(root), **options)
+
+
+def sbd(root: Path, *, transform: Any) -> Any:
+    # Its constructor needs SciPy; its transforms= gets image and target at once.
+    photo(root / "1.jpg", 1)
+    held = {"images": [root / "1.jpg"], "masks": [""], "_get_target": lambda path: 3}
+    held["transforms"] = lambda image, target: (transform(image), target)
+    return _filled(datasets.SBDataset, root, {}, **held)
+
+
+OWN_CODE: dict[str, tuple[Maker, str]] = {
+    "omniglot": (omniglot, ""),
+    "fake": (fake, ""),
+    "pcam": (pcam, ""),
+    "photo_tour": (photo_tour, ""),
+    "lfw_pairs": (lfw_pairs, "called the transform 2 times"),
+    "photo_tour_matches": (photo_tour_matches, "called the transform 2 times"),
+    "moving_mnist": (moving_mnist, "given a torch.Tensor"),
+    "sbd": (sbd, "keep it as an attribute, such as self.transform"),
+}
+"""Datasets that nothing but their own code reads, and why DALI has no use for that; "": it has."""
 
 
 # In memory

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
 from dataloaders.cache import CachedDataset
-from dataloaders.encoded import gets_many_as, source_of
+from dataloaders.encoded import source_of
+from dataloaders.nesting import is_own, is_read_as, read_nested
 
 from .arrays import array_source
 from .cached import cached_source
@@ -44,24 +43,16 @@ def source_for(dataset: Any) -> Source | str:
 
 
 def _found(dataset: Any) -> Source | str:
-    kind = type(dataset)
-    getitem = getattr(kind, "__getitem__", None)
-    if getitem is Subset.__getitem__ and gets_many_as(kind, Subset):
-        inner = _found(dataset.dataset)
-        return inner if isinstance(inner, str) else Part(inner, dataset.indices)
-    if getitem is ConcatDataset.__getitem__ and gets_many_as(kind, ConcatDataset):
-        sources = []
-        for each in dataset.datasets:
-            source = _found(each)
-            if isinstance(source, str):
-                return source
-            sources.append(source)
-        return row_of(sources)
-    if getitem is CachedDataset.__getitem__ and gets_many_as(kind, CachedDataset):
-        return cached_source(dataset)
-    if hasattr(dataset, "data") or hasattr(dataset, "_samples"):
-        array = array_source(dataset)
-        if array is not None:
-            return array
+    return read_nested(dataset, _read, part=Part, row=row_of)
+
+
+def _read(dataset: Any) -> Source | str:
+    if not is_own(dataset):
+        if is_read_as(dataset, CachedDataset):
+            return cached_source(dataset)
+        if hasattr(dataset, "data") or hasattr(dataset, "_samples"):
+            array = array_source(dataset)
+            if array is not None:
+                return array
     files = source_of(dataset)
     return files if isinstance(files, str) else FileSource(files)

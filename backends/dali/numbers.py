@@ -1,0 +1,67 @@
+"""How many threads, and how many batches on their way: given, learned, or by a rule.
+
+Dali(threads=, depth=) ── a number ─────────────────────────────> Numbers
+                       ── "auto" ── what tune() learned ────────>
+                                 └─ nothing: cores, 3 ──────────>
+Numbers ──candidates──> what tune() may try beside them
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dataloaders import learned
+from dataloaders.backend import Specification
+from dataloaders.workers import cores_of_this_rank
+
+if TYPE_CHECKING:
+    from . import Dali
+
+__all__ = ["Numbers", "candidates", "numbers_of"]
+
+_MOST_THREADS = 32
+_DEPTH = 3
+_DEPTHS = (1, 2, 3, 4, 6, 8)
+# Powers of two and what is half way between them.
+_THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+class Numbers(NamedTuple):
+    """What `Dali` takes as numbers or as "auto".
+
+    Attributes:
+        threads, depth: as there, and numbers.
+        by: who chose what was "auto": "tune", or "rule"; "user" if nothing was.
+    """
+
+    threads: int
+    depth: int
+    by: Literal["user", "tune", "rule"]
+
+
+def numbers_of(options: Dali, loader: Specification) -> Numbers:
+    """The numbers for ``loader``."""
+    threads = min(cores_of_this_rank(), _MOST_THREADS)
+    if options.threads != "auto" and options.depth != "auto":
+        return Numbers(options.threads, options.depth, "user")
+    key = learned.key_of(
+        loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn, options.name
+    )
+    found = learned.recall(key)
+    known = {} if found is None or found.options is None else found.options
+    return Numbers(
+        (known.get("threads") or threads) if options.threads == "auto" else options.threads,
+        (known.get("depth") or _DEPTH) if options.depth == "auto" else options.depth,
+        "tune" if known else "rule",
+    )
+
+
+def candidates(numbers: Numbers) -> dict[str, tuple[int, ...]]:
+    """By option, what may be worth trying on this machine, smallest first."""
+    cores = cores_of_this_rank()
+    most = min(2 * cores, _MOST_THREADS)
+    threads = {each for each in _THREADS if each <= most} | {min(cores, _MOST_THREADS)}
+    return {
+        "threads": tuple(sorted(threads | {numbers.threads})),
+        "depth": tuple(sorted({*_DEPTHS, numbers.depth})),
+    }

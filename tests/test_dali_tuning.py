@@ -1,0 +1,165 @@
+"""tune() of a loader with backend="dali", for real: what is tried, kept, and taken by "auto"."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import transforms
+
+from dataloaders import DataLoader, learned, tune, workers
+from helpers.vision_datasets import image_folder
+
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+from backends.dali import Dali
+from backends.dali.numbers import candidates, numbers_of
+
+pytestmark = pytest.mark.measures
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+def chain() -> Any:
+    return transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
+
+
+def loader_of(root: Path, backend: Any = "dali", **options: Any) -> DataLoader[Any]:
+    return DataLoader(image_folder(root, transform=chain()), 2, backend=backend, **options)
+
+
+def learn(loader: DataLoader[Any], options: dict[str, int] | None) -> None:
+    key = learned.key_of(
+        loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn, "dali"
+    )
+    assert learned.remember(key, learned.Learned(0, None, False, 9.0, options=options)) is not None
+
+
+def notes(loader: DataLoader[Any]) -> str:
+    return " ".join(loader.explain().notes)
+
+
+def test_its_threads_and_depth_are_tried_and_kept(tmp_path: Path) -> None:
+    loader = loader_of(tmp_path, shuffle=True)
+    before = notes(loader)
+    tuning = tune(loader, lambda batch: None, budget_s=2.0)
+    rule = min(32, workers.usable_cores())
+    assert tuning.given.numbers == {"threads": rule, "depth": 3}
+    assert tuning.trials[0].settings == tuning.given
+    assert tuning.needed_samples_per_second is not None
+    assert all(type(trial.settings.backend) is Dali for trial in tuning.trials)
+    chosen = tuning.choice.numbers
+    assert f"threads={rule}, depth=3: by a rule" in before
+    said = f"threads={chosen['threads']}, depth={chosen['depth']}: as tune() learned"
+    assert said in notes(loader)
+    assert said in notes(loader_of(tmp_path))
+    assert len(list(tuning.apply(loader))) == len(list(loader)) == len(loader)
+
+
+def test_a_loader_that_was_tuned_ends_with_its_last_reference(tmp_path: Path) -> None:
+    loader = loader_of(tmp_path)
+    tune(loader, budget_s=0.5)
+    assert len(list(loader)) == len(loader)
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None  # and with it its session, before the collector comes
+
+
+def test_auto_takes_what_was_learned_and_numbers_stay_as_given(tmp_path: Path) -> None:
+    loader = loader_of(tmp_path)
+    first = list(loader)
+    learn(loader, {"threads": 3, "depth": 5})
+    assert numbers_of(Dali(), loader) == (3, 5, "tune")
+    assert numbers_of(Dali(threads=2), loader) == (2, 5, "tune")
+    assert numbers_of(Dali(threads=2, depth=4), loader) == (2, 4, "user")
+    assert len(list(loader)) == len(first)  # with the graph made anew
+
+
+@pytest.mark.parametrize("options", [None, {}, {"threads": 0, "depth": 0}, {"other": 7}])
+def test_what_was_learned_of_something_else_is_the_rule(
+    tmp_path: Path, options: dict[str, int] | None
+) -> None:
+    loader = loader_of(tmp_path)
+    learn(loader, options)
+    assert numbers_of(Dali(), loader)[:2] == (min(32, workers.usable_cores()), 3)
+    assert len(list(loader)) == len(loader)
+
+
+def test_ranks_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "usable_cores", lambda root=None: 24)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    numbers = numbers_of(Dali(), loader_of(tmp_path))
+    assert numbers == (6, 3, "rule")
+    assert candidates(numbers)["threads"] == (1, 2, 3, 4, 6, 8, 12)
+
+
+def test_a_dataset_with_code_of_its_own_is_tuned_by_its_workers_too(tmp_path: Path) -> None:
+    class Own(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.folder = image_folder(tmp_path)
+            self.transform = chain()
+
+        def __len__(self) -> int:
+            return len(self.folder)
+
+        def __getitem__(self, index: int) -> Any:
+            image, target = self.folder[index]
+            return self.transform(image), target
+
+    loader = DataLoader(Own(), 2, backend="dali")
+    tunable = Dali().tunable(loader)
+    assert tunable is not None
+    assert tunable.workers
+    tuning = tune(loader, budget_s=1.0, max_workers=0)
+    assert tuning.trials[0].why == "one process: what a batch costs"
+    assert len(list(tuning.apply(loader))) == len(loader)
+
+
+def test_a_loader_that_dali_cannot_serve_is_tuned_by_torchs_workers() -> None:
+    dataset = [torch.zeros(1)] * 64
+    loader = DataLoader(dataset, 4, backend="dali")  # type: ignore[arg-type]
+    assert not loader.explain().runs
+    tuning = tune(loader, budget_s=0.5, max_workers=0)
+    assert tuning.choice.backend is None
+
+
+SCRIPT = """
+import sys
+import torch
+from torchvision import datasets, transforms
+chain = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
+loader = torch.utils.data.DataLoader(datasets.ImageFolder(sys.argv[1], chain), 2)
+model = torch.nn.Linear(8, 2)
+for epoch in range(200):
+    for images, targets in loader:
+        model(images).sum().backward()
+"""
+
+
+def test_a_script_of_torchs_own_loader_is_tuned_for_the_backend(tmp_path: Path) -> None:
+    command = ["tune", "--budget", "1", "--backend", "dali"]
+    folder = image_folder(tmp_path).root
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = subprocess.run(
+        [sys.executable, "-m", "dataloaders", *command, str(script), "--", folder],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "backend=Dali(threads=" in run.stdout
+    assert (
+        "with the backend's options left to it" in run.stdout or "nothing to change" in run.stdout
+    )

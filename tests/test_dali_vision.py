@@ -1,0 +1,127 @@
+"""Each of torchvision's kinds of datasets under backend="dali": stock's batches, or a refusal.
+
+The real classes, over tiny files of the right layout; those with files are cached as they are, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from dataloaders import DataLoader
+from dataloaders.cache import precompute
+from dataloaders.encoded import source_of
+from dataloaders.errors import BackendUnavailable
+from helpers.cached import bits
+from helpers.vision_datasets import ARRAYS, FILES, OWN_CODE
+
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+pytestmark = [
+    # torchvision's: an image that is opened and not read, as a mask, stays open.
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
+]
+
+HOW = {
+    **dict.fromkeys(FILES, "files read ahead"),
+    **dict.fromkeys(ARRAYS, "pixels in memory"),
+    **{name: "the dataset's own code" for name, (_, why) in OWN_CODE.items() if not why},
+}
+
+
+@pytest.fixture(autouse=True)
+def _scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caltech101 imports SciPy, for annotations that are not asked for here."""
+    if "scipy" not in sys.modules:
+        for name in ("scipy", "scipy.io"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+
+
+def chain(name: str) -> Any:
+    first = [v2.ToPILImage()] if name.startswith("photo_tour") else []
+    random = [v2.RandomCrop(5), v2.RandomHorizontalFlip()]
+    return v2.Compose([*first, *random, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+def made(name: str, root: Path) -> Any:
+    makers = {**FILES, **{name: maker for name, (maker, _) in {**ARRAYS, **OWN_CODE}.items()}}
+    return makers[name](root, transform=chain(name))
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_its_batches_are_those_of_stock(name: str, tmp_path: Path) -> None:
+    dataset = made(name, tmp_path)
+    loaders = [
+        DataLoader(dataset, 3, shuffle=True, seed=5, collate_fn=as_list, backend=backend)
+        for backend in ("dali", "stock")
+    ]
+    assert HOW[name] in loaders[0].explain().stages[1].how
+    ours, theirs = map(list, loaders)
+    assert len(ours) == len(loaders[1])
+    assert bits(ours) == bits(theirs)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, why) in OWN_CODE.items() if why])
+def test_it_is_refused_with_the_reason_and_what_to_do(name: str, tmp_path: Path) -> None:
+    loader = DataLoader(made(name, tmp_path), 2, seed=5, collate_fn=as_list, backend="dali")
+    with pytest.raises(BackendUnavailable, match=OWN_CODE[name][1]):
+        iter(loader)
+    assert OWN_CODE[name][1] in str(loader.explain())
+
+
+@pytest.mark.parametrize("name", ["voc_detection", "cityscapes", "coco_detection", "kitti"])
+def test_joint_transforms_that_leave_the_target_alone_are_its_own_code(
+    name: str, tmp_path: Path
+) -> None:
+    dataset = FILES[name](tmp_path, transforms=chain(name))
+    loaders = [
+        DataLoader(dataset, 3, shuffle=True, seed=5, collate_fn=as_list, backend=backend)
+        for backend in ("dali", "stock")
+    ]
+    assert "the dataset's own code" in loaders[0].explain().stages[1].how
+    assert bits(list(loaders[0])) == bits(list(loaders[1]))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_joint_transforms_of_image_and_mask_are_refused(wrapped: bool, tmp_path: Path) -> None:
+    dataset = FILES["voc_segmentation"](tmp_path, transforms=chain("voc_segmentation"))
+    said = "give what is for the image as transform="
+    if wrapped:
+        dataset, said = datasets.wrap_dataset_for_transforms_v2(dataset), "called with 2 values"
+    loader = DataLoader(dataset, 2, collate_fn=as_list, backend="dali")
+    assert said in str(loader.explain())
+    with pytest.raises(BackendUnavailable, match="called with 2 values"):
+        iter(loader)
+
+
+def number_of(target: Any) -> int:
+    return len(str(target)) % 7
+
+
+PACKED = ["voc_detection", "cityscapes", "coco_captions", "kitti", "wider_face", "clevr"]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_its_files_are_cached_as_they_are(name: str, tmp_path: Path) -> None:
+    dataset = FILES[name](tmp_path, transform=chain(name), target_transform=number_of)
+    cached = precompute(dataset, tmp_path / "train.h5", images="packed", num_workers=0)
+    source = source_of(dataset)
+    assert not isinstance(source, str)
+    assert source.encoded(1).data in (tmp_path / "train.h5").read_bytes()
+    for index in range(len(dataset)):
+        torch.manual_seed(index)
+        theirs = dataset[index]
+        torch.manual_seed(index)
+        assert bits(cached[index]) == bits(theirs)
