@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.index import HEADER, Extent, Index, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.entries import Extent
+from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.decode import is_encoded
-from dataloaders.cache.index import ColumnEntry, Extent
+from dataloaders.cache.entries import ColumnEntry, Extent
 from dataloaders.cache.pieces import Pieces
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import leaf_of

@@ -24,22 +24,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.checksums import checksums
+from dataloaders.cache.block import DIGEST, VERSION, block_for
+from dataloaders.cache.checksums import BLOCK, checksums
 from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.compress import Compressed
 from dataloaders.cache.disk import write_all
+from dataloaders.cache.entries import ColumnEntry, Extent, Packing
 from dataloaders.cache.hdf5 import Chunked, Virtual, add_dataset, skeleton, writing_pieces
-from dataloaders.cache.index import (
-    BLOCK,
-    DIGEST,
-    VERSION,
-    ColumnEntry,
-    Extent,
-    Index,
-    Packing,
-    block_for,
-)
+from dataloaders.cache.index import Index
 from dataloaders.cache.layout import Layout, Layouts, first_columns, occupied
 from dataloaders.cache.pack import Packed, Packer
 from dataloaders.cache.pieces import chunk_of

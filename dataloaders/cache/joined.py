@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.columns import ColumnReader
-from dataloaders.cache.index import ColumnEntry, Index, Shard
+from dataloaders.cache.entries import ColumnEntry, Shard
+from dataloaders.cache.index import Index
 from dataloaders.cache.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
 from dataloaders.page_cache import expect_exactly

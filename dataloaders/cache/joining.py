@@ -21,19 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from dataloaders.cache.block import DIGEST, VERSION, block_for
 from dataloaders.cache.disk import sync, writing
+from dataloaders.cache.entries import ColumnEntry, Extent, Shard
 from dataloaders.cache.file import About, Progress, Writer, failures_of, filled, laid_out
 from dataloaders.cache.folder import building_folder
 from dataloaders.cache.hdf5 import Virtual
-from dataloaders.cache.index import (
-    DIGEST,
-    VERSION,
-    ColumnEntry,
-    Extent,
-    Index,
-    Shard,
-    block_for,
-)
+from dataloaders.cache.index import Index
 from dataloaders.cache.layout import Layout
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.merge import Part, merged_columns, piece_of, rows_of, values_in

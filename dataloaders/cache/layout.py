@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.chunk import MOST_VARIANTS, Chunk, Column, Variant, sizes
-from dataloaders.cache.index import MOST_FIXED
+from dataloaders.cache.entries import MOST_FIXED
 from dataloaders.cache.pieces import piece_of
 from dataloaders.cache.sample import Structure, column_names
 from dataloaders.errors import CacheError

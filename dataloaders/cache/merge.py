@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from dataloaders.cache.chunk import MOST_VARIANTS
 from dataloaders.cache.columns import mapped
+from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.hdf5 import Piece
-from dataloaders.cache.index import ColumnEntry, Index
+from dataloaders.cache.index import Index
 from dataloaders.cache.layout import Layout
 from dataloaders.cache.sample import column_names
 from dataloaders.errors import CacheError

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.checksums import Summed
+from dataloaders.cache.checksums import BLOCK, Summed
 from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.disk import write_all
-from dataloaders.cache.index import BLOCK, Index
+from dataloaders.cache.index import Index
 from dataloaders.cache.layout import Layouts, first_columns
 from dataloaders.cache.sample import Cell
 from dataloaders.cache.sizes import Sizes

@@ -21,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from dataloaders.cache.block import open_file
 from dataloaders.cache.changes import changes
 from dataloaders.cache.columns import ColumnReader, mapped
-from dataloaders.cache.index import ColumnEntry, Index, open_file
+from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.index import Index
 from dataloaders.cache.joined import JoinedColumn, Shards
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import Classes, join, leaf_paths

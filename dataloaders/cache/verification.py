@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dataloaders.cache.checksums import checksums
-from dataloaders.cache.index import BLOCK, DIGEST, HEADER, ColumnEntry, Index, open_file
+from dataloaders.cache.block import DIGEST, HEADER, open_file
+from dataloaders.cache.checksums import BLOCK, checksums
+from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.shards import folder_of, open_shard
 from dataloaders.errors import CacheError

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dataloaders.cache.disk import size_of
-from dataloaders.cache.index import ColumnEntry
+from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.printable import printable
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.index import BLOCK, HEADER, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.checksums import BLOCK
 from dataloaders.cache.sample import DTYPES, column_names
 from dataloaders.errors import CacheError
 

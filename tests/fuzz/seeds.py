@@ -17,9 +17,9 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import join, precompute
+from dataloaders.cache.block import HEADER
 from dataloaders.cache.codecs import CODECS
 from dataloaders.cache.compress import Compressed
-from dataloaders.cache.index import HEADER
 from dataloaders.cache.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 

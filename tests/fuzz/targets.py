@@ -26,9 +26,10 @@ from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import precompute
+from dataloaders.cache.block import seal
 from dataloaders.cache.cell import cell_of, leaf_of
 from dataloaders.cache.changes import changes
-from dataloaders.cache.index import Index, seal
+from dataloaders.cache.index import Index
 from dataloaders.cache.journal import Journal, Record, read_journal
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.sample import DTYPES

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataloaders.cache.index import HEADER, ColumnEntry, Index, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError
 
