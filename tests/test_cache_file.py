@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataloaders.cache.about import About
 from dataloaders.cache.checksums import BLOCK
 from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import About, assemble
+from dataloaders.cache.file import assemble
 from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify

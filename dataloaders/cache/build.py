@@ -47,7 +47,7 @@ from dataloaders.cache.study import Findings, Study
 from dataloaders.errors import CacheError, MissingDependency, OptionError, add_note
 
 if TYPE_CHECKING:
-    from dataloaders.cache.file import About
+    from dataloaders.cache.about import About
     from dataloaders.cache.index import Index
     from dataloaders.cache.reader import CachedDataset
 
@@ -450,7 +450,7 @@ class _Builder:
         return lay_out(path, layouts, self._about(), len(self._part))
 
     def _about(self) -> About:
-        from dataloaders.cache.file import About
+        from dataloaders.cache.about import About
 
         failed = [
             (index - self._part.start, why)
@@ -528,7 +528,8 @@ class _Builder:
             )
 
     def _assemble(self) -> None:
-        from dataloaders.cache.file import Known, become, fill, lay_out, layouts_of
+        from dataloaders.cache.file import become, lay_out, layouts_of
+        from dataloaders.cache.filling import Known, fill
 
         folder, records, about = self.folder, self._in_order(), self._about()
         pace = Pace(len(self._part), 0)
