@@ -104,7 +104,7 @@ def test_hdf5_reads_what_it_reads_of_one_file(
         one.visititems(compare)
         assert len(names) > 20
         assert dict(file.attrs) == {
-            "format": b"dataloaders cache, joined", "version": 2, "rows": 30, "shards": 4,
+            "format": b"dataloaders cache, joined", "version": 3, "rows": 30, "shards": 4,
         }  # fmt: skip
 
 

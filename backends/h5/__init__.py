@@ -281,7 +281,7 @@ class _H5Session(Session):
                 )
             if "namedtuple" in repr(cached.index.structure):
                 with random_states_kept():  # the file has their names, the samples their classes
-                    cached.classes = classes_in(loader.dataset[0])
+                    cached.namedtuples = classes_in(loader.dataset[0])
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
             self._view = view_of(loader, **self._changed)
             self._inner = _stock().open(self._view)

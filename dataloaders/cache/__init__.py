@@ -11,9 +11,9 @@
     images.py    raw, encoded or packed          encoding.py    images -> encoded cells
     packed.py    a dataset's own files           decode.py      encoded cells -> images
     file.py      chunks -> the file                  hdf5.py       makes it HDF5
-    about.py     what it says besides its rows       laying.py     the file without its values
-    putting.py   values -> their places              filling.py    values, checksums, index
-    placing.py   values written once, where they stand
+    about.py     what it says besides its rows       attributes.py classes and class_to_idx
+    laying.py    the file without its values         putting.py    values -> their places
+    filling.py   values, checksums, index            placing.py    values written once
     index.py     where values stand, without HDF5    block.py      what is in front of the HDF5
     entries.py   places, columns, shards             entry_checks.py  the same, of anybody's file
     fields.py    JSON of anybody, field by field     checksums.py  of every block of the file

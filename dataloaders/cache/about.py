@@ -28,6 +28,7 @@ class About:
         head: the transforms whose result the rows are.
         tail: those that are still to be applied.
         compress: how columns are compressed that are worth it; None: not at all.
+        attributes: of the dataset, as `attributes.attributes_of` gives them.
     """
 
     samples: int
@@ -36,6 +37,7 @@ class About:
     head: Sequence[str] = ()
     tail: Sequence[str] = ()
     compress: Compressed | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def failures_of(about: About) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

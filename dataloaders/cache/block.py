@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
-VERSION = 2
+VERSION = 3
+"""What is written. Version 2 had no `attributes`, and is read."""
+_OLDEST = 2
 HEADER = 64
 DIGEST = 16
 """Bytes of a digest: blake2b, unkeyed."""
@@ -50,12 +52,14 @@ class Sealed(NamedTuple):
 
     Attributes:
         text: of the index; its digest is right.
+        version: of the format.
         user_block: bytes in front of the HDF5 file.
         digest: of header and text, in hexadecimal.
         file_bytes: of the whole file, as the system has it.
     """
 
     text: bytes
+    version: int
     user_block: int
     digest: str
     file_bytes: int
@@ -117,10 +121,10 @@ def read_block(descriptor: int, name: str) -> Sealed:
             "file that precompute() built"
         )
     _, version, length, user_block, digest, rest = _HEAD.unpack(head)
-    if version != VERSION:
+    if not _OLDEST <= version <= VERSION:
         raise CacheError(
-            f"{name} has version {version} of the cache format, and this package reads version "
-            f"{VERSION}; build it again, or install the package that built it"
+            f"{name} has version {version} of the cache format, and this package reads versions "
+            f"{_OLDEST} to {VERSION}; build it again, or install the package that built it"
         )
     if length > LONGEST or not HEADER + length <= user_block <= min(size, _LARGEST_BLOCK):
         raise CacheError(
@@ -133,4 +137,4 @@ def read_block(descriptor: int, name: str) -> Sealed:
         raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
     if blake2b(head[:32] + text, digest_size=DIGEST).digest() != digest or any(rest):
         raise CacheError(f"the index of the cache {name} is damaged; {AGAIN}")
-    return Sealed(text, user_block, digest.hex(), size)
+    return Sealed(text, version, user_block, digest.hex(), size)

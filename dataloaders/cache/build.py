@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
 from dataloaders.cache.crew import Once, results
@@ -344,9 +345,12 @@ class _Builder:
             del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it
             finish = Finish(tails, calls)
-            return CachedDataset(path, transform=finish, expect=expect)
-        of_leaves = [(keys, tails[number]) for number, keys in calls]
-        return CachedDataset(path, tails=of_leaves, expect=expect)
+            cached = CachedDataset(path, transform=finish, expect=expect)
+        else:
+            of_leaves = [(keys, tails[number]) for number, keys in calls]
+            cached = CachedDataset(path, tails=of_leaves, expect=expect)
+        cached.refuse_other_classes(attributes_of(self._dataset))
+        return cached
 
     def _read_as_file(self, path: Path) -> None:
         """Have the dataset studied as the file's images are: its files, PIL images or any rows.
@@ -465,6 +469,7 @@ class _Builder:
             head=known.cut.head,
             tail=known.cut.tail,
             compress=self._options.compress,
+            attributes=attributes_of(self._dataset),
         )
 
     def _in_order(self) -> list[Record]:

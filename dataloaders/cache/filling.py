@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.about import About, failures_of
+from dataloaders.cache.attributes import encoded
 from dataloaders.cache.block import DIGEST
 from dataloaders.cache.checksums import BLOCK, checksums
 from dataloaders.cache.chunk import Chunk
@@ -101,6 +102,9 @@ def filled(
                 if index.failed is not None:
                     for extent, values in zip(index.failed, failures_of(about), strict=True):
                         writer.write(extent.offset, values)
+                if index.attributes is not None:
+                    text = np.frombuffer(encoded(about.attributes), "|u1")
+                    writer.write(index.attributes.offset, text)
                 writer.settle()
             index = replace(index, checksums_digest=_write_checksums(index, known, writer))
             write_all(descriptor, 0, index.encode())

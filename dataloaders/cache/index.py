@@ -20,6 +20,7 @@ from dataloaders.cache.block import (
     AGAIN,
     LONGEST,
     SMALLEST_BLOCK,
+    VERSION,
     Sealed,
     open_file,
     read_block,
@@ -55,6 +56,7 @@ _FIELDS = (
     "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
     "fingerprint", "head", "tail",
 )  # fmt: skip
+_SINCE_3 = ("attributes",)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Index:
         fingerprint: of what it was built from.
         head: the transforms whose result it holds, one text a member.
         tail: those that are still to be applied.
+        attributes: what the dataset says of its classes (JSON); None: nothing.
         shards: the files that have the values, in the order of their rows; none: they are here.
         identity: the index's own digest in hexadecimal; it differs if any bit of the file does.
     """
@@ -90,6 +93,7 @@ class Index:
     fingerprint: Mapping[str, Any]
     head: tuple[str, ...]
     tail: tuple[str, ...]
+    attributes: Extent | None = None
     shards: tuple[Shard, ...] = ()
     identity: str = ""
 
@@ -158,6 +162,7 @@ class Index:
             "failed": None
             if self.failed is None
             else {"rows": self.failed[0], "messages": self.failed[1]},
+            "attributes": self.attributes,
             "fingerprint": dict(self.fingerprint),
             "head": self.head,
             "tail": self.tail,
@@ -184,7 +189,7 @@ class Index:
             CacheError: it is malformed.
         """
         try:
-            return _index(loads(text), user_block, "", file_bytes)
+            return _index(loads(text), Sealed(text, VERSION, user_block, "", file_bytes))
         except Malformed as error:
             raise CacheError(f"the index is malformed: {error}") from error
 
@@ -212,14 +217,16 @@ class Index:
 
 def _parsed(block: Sealed, name: str) -> Index:
     try:
-        return _index(loads(block.text), block.user_block, block.digest, block.file_bytes)
+        return _index(loads(block.text), block)
     except Malformed as error:
         raise CacheError(f"the index of the cache {name} is malformed: {error}; {AGAIN}") from error
 
 
-def _index(found: Any, user_block: int, identity: str, size: int) -> Index:
+def _index(found: Any, block: Sealed) -> Index:
     joined = type(found) is dict and found.get("format") == _JOINED
-    fields = fields_in(found, "the index", (*_FIELDS, "shards") if joined else _FIELDS)
+    names = [*_FIELDS, *(_SINCE_3 if block.version > 2 else ()), *(["shards"] if joined else [])]
+    fields = fields_in(found, "the index", names)
+    user_block, size = block.user_block, block.file_bytes
     if not joined and fields["format"] != _FORMAT:
         raise Malformed(f"format is {shown(fields['format'])}")
     if user_block < SMALLEST_BLOCK or user_block & (user_block - 1):
@@ -239,6 +246,9 @@ def _index(found: Any, user_block: int, identity: str, size: int) -> Index:
     blocks = -(-(file_bytes - user_block) // BLOCK)
     checksums = extent_in(checks["values"], "checksums.values", blocks)
     failed = failed_in(fields["failed"], samples - rows)
+    attributes = None
+    if fields.get("attributes") is not None:
+        attributes = extent_in(fields["attributes"], "attributes")
     fingerprint = fields["fingerprint"]
     if type(fingerprint) is not dict:
         raise Malformed("fingerprint is no object")
@@ -255,8 +265,9 @@ def _index(found: Any, user_block: int, identity: str, size: int) -> Index:
         fingerprint,
         texts_in(fields["head"], "head"),
         texts_in(fields["tail"], "tail"),
+        attributes,
         shards_in(fields["shards"], rows, samples) if joined else (),
-        identity,
+        block.digest,
     )
     check_places(_places(index), user_block, file_bytes)
     return index
@@ -274,3 +285,5 @@ def _places(index: Index) -> Iterator[tuple[str, str, Extent]]:
     if index.failed is not None:
         yield "failed.rows", "<u8", index.failed[0]
         yield "failed.messages", "|u1", index.failed[1]
+    if index.attributes is not None:
+        yield "attributes", "|u1", index.attributes

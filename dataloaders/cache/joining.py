@@ -21,8 +21,11 @@ from typing import Any
 import numpy as np
 
 from dataloaders.cache.about import About
+from dataloaders.cache.attributes import attributes_in, differences
+from dataloaders.cache.columns import mapped
 from dataloaders.cache.disk import sync, writing
 from dataloaders.cache.entries import ColumnEntry, Extent, Shard
+from dataloaders.cache.fields import Malformed
 from dataloaders.cache.filling import filled
 from dataloaders.cache.folder import building_folder
 from dataloaders.cache.hdf5 import Virtual
@@ -171,6 +174,37 @@ def _failed(paths: Sequence[Path], parts: Sequence[Part]) -> list[tuple[int, str
     return failed
 
 
+def _attributes(parts: Sequence[Part]) -> dict[str, Any]:
+    """What all shards say of the dataset's classes; those of an older version say nothing.
+
+    Raises:
+        CacheError: one of them says something else.
+    """
+    texts: dict[bytes, str] = {}
+    for part in parts:
+        place = part.index.attributes
+        text = b"" if place is None else mapped(part.data, "|u1", place).tobytes()
+        texts.setdefault(text, part.name)
+    said = {}
+    for each, name in texts.items():
+        try:
+            said[name] = attributes_in(each) if each else {}
+        except Malformed as error:
+            raise CacheError(
+                f"the shard {name} is damaged: what it says of classes: {error}"
+            ) from error
+    (first, found), *others = said.items()
+    for name, other in others:
+        changed = differences(found, other)
+        if changed:
+            raise CacheError(
+                f"the shards {first} and {name} are of different builds: {'; '.join(changed)}; "
+                "build all of them of one dataset"
+            )
+        found = {key: value for key, value in found.items() if key in other}
+    return found
+
+
 def _virtual(column: Planned, number: int, parts: Sequence[Part]) -> Virtual | None:
     """The values of this column of all shards; None if there are none."""
     dtype, shape = column.layout.datasets(column.rows)["values"]
@@ -198,6 +232,7 @@ def _write(
         fingerprint={name: each for name, each in one.fingerprint.items() if name != "shard"},
         head=one.head,
         tail=one.tail,
+        attributes=_attributes(parts),
     )
     virtual = {
         column.path_of("values"): values

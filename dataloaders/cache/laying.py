@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from dataloaders.cache.about import About, check_failed, failures_of
+from dataloaders.cache.attributes import encoded
 from dataloaders.cache.block import DIGEST, VERSION, block_for
 from dataloaders.cache.checksums import BLOCK
 from dataloaders.cache.codecs import codec_of
@@ -142,6 +143,7 @@ def laid_out(
     """
     check_failed(about, rows)
     numbers, messages = failures_of(about)
+    attributes = encoded(about.attributes)
     index = Index(
         user_block=0,
         file_bytes=_WIDEST.size,
@@ -152,6 +154,7 @@ def laid_out(
         checksums=_WIDEST,
         checksums_digest="0" * 2 * DIGEST,
         failed=(_WIDEST, _WIDEST) if about.failed else None,
+        attributes=_WIDEST if attributes else None,
         fingerprint=dict(about.fingerprint),
         head=tuple(about.head),
         tail=tuple(about.tail),
@@ -170,26 +173,28 @@ def laid_out(
     if about.failed:
         datasets["/failed/rows"] = ("<u8", numbers.shape)
         datasets["/failed/messages"] = ("|u1", messages.shape)
-    attributes: dict[str, dict[str, str | int]] = {
+    if attributes:
+        datasets["/attributes"] = ("|u1", (len(attributes),))
+    said: dict[str, dict[str, str | int]] = {
         "/": {"format": index.format, "version": VERSION, "rows": rows}
     }
     if shards:
-        attributes["/"]["shards"] = len(shards)
+        said["/"]["shards"] = len(shards)
     for column in columns:
         kinds = " ".join(kind for kind, _ in column.layout.variants)
-        attributes[column.path] = {"kinds": kinds}
+        said[column.path] = {"kinds": kinds}
     chunked = {
         column.path_of("values"): column.chunked(column.compress)
         for column in columns
         if column.compress is not None and column.layout.piece
     }
     if chunked:  # the checksums come last, behind the compressed pieces
-        places = skeleton(path, datasets, user_block, attributes, chunked)
+        places = skeleton(path, datasets, user_block, said, chunked)
     else:
 
         def make(blocks: int) -> dict[str, Extent]:
             table = {"/checksums": ("<u4", (blocks,))}
-            return skeleton(path, {**datasets, **table}, user_block, attributes, virtual=virtual)
+            return skeleton(path, {**datasets, **table}, user_block, said, virtual=virtual)
 
         places = _fitting(path, user_block, make)
     return replace(
@@ -199,6 +204,7 @@ def laid_out(
         columns=tuple(column.entry(places) for column in columns),
         checksums=places.get("/checksums", _WIDEST),
         failed=(places["/failed/rows"], places["/failed/messages"]) if about.failed else None,
+        attributes=places.get("/attributes"),
     )
 
 

@@ -21,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from dataloaders.cache.attributes import attributes_in, differences
 from dataloaders.cache.block import open_file
 from dataloaders.cache.changes import changes
 from dataloaders.cache.columns import ColumnReader, mapped
 from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.fields import Malformed
 from dataloaders.cache.index import Index
 from dataloaders.cache.joined import JoinedColumn, Shards
 from dataloaders.cache.printable import shown
@@ -57,8 +59,8 @@ class CachedDataset(Dataset[Any]):
     Attributes:
         path: absolute.
         index: what the file says of itself.
-        classes: namedtuple classes for samples that consist of some, by name and fields; a class
-            that is not among them is made anew, with the same name and fields.
+        namedtuples: classes for samples that consist of some, by name and fields; a class that is
+            not among them is made anew, with the same name and fields.
 
     Raises:
         CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
@@ -76,16 +78,19 @@ class CachedDataset(Dataset[Any]):
         self.path = Path(os.path.abspath(path))
         self.transform = transform
         self.tails = [(tuple(keys), call) for keys, call in tails]
-        self.classes: Classes = {}
+        self.namedtuples: Classes = {}
         self._open()
         if expect is not None:
             changed = changes(self.index.fingerprint, expect, "when it was built")
             if changed:
-                raise CacheError(
-                    f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
-                    "build it again with precompute(..., overwrite=True), or dataloaders cache "
-                    "build --overwrite, or at another path"
-                )
+                raise self._of_something_else(changed)
+
+    def _of_something_else(self, changed: list[str]) -> CacheError:
+        return CacheError(
+            f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
+            "build it again with precompute(..., overwrite=True), or dataloaders cache "
+            "build --overwrite, or at another path"
+        )
 
     def _open(self) -> None:
         descriptor = open_file(str(self.path))
@@ -108,6 +113,7 @@ class CachedDataset(Dataset[Any]):
         else:
             self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
         self._data = data
+        self._attributes: dict[str, Any] | None = None
         self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
         paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
         self._calls: list[tuple[int, Callable[[Any], Any]]] = []
@@ -159,7 +165,7 @@ class CachedDataset(Dataset[Any]):
         for number, call in self._calls:
             leaves[number] = call(leaves[number])
         structure = self.index.structure
-        sample = None if structure is None else join(structure, leaves, self.classes)
+        sample = None if structure is None else join(structure, leaves, self.namedtuples)
         return sample if self.transform is None else self.transform(sample)
 
     def leaves(self, row: int) -> list[Any]:
@@ -178,7 +184,7 @@ class CachedDataset(Dataset[Any]):
             for other, column in enumerate(self._columns)
         ]
         structure = self.index.structure
-        return None if structure is None else join(structure, leaves, self.classes)
+        return None if structure is None else join(structure, leaves, self.namedtuples)
 
     def will_read(self, first: int, last: int) -> None:
         """Has the kernel begin to read rows ``first`` to ``last - 1`` from disk, and returns.
@@ -233,6 +239,61 @@ class CachedDataset(Dataset[Any]):
     def columns(self) -> tuple[ColumnEntry, ...]:
         """What each column is, in the order of the sample's leaves."""
         return self.index.columns
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the dataset said of its classes: `classes`, `class_to_idx`, or nothing.
+
+        Raises:
+            CacheError: this is damaged.
+        """
+        if self._attributes is None:
+            place = self.index.attributes
+            try:
+                text = b"" if place is None else mapped(self._data, "|u1", place).tobytes()
+                self._attributes = attributes_in(text) if text else {}
+            except Malformed as error:
+                raise CacheError(
+                    f"what {self.path} says of its dataset's classes is damaged: {error}; build "
+                    "the cache again"
+                ) from error
+        return self._attributes
+
+    @property
+    def classes(self) -> list[Any]:
+        """The names of the classes, as the dataset's ``classes`` had them; of synonyms, tuples.
+
+        Raises:
+            AttributeError: the dataset had none, or the file is of an older version.
+            CacheError: they are damaged.
+        """
+        return self._attribute("classes")  # type: ignore[no-any-return]
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The number of each class, as the dataset's ``class_to_idx`` had it.
+
+        Raises:
+            AttributeError, CacheError: as `classes`.
+        """
+        return self._attribute("class_to_idx")  # type: ignore[no-any-return]
+
+    def _attribute(self, name: str) -> Any:
+        if name not in self.attributes:
+            raise AttributeError(
+                f"the cache {self.path} has no {name}: the dataset that it was built of had none"
+            )
+        return self.attributes[name]
+
+    def refuse_other_classes(self, now: Mapping[str, Any]) -> None:
+        """Nothing if the classes of a dataset, as `attributes_of` gives them, are those kept here.
+
+        Raises:
+            CacheError: they are others; says which.
+        """
+        changed = differences(self.attributes, now)
+        if changed:
+            raise self._of_something_else(changed)
 
     @property
     def identity(self) -> str:
@@ -307,12 +368,12 @@ class CachedDataset(Dataset[Any]):
             "identity": self.identity,
             "transform": self.transform,
             "tails": self.tails,
-            "classes": self.classes,
+            "namedtuples": self.namedtuples,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.path, self.transform = state["path"], state["transform"]
-        self.tails, self.classes = state["tails"], state["classes"]
+        self.tails, self.namedtuples = state["tails"], state["namedtuples"]
         self._open()
         if self.identity != state["identity"]:
             raise CacheError(

@@ -230,6 +230,9 @@ def _parts(index: Index) -> list[_Part]:
     for extent, width in zip(index.failed or (), (8, 1), strict=False):
         end = extent.offset + extent.size * width
         found.append(_Part(extent.offset, end, "the list of failed samples"))
+    if index.attributes is not None:
+        end = index.attributes.offset + index.attributes.size
+        found.append(_Part(index.attributes.offset, end, "the dataset's classes"))
     for column in index.columns:
         found.extend(_column_parts(index, column))
     return sorted((part for part in found if part.begin < part.end), key=lambda part: part.begin)

@@ -105,6 +105,8 @@ def _refitted(file: Opened, random: Random) -> Opened:
             (fields["failed"], part, width, fields["failed"][part][1])
             for part, width in (("rows", 8), ("messages", 1))
         ]
+    if fields["attributes"] is not None:
+        wanted.append((fields, "attributes", 1, fields["attributes"][1]))
     # The table of checksums depends on the length, and that on the table.
     body = sum(size * width for _, _, width, size in wanted)
     if body > LARGEST:

@@ -284,6 +284,8 @@ class _Joined:
             with refusals_aside():
                 cached.__getitems__(rows)
             cached.will_read(-(2**70), 2**70)
+            with refusals_aside():
+                assert set(cached.attributes) <= {"classes", "class_to_idx"}
         with refusals_aside():
             for damage in verify(path):
                 assert 0 <= damage.offset <= damage.offset + damage.bytes
