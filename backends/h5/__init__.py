@@ -30,6 +30,7 @@ from dataloaders import registry
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache.advice import full_size
 from dataloaders.cache.cut import cuts_of, whole
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.index import Index
@@ -110,7 +111,8 @@ class H5(Backend):
                 notes.append("batches are made at once, where a few rows prove that it is the same")
             else:
                 notes.append(f"each sample is made by itself: {why}")
-            return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
+            large = full_size(loader.dataset) if kept == str(Images()) else ""
+            return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dataloaders.cache.advice import advice_for
 from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
@@ -45,7 +47,7 @@ from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Chunks, Failure, Job
 from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Findings, Study
-from dataloaders.errors import CacheError, MissingDependency, OptionError, add_note
+from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
 
 if TYPE_CHECKING:
     from dataloaders.cache.about import About
@@ -112,7 +114,8 @@ def precompute(
             are compressed where they are large enough to be worth it, in pieces of 64 KiB or a
             row. None: a file is built without, and one that is there may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
-        announce: called with the `Estimate` before anything is computed, on this thread.
+        announce: called with the `Estimate` before anything is computed, on this thread. None: its
+            `advice`, if there is some, is a CacheWarning.
         wait: if another process or thread builds this file, wait for it; False: raise.
         multiprocessing_context: how workers start, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
@@ -120,6 +123,10 @@ def precompute(
             eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
             file at ``path``, which each returns. With ``wait=False`` a rank returns its own shard
             as soon as it is built, and nothing is joined: see `join`.
+
+    Warns:
+        CacheWarning: images are kept as large as they are decoded, since the first transform is
+            random; says how large a row is, and what to do.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
@@ -135,7 +142,7 @@ def precompute(
         allow_random=allow_random,
         skip=_is_skip(on_error),
         report=progress or _silent,
-        announce=announce or _silent,
+        announce=announce or _warn,
         compress=compressed_of(compress),
         context=multiprocessing_context,
     )
@@ -209,6 +216,11 @@ def estimate(
 
 def _silent(told: Any) -> None:
     pass
+
+
+def _warn(told: Estimate) -> None:
+    if told.advice:
+        warnings.warn(told.advice, CacheWarning, stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -316,6 +328,7 @@ class _Builder:
             num_workers=self._known.workers,
             rows=self._options.rows or self._rows_by_size(),
             placed=self._placed_part(),
+            advice=advice_for(self._dataset, self._known.found, self._images),
         )
 
     def _rows_by_size(self) -> int:

@@ -41,6 +41,7 @@ class Estimate:
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: none but this one.
         rows: samples in a chunk, which is what an interruption loses of each worker.
+        advice: why rows are larger than they need to be, and what to do; "" if they are not.
     """
 
     samples: int
@@ -51,6 +52,7 @@ class Estimate:
     disk_free: int
     num_workers: int
     rows: int
+    advice: str = ""
 
     def __str__(self) -> str:
         by = f"{self.num_workers} workers" if self.num_workers else "this process"
@@ -92,7 +94,14 @@ def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:
 
 
 def estimate_of(
-    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int, placed: float
+    found: Findings,
+    folder: Path,
+    *,
+    samples: int,
+    num_workers: int,
+    rows: int,
+    placed: float,
+    advice: str = "",
 ) -> Estimate:
     """What building in ``folder`` will take.
 
@@ -103,6 +112,7 @@ def estimate_of(
         num_workers: processes that read them.
         rows: of a chunk.
         placed: how much of it is written only once, from 0 to 1.
+        advice: what would make it smaller.
     """
     again = 1 - placed if placed < _NEARLY_ALL else 0.0
     mean = _mean(found.bytes)
@@ -118,6 +128,7 @@ def estimate_of(
         disk_free=free_bytes(folder),
         num_workers=num_workers,
         rows=rows,
+        advice=advice,
     )
 
 
