@@ -136,6 +136,14 @@ def test_the_command_line_says_it(
     assert "RandomResizedCrop" not in capsys.readouterr().err
 
 
+def test_h5_prints_it_when_it_builds(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = DataLoader(folder(photos, FIRST), batch_size=2, backend=H5(tmp_path / "a.h5"))
+    next(iter(loader))
+    assert "h5  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
+
+
 def test_explain_of_h5_notes_it(photos: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     note = "images are kept as large as they are decoded. Smaller are"

@@ -29,7 +29,7 @@ from torch.utils.data import default_collate, get_worker_info
 from dataloaders import registry
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
-from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache import CachedDataset, Estimate, precompute
 from dataloaders.cache.advice import full_size
 from dataloaders.cache.cut import cuts_of, whole
 from dataloaders.cache.images import Choice, Images
@@ -157,8 +157,12 @@ class H5(Backend):
             what = "waits for another process: " if progress.waiting else ""
             line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
 
+        def announced(estimate: Estimate) -> None:
+            if estimate.advice:
+                print(f"h5  {estimate.advice}", file=sys.stderr)
+
         try:
-            return precompute(dataset, path, images=self.images, progress=told)
+            return precompute(dataset, path, images=self.images, progress=told, announce=announced)
         finally:
             line.close()
 
