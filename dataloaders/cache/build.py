@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -158,6 +159,7 @@ def precompute(
     check_shard(shard)
     ranks = Ranks(target, shard)
     builder = _Builder(dataset, ranks.own, options, shard)
+    builder.others = partial(ranks.others_to_write, length=length_of(dataset), wait=wait)
     if not overwrite and ranks.have_built():
         for each in (builder, _Builder(dataset, target, options)):
             each.remove_leftover()
@@ -218,6 +220,10 @@ def _silent(told: Any) -> None:
     pass
 
 
+def _nobody(each: float) -> tuple[int, int]:
+    return 0, 0
+
+
 def _warn(told: Estimate) -> None:
     if told.advice:
         warnings.warn(told.advice, CacheWarning, stacklevel=2)
@@ -252,7 +258,14 @@ class _Options:
 
 
 class _Builder:
-    """One call of `precompute`."""
+    """One call of `precompute`.
+
+    Attributes:
+        folder: what the build has so far.
+        path: of the file.
+        others: bytes that other ranks are still to write on this disk, where a sample takes so
+            many; and how many ranks do.
+    """
 
     def __init__(
         self,
@@ -263,6 +276,7 @@ class _Builder:
     ) -> None:
         self.folder = BuildFolder(path)
         self.path = path
+        self.others: Callable[[float], tuple[int, int]] = _nobody
         self._dataset = dataset
         self._options = options
         self._shard = shard
@@ -425,7 +439,8 @@ class _Builder:
         folder.sweep()
         told = replace(self.estimate(), rows=rows)
         kept = sum(record.bytes + record.placed for record in folder.records)
-        refuse_small_disk(told, folder.path.parent, kept)
+        others, ranks = self.others(told.low_needed / max(1, told.samples))
+        refuse_small_disk(told, folder.path.parent, kept, others=others, ranks=ranks)
         options.announce(told)
         if self._is_placeable:
             folder.place(self._laid_out, self._first_columns())
