@@ -46,8 +46,9 @@ class CachedDataset(Dataset[Any]):
 
     Rows are copies: they may be changed and kept. Only the file's index is read when it is opened.
     It may be pickled; the copy opens the file again, and only that very cache. The file has to stay
-    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not. A cache
-    that was built as shards and joined is opened by the joined file, beside which they stand.
+    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not: a batch
+    asked for then is an error, and what is read at that very moment ends the process. A cache that
+    was built as shards and joined is opened by the joined file, beside which they stand.
 
     Args:
         path: of the file.
@@ -97,6 +98,7 @@ class CachedDataset(Dataset[Any]):
         try:
             self.index = Index.parse(descriptor, str(self.path))
             self._map = mmap.mmap(descriptor, self.index.file_bytes, access=mmap.ACCESS_READ)
+            self._file = os.fstat(descriptor)
         except (OSError, ValueError) as error:
             raise CacheError(f"the cache {self.path} cannot be mapped: {error}") from error
         finally:
@@ -203,7 +205,11 @@ class CachedDataset(Dataset[Any]):
 
         Otherwise one page after the other would be found missing, waited for, and read with all
         that stands around it. While nothing comes from a disk, nothing is asked for.
+
+        Raises:
+            CacheError: the file is shorter than it was: what is not there cannot be touched.
         """
+        self._refuse_cut_short()
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
@@ -214,6 +220,22 @@ class CachedDataset(Dataset[Any]):
         if reads:
             for row in rows:
                 self.will_read(row, row + 1)
+
+    def _refuse_cut_short(self) -> None:
+        """A read behind the end of a mapped file ends the process; said here, where it can be seen.
+
+        Of the file itself, not of shards, and not of what happens from here on.
+        """
+        try:
+            found = os.stat(self.path)
+        except OSError:  # removed, or not to be seen: what is open stays
+            return
+        if os.path.samestat(found, self._file) and found.st_size < self.index.file_bytes:
+            raise CacheError(
+                f"{self.path} was cut short while it was open: it has {found.st_size} bytes, and "
+                f"had {self.index.file_bytes}. Somebody writes into it: write another file beside "
+                "it and rename that, as precompute() does; then open it again"
+            )
 
     @property
     def row_bytes(self) -> float:
