@@ -76,6 +76,16 @@ class EncodedFile:
         """
         return str(opened(self.data, FORMATS).format)
 
+    @property
+    def pixels(self) -> int:
+        """Width times height, as its header says.
+
+        Raises:
+            ValueError: it cannot be opened.
+        """
+        width, height = opened(self.data, FORMATS).size
+        return int(width * height)
+
     def decode(self) -> Any:
         """The PIL image of mode RGB that torchvision's default loader makes of it: not turned.
 

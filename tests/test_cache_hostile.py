@@ -542,7 +542,7 @@ def test_json_is_utf8(tmp_path: Path, encoding: str) -> None:
 
 def test_a_fingerprint_is_shown_as_text(tmp_path: Path, whole: Whole) -> None:
     (tmp_path / "a.h5").write_bytes(
-        changed(whole, "fingerprint.f", "\x1b]0;x\x07\ud800" + "y" * 999)
+        changed(whole, "fingerprint.f", "\x1b]0;x\x07\ud800" + "y" * 300)
     )
     with pytest.raises(CacheError, match=r"f: \\x1b\]0;x\\x07\\ud800y+\.\.\. when") as caught:
         CachedDataset(tmp_path / "a.h5", expect={"f": 1})

@@ -33,7 +33,7 @@ __all__ = [
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
 VERSION = 3
-"""What is written. Version 2 had no `attributes`, and is read."""
+"""What is written. Version 2 said less, and is read."""
 _OLDEST = 2
 HEADER = 64
 DIGEST = 16

@@ -4,7 +4,8 @@
     file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
 
 The bytes may come from anybody. Only the format that the kind names is tried, its size is held
-against Pillow's limit before pixels are made, and whatever goes wrong is one kind of error.
+against the most that the index says, and against Pillow's limit, before pixels are made, and
+whatever goes wrong is one kind of error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dataloaders.encoded import EncodedFile, opened
+from dataloaders.encoded import FORMATS, EncodedFile, opened
 
 __all__ = ["KEPT", "decoded", "decoded_file", "is_encoded"]
 
@@ -42,8 +43,8 @@ def is_encoded(kind: str) -> bool:
     return kind == "file:RGB"
 
 
-def decoded(detail: str, values: npt.NDArray[Any]) -> Any:
-    """The image of a cell of kind ``encoded:<detail>``.
+def decoded(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of kind ``encoded:<detail>``, of ``most_pixels`` unless that is None.
 
     Raises:
         KeyError, ValueError: it is none.
@@ -54,6 +55,7 @@ def decoded(detail: str, values: npt.NDArray[Any]) -> Any:
     image = opened(_bytes(values), (name,))
     if image.format != name or image.mode not in modes:
         raise ValueError(f"it is a {image.format} of mode {image.mode}")
+    _refuse_larger(image, most_pixels)
     try:
         # As other images of a cache: pixels only, and no class of a file's format.
         made = image.convert(mode)
@@ -63,8 +65,8 @@ def decoded(detail: str, values: npt.NDArray[Any]) -> Any:
     return made
 
 
-def decoded_file(detail: str, values: npt.NDArray[Any]) -> Any:
-    """The image of a cell of kind ``file:<detail>``.
+def decoded_file(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of kind ``file:<detail>``, of ``most_pixels`` unless that is None.
 
     Raises:
         KeyError, ValueError: it is none.
@@ -72,7 +74,19 @@ def decoded_file(detail: str, values: npt.NDArray[Any]) -> Any:
     """
     if detail != "RGB":
         raise KeyError(detail)
-    return EncodedFile(_bytes(values)).decode()
+    data = _bytes(values)
+    if most_pixels is not None:
+        _refuse_larger(opened(data, FORMATS), most_pixels)
+    return EncodedFile(data).decode()
+
+
+def _refuse_larger(image: Any, most_pixels: int | None) -> None:
+    """Raise before any pixel is decoded: the header alone says how many there are."""
+    width, height = image.size
+    if most_pixels is not None and width * height > most_pixels:
+        raise ValueError(
+            f"it has {width} x {height} pixels, and the index says {most_pixels} at most"
+        )
 
 
 def _bytes(values: npt.NDArray[Any]) -> bytes:

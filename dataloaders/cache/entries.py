@@ -98,6 +98,9 @@ class ColumnEntry:
         shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
         codes: uint8, each row's number in ``variants``, if there are several.
         packing: how the values are compressed; None: they are not.
+        most_values: of the largest row of a variable column; None: the file does not say.
+        most_pixels: of the largest encoded image, width times height; None: there is none, or the
+            file does not say.
     """
 
     name: str
@@ -110,6 +113,8 @@ class ColumnEntry:
     shapes: Extent | None
     codes: Extent | None
     packing: Packing | None = None
+    most_values: int | None = None
+    most_pixels: int | None = None
 
     @property
     def fixed(self) -> bool:

@@ -7,7 +7,7 @@ Index ──check_places──> nothing stands outside the file, or on anything 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from dataloaders.cache.block import DIGEST, HEADER
 from dataloaders.cache.chunk import MOST_VARIANTS, Variant
 from dataloaders.cache.codecs import CODECS
+from dataloaders.cache.decode import is_encoded
 from dataloaders.cache.entries import (
     LARGEST_PIECE,
     LARGEST_ROW,
@@ -47,6 +48,7 @@ _COLUMN_FIELDS = (
     "name", "dtype", "variants", "shape", "dimensions", "values", "offsets", "shapes", "codes",
     "packing",
 )  # fmt: skip
+_SINCE_3 = ("most_values", "most_pixels")
 
 
 def shards_in(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
@@ -85,8 +87,17 @@ def shards_in(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-def columns_in(structure: Any, found: list[Any], rows: int) -> tuple[ColumnEntry, ...]:
-    """The columns of so many rows, one for each leaf of ``structure``."""
+def columns_in(
+    structure: Any, found: list[Any], rows: int, *, says_most: bool
+) -> tuple[ColumnEntry, ...]:
+    """The columns of so many rows, one for each leaf of ``structure``.
+
+    Args:
+        structure: of each row.
+        found: what the index says of each column.
+        rows: how many there are.
+        says_most: whether this version says how large a row and an image may be.
+    """
     if structure is None:
         if rows or found:
             raise Malformed("structure is missing")
@@ -97,12 +108,13 @@ def columns_in(structure: Any, found: list[Any], rows: int) -> tuple[ColumnEntry
         raise Malformed(str(error)) from error
     if len(names) != len(found):
         raise Malformed(f"structure has {len(names)} leaves, and there are {len(found)} columns")
-    return tuple(_column(each, name, rows) for each, name in zip(found, names, strict=True))
+    keys = (*_COLUMN_FIELDS, *_SINCE_3) if says_most else _COLUMN_FIELDS
+    return tuple(_column(each, name, rows, keys) for each, name in zip(found, names, strict=True))
 
 
-def _column(found: Any, name: str, rows: int) -> ColumnEntry:
+def _column(found: Any, name: str, rows: int, keys: Sequence[str]) -> ColumnEntry:
     where = f"column {shown(name)}"
-    fields = fields_in(found, where, _COLUMN_FIELDS)
+    fields = fields_in(found, where, keys)
     if fields["name"] != name:
         raise Malformed(f"{where} is named {shown(fields['name'])}")
     dtype = text_in(fields["dtype"], f"{where}: dtype")
@@ -115,7 +127,14 @@ def _column(found: Any, name: str, rows: int) -> ColumnEntry:
         raise Malformed(f"{where} has {dimensions} dimensions, and its variants do not")
     several = len(variants) > 1
     codes = _optional(fields["codes"], f"{where}: codes", rows if several else None)
+    most_pixels = None
+    if fields.get("most_pixels") is not None:
+        if not any(is_encoded(kind) for kind, _ in variants):
+            raise Malformed(f"{where}: most_pixels is there, and no encoded image")
+        most_pixels = number_in(fields["most_pixels"], f"{where}: most_pixels", least=1)
     if shape is not None:
+        if fields.get("most_values") is not None:
+            raise Malformed(f"{where}: most_values is there, and all rows have one shape")
         # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
         if max(rows, 1) * math.prod(filter(None, shape)) > LARGEST:
             raise Malformed(f"{where} has too many values")
@@ -124,15 +143,21 @@ def _column(found: Any, name: str, rows: int) -> ColumnEntry:
         _optional(fields["offsets"], f"{where}: offsets", None)
         _optional(fields["shapes"], f"{where}: shapes", None)
         return ColumnEntry(
-            name, dtype, variants, shape, dimensions, values, None, None, codes, packing
-        )
+            name, dtype, variants, shape, dimensions, values, None, None, codes, packing, None,
+            most_pixels,
+        )  # fmt: skip
     values, packing = _values(fields, where, dtype, None, None)
     offsets = extent_in(fields["offsets"], f"{where}: offsets", rows + 1)
     needed = rows * dimensions if dimensions > 1 else None
     shapes = _optional(fields["shapes"], f"{where}: shapes", needed)
+    most_values = None
+    if fields.get("most_values") is not None:
+        most = LARGEST if packing is None else LARGEST_ROW // np.dtype(dtype).itemsize
+        most_values = number_in(fields["most_values"], f"{where}: most_values", most=most)
     return ColumnEntry(
-        name, dtype, variants, None, dimensions, values, offsets, shapes, codes, packing
-    )
+        name, dtype, variants, None, dimensions, values, offsets, shapes, codes, packing,
+        most_values, most_pixels,
+    )  # fmt: skip
 
 
 def _values(

@@ -144,6 +144,8 @@ class Index:
                     "offsets": column.offsets,
                     "shapes": column.shapes,
                     "codes": column.codes,
+                    "most_values": column.most_values,
+                    "most_pixels": column.most_pixels,
                     "packing": None
                     if column.packing is None
                     else {
@@ -239,7 +241,8 @@ def _index(found: Any, block: Sealed) -> Index:
         )
     rows = number_in(fields["rows"], "rows")
     samples = number_in(fields["samples"], "samples", least=rows)
-    columns = columns_in(fields["structure"], list_in(fields["columns"], "columns"), rows)
+    entries = list_in(fields["columns"], "columns")
+    columns = columns_in(fields["structure"], entries, rows, says_most=block.version > 2)
     checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
     if checks["block"] != BLOCK or type(checks["block"]) is not int:
         raise Malformed(f"checksums.block is {shown(checks['block'])} and not {BLOCK}")

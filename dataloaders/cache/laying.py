@@ -111,7 +111,14 @@ class Planned:
             shapes=place("shapes"),
             codes=place("codes"),
             packing=packing,
+            most_values=self._number(layout.most_values, places),
+            most_pixels=self._number(layout.most_pixels, places),
         )
+
+    @staticmethod
+    def _number(found: int | None, places: Mapping[str, Extent]) -> int | None:
+        # Before anything has a place, rows that are still to come may be larger.
+        return found if found is None or places else _WIDEST.size
 
 
 def laid_out(

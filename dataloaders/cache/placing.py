@@ -243,7 +243,7 @@ class Placer:
             written += len(data)
             hollow = np.broadcast_to(np.empty((), cell.values.dtype), cell.values.shape)
             cells[spot.place.column] = (
-                _ELSEWHERE if spot.place.shape is not None else Cell(cell.kind, hollow)
+                _ELSEWHERE if spot.place.shape is not None else replace(cell, values=hollow)
             )
         return written
 
@@ -257,7 +257,7 @@ class Placer:
         if len(data) != size:
             raise CacheError(f"{size} bytes that were just written are not there")
         values = np.frombuffer(data, "|u1").view(dtype).reshape(shape)
-        cells[place.column] = Cell(kind, values)
+        cells[place.column] = replace(cells[place.column], kind=kind, values=values)
 
 
 class _Spot:

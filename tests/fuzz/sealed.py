@@ -26,6 +26,7 @@ LARGEST = 1 << 17
 """Bytes of a file, at most: small files are run often."""
 
 _SMALLEST_BLOCK = 4096
+_BLOCKS = (4096, 8192, 16384)
 
 
 @dataclass
@@ -35,15 +36,17 @@ class Opened:
     Attributes:
         fields: what the index says, of any type.
         body: the bytes behind the block in front.
+        least: bytes of this block, at least: it may be larger than its text takes.
     """
 
     fields: Any
     body: bytes
+    least: int = _SMALLEST_BLOCK
 
     @property
     def block(self) -> int:
         """Bytes of the block in front."""
-        return block_of(len(encoded(self.fields)))
+        return max(self.least, block_of(len(encoded(self.fields))))
 
     def to_bytes(self) -> bytes:
         """The file, its digest and its length right."""
@@ -71,7 +74,9 @@ def opened(data: bytes) -> Opened | None:
         fields = json.loads(data[HEADER : HEADER + length])
     except (ValueError, RecursionError):
         return None
-    return Opened(fields, data[block:]) if block <= len(data) else None
+    if block > len(data):
+        return None
+    return Opened(fields, data[block:], block if block in _BLOCKS else _SMALLEST_BLOCK)
 
 
 def refitted(file: Opened, random: Random) -> Opened:
@@ -119,7 +124,7 @@ def _refitted(file: Opened, random: Random) -> Opened:
             holder[key] = [at if size else 0, size]
             at += width * size
     repeated = file.body * (body // max(len(file.body), 1) + 1)
-    return Opened(fields, repeated[:body].ljust(body, b"\0"))
+    return Opened(fields, repeated[:body].ljust(body, b"\0"), file.least)
 
 
 def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int, int]]:
@@ -128,6 +133,10 @@ def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int,
     width = np.dtype(column["dtype"]).itemsize if column["dtype"] in DTYPES else 1
     column["dimensions"] = most = max(of for _, of in variants)
     column["offsets"] = column["shapes"] = column["codes"] = None
+    if shape is not None:
+        column["most_values"] = None
+    if not any(kind.startswith(("encoded", "file")) for kind, _ in variants):
+        column["most_pixels"] = None
     found = []
     if len(variants) > 1:
         found.append((column, "codes", 1, rows))

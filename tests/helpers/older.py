@@ -10,6 +10,7 @@ from pathlib import Path
 from dataloaders.cache.block import HEADER
 
 _SINCE_3 = ("attributes",)
+_COLUMNS_SINCE_3 = ("most_values", "most_pixels")
 
 
 def as_version_2(path: Path, *, keep: Sequence[str] = ()) -> None:
@@ -25,6 +26,9 @@ def as_version_2(path: Path, *, keep: Sequence[str] = ()) -> None:
     for name in _SINCE_3:
         if name not in keep:
             del fields[name]
+    for column in fields["columns"]:
+        for name in _COLUMNS_SINCE_3:
+            del column[name]
     text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("ascii")
     start = data[:12] + (2).to_bytes(4, "little") + len(text).to_bytes(8, "little") + data[24:32]
     header = start + blake2b(start + text, digest_size=16).digest()
