@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_an_image_of_more_pixels_is_not_decoded(tmp_path: Path) -> None:
         changed(path, 0, most_pixels=LARGEST - 1)
         cached = CachedDataset(path)
         largest = max(range(9), key=lambda index: (30 + index) * (40 - index))
-        message = rf"row {largest}: .*: it has \d+ x \d+ pixels, and the index says {LARGEST - 1}"
+        message = rf"row {largest}: .*: it has \d+ x \d+ pixels, and it may have {LARGEST - 1}"
         with pytest.raises(CacheError, match=message):
             cached[largest]
         with pytest.raises(CacheError, match=message):
@@ -148,7 +149,7 @@ def test_a_bomb_in_place_of_an_image(tmp_path: Path) -> None:
     del cached
     tracemalloc.start()
     try:
-        with pytest.raises(CacheError, match=r"8900 x 8900 pixels, and the index says 9801"):
+        with pytest.raises(CacheError, match=r"8900 x 8900 pixels, and it may have 9801"):
             CachedDataset(path)[0]
         assert tracemalloc.get_traced_memory()[1] < 5 << 20
     finally:
@@ -179,7 +180,7 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(tmp_path: Path) -> 
     path.write_bytes(whole)
     tracemalloc.start()
     try:
-        message = "row 3: it has 1000000 values, and the index says 400000 at most"
+        message = "row 3: it has 1000000 values, and it may have 400000 at most"
         with pytest.raises(CacheError, match=message):
             CachedDataset(path)[3]
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -252,3 +253,40 @@ def test_a_build_that_goes_on_says_the_same(tmp_path: Path) -> None:
         )
     precompute(Pictures(), tmp_path / "b.h5", num_workers=2, images="png")
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_a_limit_of_ones_own(tmp_path: Path) -> None:
+    for name, dataset, options, most in (
+        ("raw", Pictures(), {}, 3 * LARGEST),
+        ("png", Pictures(), {"images": "png"}, 4 * LARGEST),
+        *([("zstd", Sparse(), {"compress": "zstd"}, 1_600_000)] if COMPRESSES else []),
+    ):
+        path = tmp_path / f"{name}.h5"
+        whole = precompute(dataset, path, num_workers=0, **options)  # type: ignore[arg-type]
+        before = [bits(sample) for sample in whole]
+        limited = CachedDataset(path, largest=most)
+        assert [bits(sample) for sample in limited] == before
+        again = pickle.loads(pickle.dumps(limited))
+        assert again.largest == most
+        message = rf"has values that take .* in memory, and largest={most - 1} allows"
+        with pytest.raises(CacheError, match=message):
+            CachedDataset(path, largest=most - 1)
+        as_version_2(path)  # it does not say: each row is held to it
+        found = CachedDataset(path, largest=most - 1)
+        assert bits(found[0]) == before[0]
+        with pytest.raises(CacheError, match="and it may have"):
+            found[:]
+        assert len(CachedDataset(path, largest=most)[:]) == len(before)
+
+
+def test_a_limit_for_a_joined_cache_and_for_rows_of_one_shape(tmp_path: Path) -> None:
+    for rank in range(3):
+        precompute(Pictures(), tmp_path / "a.h5", num_workers=0, shard=(rank, 3), wait=False)
+    join(tmp_path / "a.h5")
+    assert len(CachedDataset(tmp_path / "a.h5", largest=3 * LARGEST)[:]) == 9
+    with pytest.raises(CacheError, match="column 'image' has values that take"):
+        CachedDataset(tmp_path / "a.h5", largest=3 * LARGEST - 1)[:]
+    build(tmp_path / "b.h5", [np.zeros((10, 10)), np.ones((10, 10))])
+    assert len(CachedDataset(tmp_path / "b.h5", largest=800)[:]) == 2
+    with pytest.raises(CacheError, match="column 'sample' has values that take 800 bytes"):
+        CachedDataset(tmp_path / "b.h5", largest=799)

@@ -27,6 +27,7 @@
     ranks.py     those who build shards meet         joining.py    shards -> one cache
     merge.py     the columns of shards as one's
     printable.py what a file says, fit to be shown   changes.py    between fingerprints
+    limits.py    what a row may take in memory
 
 Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
 """

@@ -205,7 +205,7 @@ class ColumnReader:
             raise CacheError(f"it has values {first} to {last}, of {self.entry.values.size}")
         most = self.entry.most_values
         if most is not None and last - first > most:
-            raise CacheError(f"it has {last - first} values, and the index says {most} at most")
+            raise CacheError(f"it has {last - first} values, and it may have {most} at most")
         if shape is None:
             shape = [last - first] if dimensions else []
         elif any(shape[dimensions:]):

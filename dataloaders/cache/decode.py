@@ -84,9 +84,7 @@ def _refuse_larger(image: Any, most_pixels: int | None) -> None:
     """Raise before any pixel is decoded: the header alone says how many there are."""
     width, height = image.size
     if most_pixels is not None and width * height > most_pixels:
-        raise ValueError(
-            f"it has {width} x {height} pixels, and the index says {most_pixels} at most"
-        )
+        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
 
 
 def _bytes(values: npt.NDArray[Any]) -> bytes:

@@ -29,6 +29,7 @@ from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.fields import Malformed
 from dataloaders.cache.index import Index
 from dataloaders.cache.joined import JoinedColumn, Shards
+from dataloaders.cache.limits import limited
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
@@ -56,6 +57,9 @@ class CachedDataset(Dataset[Any]):
         tails: what is called on single leaves, each with the keys to its leaf: the transforms that
             were not computed in advance.
         expect: a fingerprint; each of its entries must be as it was when the cache was built.
+        largest: bytes that one value of a sample may take in memory (of an encoded image four a
+            pixel), for files from anybody: one that says that it has larger ones is refused, and
+            where it does not say, each row that is larger. None: as large as the file says.
 
     Attributes:
         path: absolute.
@@ -65,7 +69,7 @@ class CachedDataset(Dataset[Any]):
 
     Raises:
         CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
-            of its shards is missing, or another one.
+            of its shards is missing, or another one; or it has values larger than ``largest``.
     """
 
     def __init__(
@@ -75,7 +79,9 @@ class CachedDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         tails: Sequence[Tail] = (),
         expect: Mapping[str, Any] | None = None,
+        largest: int | None = None,
     ) -> None:
+        self.largest = largest
         self.path = Path(os.path.abspath(path))
         self.transform = transform
         self.tails = [(tuple(keys), call) for keys, call in tails]
@@ -106,14 +112,17 @@ class CachedDataset(Dataset[Any]):
         data = np.frombuffer(self._map, np.uint8)
         rows = self.index.rows
         self._columns: list[ColumnReader | JoinedColumn]
-        self._shards = Shards(self.path, self.index) if self.index.shards else None
+        self._shards = Shards(self.path, self.index, self.largest) if self.index.shards else None
         if self._shards is not None:
             self._columns = [
-                JoinedColumn(entry, number, self._shards)
+                JoinedColumn(limited(entry, self.largest), number, self._shards)
                 for number, entry in enumerate(self.index.columns)
             ]
         else:
-            self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
+            self._columns = [
+                ColumnReader(limited(entry, self.largest), rows, data)
+                for entry in self.index.columns
+            ]
         self._data = data
         self._attributes: dict[str, Any] | None = None
         self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
@@ -390,11 +399,13 @@ class CachedDataset(Dataset[Any]):
             "identity": self.identity,
             "transform": self.transform,
             "tails": self.tails,
+            "largest": self.largest,
             "namedtuples": self.namedtuples,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.path, self.transform = state["path"], state["transform"]
+        self.largest = state["largest"]
         self.tails, self.namedtuples = state["tails"], state["namedtuples"]
         self._open()
         if self.identity != state["identity"]:
