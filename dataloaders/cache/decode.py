@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dataloaders.encoded import FORMATS, EncodedFile, opened
+from dataloaders.encoded import EncodedFile, opened, refuse_larger
 
 __all__ = ["KEPT", "decoded", "decoded_file", "is_encoded"]
 
@@ -55,7 +55,7 @@ def decoded(detail: str, values: npt.NDArray[Any], most_pixels: int | None = Non
     image = opened(_bytes(values), (name,))
     if image.format != name or image.mode not in modes:
         raise ValueError(f"it is a {image.format} of mode {image.mode}")
-    _refuse_larger(image, most_pixels)
+    refuse_larger(image, most_pixels)
     try:
         # As other images of a cache: pixels only, and no class of a file's format.
         made = image.convert(mode)
@@ -74,17 +74,7 @@ def decoded_file(detail: str, values: npt.NDArray[Any], most_pixels: int | None 
     """
     if detail != "RGB":
         raise KeyError(detail)
-    data = _bytes(values)
-    if most_pixels is not None:
-        _refuse_larger(opened(data, FORMATS), most_pixels)
-    return EncodedFile(data).decode()
-
-
-def _refuse_larger(image: Any, most_pixels: int | None) -> None:
-    """Raise before any pixel is decoded: the header alone says how many there are."""
-    width, height = image.size
-    if most_pixels is not None and width * height > most_pixels:
-        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
+    return EncodedFile(_bytes(values)).decode(most_pixels)
 
 
 def _bytes(values: npt.NDArray[Any]) -> bytes:
