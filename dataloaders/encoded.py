@@ -25,7 +25,15 @@ from dataloaders.nesting import is_own, read_nested
 from dataloaders.transforms.read import read
 from dataloaders.vision_files import Files, files_of
 
-__all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "Source", "opened", "source_of"]
+__all__ = [
+    "FORMATS",
+    "SUFFIXES",
+    "EncodedFile",
+    "Source",
+    "opened",
+    "refuse_larger",
+    "source_of",
+]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
@@ -75,13 +83,28 @@ class EncodedFile:
         """
         return str(opened(self.data, FORMATS).format)
 
-    def decode(self) -> Any:
-        """The PIL image of mode RGB that torchvision's default loader makes of it: not turned.
+    @property
+    def pixels(self) -> int:
+        """Width times height, as its header says.
 
         Raises:
-            ValueError: it cannot be decoded.
+            ValueError: it cannot be opened.
         """
-        return self._decoded(opened(self.data, FORMATS))
+        width, height = opened(self.data, FORMATS).size
+        return int(width * height)
+
+    def decode(self, most_pixels: int | None = None) -> Any:
+        """The PIL image of mode RGB that torchvision's default loader makes of it: not turned.
+
+        Args:
+            most_pixels: of an image that is decoded at all; None: as many as Pillow decodes.
+
+        Raises:
+            ValueError: it cannot be decoded, or has more pixels.
+        """
+        image = opened(self.data, FORMATS)
+        refuse_larger(image, most_pixels)
+        return self._decoded(image)
 
     def check(self) -> None:
         """Nothing if it can be decoded to its end; of a JPEG faster than decoding it.
@@ -117,6 +140,17 @@ def opened(data: bytes, formats: Sequence[str]) -> Any:
         raise ValueError(f"it is no file of format {', '.join(formats)}") from error
     except Exception as error:  # of bytes that anybody may have written: any of Pillow's
         raise ValueError(f"it cannot be opened ({_told(error)})") from error
+
+
+def refuse_larger(image: Any, most_pixels: int | None) -> None:
+    """Nothing if the header of ``image`` says no more pixels than these; None are any.
+
+    Raises:
+        ValueError: it says more; none has been decoded.
+    """
+    width, height = image.size
+    if most_pixels is not None and width * height > most_pixels:
+        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
 
 
 class Source(ABC):

@@ -33,10 +33,12 @@ from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Compressed, pack, pieces, precompute, verify
+from dataloaders.cache.block import seal
 from dataloaders.cache.codecs import CODECS, codec_of
 from dataloaders.cache.codecs.codec import Undecodable
 from dataloaders.cache.codecs.zstd import Zstd
-from dataloaders.cache.index import LARGEST_ROW, Index, seal
+from dataloaders.cache.entries import LARGEST_ROW
+from dataloaders.cache.index import Index
 from dataloaders.cache.pieces import piece_of
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError

@@ -20,9 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataloaders.cache.about import About
+from dataloaders.cache.checksums import BLOCK
 from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import About, assemble
-from dataloaders.cache.index import BLOCK, Index
+from dataloaders.cache.file import assemble
+from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError
@@ -112,7 +114,7 @@ def test_h5py_reads_the_same_values(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     build(path, samples, failed=[(1, "é"), (31, "b")])
     with h5py.File(path) as file:
-        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 2, "rows": 30}
+        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 3, "rows": 30}
         columns = file["columns"]
         for row, sample in enumerate(samples):
             image = np.asarray(sample["image"]).transpose(2, 0, 1)

@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.index import HEADER, Extent, Index, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.entries import Extent
+from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError
@@ -37,7 +39,9 @@ relaxed = settings(
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     path = tmp_path_factory.mktemp("whole") / "a.h5"
-    build(path, mixed(ROWS), failed=[(2, "a"), (5, "b")], fingerprint={"f": [1]})
+    classes = {"classes": ["a", ("b", "c")], "class_to_idx": {"a": 0, "b": 1}}
+    failed = [(2, "a"), (5, "b")]
+    build(path, mixed(ROWS), failed=failed, fingerprint={"f": [1]}, attributes=classes)
     return Whole(path)
 
 
@@ -206,6 +210,8 @@ def changed(whole: Whole, way: str, value: Any) -> bytes:
         ("checksums.values.1", 32, "values has 32 values, and should have 1"),
         ("checksums.block", 1, "checksums.block is 1"),
         ("checksums.digest", None, "checksums.digest is None, and no text"),
+        ("attributes", [], "attributes is no list of 2"),
+        ("attributes", [4096, 2**40], "attributes is said to stand at"),
         ("failed.rows", [4096, 100], "100 samples were left out, of 2"),
         ("fingerprint", [], "fingerprint is no object"),
         ("head", [1], "head is 1, and no text"),
@@ -257,6 +263,38 @@ def test_more_of_a_shape_than_there_are_dimensions(tmp_path: Path) -> None:
     assert "row 1: its shape is [3, 1], of 1 dimensions" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "is no JSON"),
+        (b"{}", "is no object of classes and class_to_idx"),
+        (b"[]", "is no object"),
+        (b'{"head":1}', "is no object of"),
+        (b'{"classes":{}}', "classes is no list"),
+        (b'{"classes":[1]}', "a class is 1, and no text"),
+        (b'{"classes":[["a",[]]]}', "a class is \\[\\], and no text"),
+        (b'{"class_to_idx":[]}', "class_to_idx is no object"),
+        (b'{"class_to_idx":{"a":"b"}}', "no number of 64 bits"),
+        (b'{"class_to_idx":{"a":true}}', "no number of 64 bits"),
+        (b'{"class_to_idx":{"a":9223372036854775808}}', "no number of 64 bits"),
+        (b'{"classes":' + b"[" * 40, "is no JSON"),
+        (b'{"class_to_idx":{"a":1,"a":2}}', "a key occurs twice"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_classes_is_said(
+    tmp_path: Path, whole: Whole, text: bytes, message: str
+) -> None:
+    assert whole.index.attributes is not None
+    offset, size = whole.index.attributes
+    assert len(text) <= size
+    spoilt = bytearray(whole.data)
+    spoilt[offset : offset + size] = text.ljust(size)
+    said = read(tmp_path / "a.h5", bytes(spoilt))
+    assert re.search(message, said), said
+    assert "dataset's classes is damaged" in said
+    assert str(tmp_path / "a.h5") in said
+
+
 @pytest.mark.parametrize("value", [-1, "a", [[[]]], 10**39])
 def test_a_fingerprint_of_anything_is_only_shown(tmp_path: Path, whole: Whole, value: Any) -> None:
     assert read(tmp_path / "a.h5", changed(whole, "fingerprint.f", value)) == "read"
@@ -273,7 +311,7 @@ def test_a_structure_that_is_deep_or_wide(tmp_path: Path, whole: Whole) -> None:
     assert "more than 10000 leaves" in said
 
 
-def header(length: int, block: int, version: int = 2) -> bytes:
+def header(length: int, block: int, version: int = 3) -> bytes:
     return b"\x89DLCACHE\r\n\x1a\n" + version.to_bytes(4, "little") + length.to_bytes(
         8, "little"
     ) + block.to_bytes(8, "little") + bytes(32)  # fmt: skip
@@ -283,8 +321,8 @@ def header(length: int, block: int, version: int = 2) -> bytes:
     ("start", "message"),
     [
         (
-            header(10, 4096, 3),
-            "has version 3 of the cache format, and this package reads version 2",
+            header(10, 4096, 4),
+            "has version 4 of the cache format, and this package reads versions 2 to 3",
         ),
         (header(2**63, 2**64 - 1), "truncated or damaged"),
         (header(4033, 4096), "truncated or damaged"),
@@ -504,7 +542,7 @@ def test_json_is_utf8(tmp_path: Path, encoding: str) -> None:
 
 def test_a_fingerprint_is_shown_as_text(tmp_path: Path, whole: Whole) -> None:
     (tmp_path / "a.h5").write_bytes(
-        changed(whole, "fingerprint.f", "\x1b]0;x\x07\ud800" + "y" * 999)
+        changed(whole, "fingerprint.f", "\x1b]0;x\x07\ud800" + "y" * 300)
     )
     with pytest.raises(CacheError, match=r"f: \\x1b\]0;x\\x07\\ud800y+\.\.\. when") as caught:
         CachedDataset(tmp_path / "a.h5", expect={"f": 1})

@@ -27,12 +27,13 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Encoded, precompute, verify
+from dataloaders.cache.about import About
 from dataloaders.cache.build import estimate
 from dataloaders.cache.cell import Cell, cell_of, fits, leaf_of
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.decode import KEPT
 from dataloaders.cache.encoding import encoded
-from dataloaders.cache.file import About, assemble
+from dataloaders.cache.file import assemble
 from dataloaders.cache.fingerprint import fingerprint
 from dataloaders.cache.images import Images
 from dataloaders.cache.packed import packed

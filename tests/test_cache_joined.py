@@ -27,7 +27,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataloaders.cache import CachedDataset, join, verify
-from dataloaders.cache.index import HEADER, Index, is_shard_name, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.entries import is_shard_name
+from dataloaders.cache.index import Index
 from dataloaders.cache.shards import first_of, names_of, range_of, shard_path, shard_text
 from dataloaders.errors import CacheError
 from helpers.cached import bits, build, datasets, mixed
@@ -102,7 +104,7 @@ def test_hdf5_reads_what_it_reads_of_one_file(
         one.visititems(compare)
         assert len(names) > 20
         assert dict(file.attrs) == {
-            "format": b"dataloaders cache, joined", "version": 2, "rows": 30, "shards": 4,
+            "format": b"dataloaders cache, joined", "version": 3, "rows": 30, "shards": 4,
         }  # fmt: skip
 
 

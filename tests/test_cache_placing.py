@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, get_worker_info
 
 from dataloaders.cache import BuildProgress, CachedDataset, estimate, precompute
+from dataloaders.cache.about import About
 from dataloaders.cache.build import building_folder
-from dataloaders.cache.file import About, assemble
+from dataloaders.cache.file import assemble
 from dataloaders.cache.journal import read_journal
 from dataloaders.cache.verification import verify
 from helpers.cached import bits, chunks_of

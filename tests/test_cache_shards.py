@@ -582,3 +582,69 @@ def test_the_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
             main(["cache", *words, "--help"])
         told = textwrap.dedent(capsys.readouterr().out)
         assert all(text in told for text in texts)
+
+
+class Filling(Dataset[Any]):
+    """Rows of a mebibyte, of which all fill the disk twice."""
+
+    def __init__(self, folder: Path) -> None:
+        room = os.statvfs(folder)
+        self.length = 2 * room.f_bavail * room.f_frsize // 2**20
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(2**20, dtype=torch.uint8)
+
+
+class Fits(Exception):
+    """There is room: nothing needs to be built."""
+
+
+def begin(dataset: Any, path: Path, shard: tuple[int, int], *, wait: bool) -> None:
+    def announced(estimate: Any) -> None:
+        raise Fits
+
+    precompute(dataset, path, shard=shard, num_workers=0, wait=wait, announce=announced)
+
+
+def test_room_for_all_ranks_that_write_on_the_disk(tmp_path: Path, monkeypatch: Any) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    path, dataset = tmp_path / "a.h5", Filling(tmp_path)
+    message = r"are needed, of which .*iB for 7 other ranks, and .* are free in"
+    with pytest.raises(CacheError, match=message):  # an eighth of it would fit
+        begin(dataset, path, (2, 8), wait=True)
+    with pytest.raises(Fits):  # each machine may have a disk of its own
+        begin(dataset, path, (2, 8), wait=False)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(Fits):  # three eighths
+        begin(dataset, path, (2, 8), wait=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
+    with pytest.raises(CacheError, match="for 5 other ranks"):
+        begin(dataset, path, (2, 8), wait=False)
+    assert list(tmp_path.iterdir()) == []
+    for name in names_of(path, 8)[3:]:  # these have finished
+        (tmp_path / name).touch()
+    with pytest.raises(Fits):
+        begin(dataset, path, (2, 8), wait=True)
+
+
+def test_what_other_ranks_have_written_is_not_counted_twice(tmp_path: Path) -> None:
+    ranks = ranks_module.Ranks(tmp_path / "a.h5", (0, 4))
+    assert ranks.others_to_write(1000.0, SIZE, wait=True) == (31_000, 3)
+
+    def broken_off(progress: Any) -> None:
+        if progress.samples_done >= 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        precompute(
+            Numbered(), tmp_path / "a.h5", shard=(2, 4), num_workers=0, rows=4, wait=False,
+            progress=broken_off,
+        )  # fmt: skip
+    left, others = ranks.others_to_write(1000.0, SIZE, wait=True)
+    assert others == 3
+    assert 21_000 < left < 31_000

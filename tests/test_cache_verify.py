@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataloaders.cache.index import BLOCK, HEADER, Index
+from dataloaders.cache.block import HEADER
+from dataloaders.cache.checksums import BLOCK
+from dataloaders.cache.index import Index
 from dataloaders.cache.verification import Damage, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, mixed

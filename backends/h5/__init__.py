@@ -32,7 +32,8 @@ from torch.utils.data import default_collate, get_worker_info
 from dataloaders import registry
 from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
-from dataloaders.cache import CachedDataset, precompute
+from dataloaders.cache import CachedDataset, Estimate, precompute
+from dataloaders.cache.advice import full_size
 from dataloaders.cache.cut import cuts_of, whole
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.index import Index
@@ -120,7 +121,8 @@ class H5(Backend):
                     )
             else:
                 notes.append(f"each sample is made by itself: {why}")
-            return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
+            large = full_size(loader.dataset) if kept == str(Images()) else ""
+            return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
@@ -165,8 +167,12 @@ class H5(Backend):
             what = "waits for another process: " if progress.waiting else ""
             line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
 
+        def announced(estimate: Estimate) -> None:
+            if estimate.advice:
+                print(f"h5  {estimate.advice}", file=sys.stderr)
+
         try:
-            return precompute(dataset, path, images=self.images, progress=told)
+            return precompute(dataset, path, images=self.images, progress=told, announce=announced)
         finally:
             line.close()
 
@@ -295,7 +301,7 @@ class _H5Session(Session):
                 )
             if "namedtuple" in repr(cached.index.structure):
                 with random_states_kept():  # the file has their names, the samples their classes
-                    cached.classes = classes_in(loader.dataset[0])
+                    cached.namedtuples = classes_in(loader.dataset[0])
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
             self._view = view_of(loader, **self._changed)
             self._inner = _stock().open(self._view)

@@ -151,7 +151,7 @@ class Batches:
             return None
         structure = self.cached.index.structure
         assert structure is not None
-        return _joined(structure, parts, self.cached.classes)
+        return _joined(structure, parts, self.cached.namedtuples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spawned worker maps the file itself: what is mapped would be sent as a copy.

@@ -75,7 +75,9 @@ def header_of(column: ColumnReader | JoinedColumn, row: int) -> Header:
     kind, values = column.cell(row)
     if values is None:
         raise ValueError(f"row {row} has no image")
-    return undecoded(kind, values) if is_encoded(kind) else _Planes(kind, values)
+    if is_encoded(kind):
+        return undecoded(kind, values, column.entry.most_pixels)
+    return _Planes(kind, values)
 
 
 class Steps:

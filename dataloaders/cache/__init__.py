@@ -11,8 +11,12 @@
     images.py    raw, encoded or packed          encoding.py    images -> encoded cells
     packed.py    a dataset's own files           decode.py      encoded cells -> images
     file.py      chunks -> the file                  hdf5.py       makes it HDF5
-    placing.py   values written once, where they stand
-    index.py     where values stand, without HDF5    checksums.py  of every block of the file
+    about.py     what it says besides its rows       attributes.py classes and class_to_idx
+    laying.py    the file without its values         putting.py    values -> their places
+    filling.py   values, checksums, index            placing.py    values written once
+    index.py     where values stand, without HDF5    block.py      what is in front of the HDF5
+    entries.py   places, columns, shards             entry_checks.py  the same, of anybody's file
+    fields.py    JSON of anybody, field by field     checksums.py  of every block of the file
     compress.py  what compress= may be               codecs/       zstd and Blosc, piece by piece
     pack.py      values -> pieces, in threads        pieces.py     pieces -> values
     reader.py    CachedDataset                       columns.py    the leaves of one column
@@ -23,6 +27,7 @@
     ranks.py     those who build shards meet         joining.py    shards -> one cache
     merge.py     the columns of shards as one's
     printable.py what a file says, fit to be shown   changes.py    between fingerprints
+    limits.py    what a row may take in memory
 
 Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
 """

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dataloaders.cache.advice import advice_for
+from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
 from dataloaders.cache.crew import AHEAD, Once, results
@@ -44,10 +48,10 @@ from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Chunks, Job
 from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Findings, Study
-from dataloaders.errors import CacheError, MissingDependency, OptionError, add_note
+from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
 
 if TYPE_CHECKING:
-    from dataloaders.cache.file import About
+    from dataloaders.cache.about import About
     from dataloaders.cache.index import Index
     from dataloaders.cache.reader import CachedDataset
 
@@ -112,7 +116,8 @@ def precompute(
             are compressed where they are large enough to be worth it, in pieces of 64 KiB or a
             row. None: a file is built without, and one that is there may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
-        announce: called with the `Estimate` before anything is computed, on this thread.
+        announce: called with the `Estimate` before anything is computed, on this thread. None: its
+            `advice`, if there is some, is a CacheWarning.
         wait: if another process or thread builds this file, wait for it; False: raise.
         multiprocessing_context: how workers start, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
@@ -120,6 +125,10 @@ def precompute(
             eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
             file at ``path``, which each returns. With ``wait=False`` a rank returns its own shard
             as soon as it is built, and nothing is joined: see `join`.
+
+    Warns:
+        CacheWarning: images are kept as large as they are decoded, since the first transform is
+            random; says how large a row is, and what to do.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
@@ -135,7 +144,7 @@ def precompute(
         allow_random=allow_random,
         skip=_is_skip(on_error),
         report=progress or _silent,
-        announce=announce or _silent,
+        announce=announce or _warn,
         compress=compressed_of(compress),
         context=multiprocessing_context,
     )
@@ -151,6 +160,7 @@ def precompute(
     check_shard(shard)
     ranks = Ranks(target, shard)
     builder = _Builder(dataset, ranks.own, options, shard)
+    builder.others = partial(ranks.others_to_write, length=length_of(dataset), wait=wait)
     if not overwrite and ranks.have_built():
         for each in (builder, _Builder(dataset, target, options)):
             each.remove_leftover()
@@ -211,6 +221,15 @@ def _silent(told: Any) -> None:
     pass
 
 
+def _nobody(each: float) -> tuple[int, int]:
+    return 0, 0
+
+
+def _warn(told: Estimate) -> None:
+    if told.advice:
+        warnings.warn(told.advice, CacheWarning, stacklevel=2)
+
+
 @dataclass(frozen=True)
 class _Options:
     """What `precompute` is told, checked.
@@ -240,7 +259,14 @@ class _Options:
 
 
 class _Builder:
-    """One call of `precompute`."""
+    """One call of `precompute`.
+
+    Attributes:
+        folder: what the build has so far.
+        path: of the file.
+        others: bytes that other ranks are still to write on this disk, where a sample takes so
+            many; and how many ranks do.
+    """
 
     def __init__(
         self,
@@ -251,6 +277,7 @@ class _Builder:
     ) -> None:
         self.folder = BuildFolder(path)
         self.path = path
+        self.others: Callable[[float], tuple[int, int]] = _nobody
         self._dataset = dataset
         self._options = options
         self._shard = shard
@@ -316,6 +343,7 @@ class _Builder:
             num_workers=self._known.workers,
             rows=self._options.rows or self._rows_by_size(),
             placed=self._placed_part(),
+            advice=advice_for(self._dataset, self._known.found, self._images),
         )
 
     def _rows_by_size(self) -> int:
@@ -345,9 +373,12 @@ class _Builder:
             del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it
             finish = Finish(tails, calls)
-            return CachedDataset(path, transform=finish, expect=expect)
-        of_leaves = [(keys, tails[number]) for number, keys in calls]
-        return CachedDataset(path, tails=of_leaves, expect=expect)
+            cached = CachedDataset(path, transform=finish, expect=expect)
+        else:
+            of_leaves = [(keys, tails[number]) for number, keys in calls]
+            cached = CachedDataset(path, tails=of_leaves, expect=expect)
+        cached.refuse_other_classes(attributes_of(self._dataset))
+        return cached
 
     def _read_as_file(self, path: Path) -> None:
         """Have the dataset studied as the file's images are: its files, PIL images or any rows.
@@ -409,7 +440,8 @@ class _Builder:
         folder.sweep()
         told = replace(self.estimate(), rows=rows)
         kept = sum(record.bytes + record.placed for record in folder.records)
-        refuse_small_disk(told, folder.path.parent, kept)
+        others, ranks = self.others(told.low_needed / max(1, told.samples))
+        refuse_small_disk(told, folder.path.parent, kept, others=others, ranks=ranks)
         options.announce(told)
         if self._is_placeable:
             folder.place(self._laid_out, self._first_columns())
@@ -451,7 +483,7 @@ class _Builder:
         return lay_out(path, layouts, self._about(), len(self._part))
 
     def _about(self) -> About:
-        from dataloaders.cache.file import About
+        from dataloaders.cache.about import About
 
         failed = [
             (index - self._part.start, why)
@@ -466,6 +498,7 @@ class _Builder:
             head=known.cut.head,
             tail=known.cut.tail,
             compress=self._options.compress,
+            attributes=attributes_of(self._dataset),
         )
 
     def _in_order(self) -> list[Record]:
@@ -534,7 +567,8 @@ class _Builder:
             )
 
     def _assemble(self) -> None:
-        from dataloaders.cache.file import Known, become, fill, lay_out, layouts_of
+        from dataloaders.cache.file import become, lay_out, layouts_of
+        from dataloaders.cache.filling import Known, fill
 
         folder, records, about = self.folder, self._in_order(), self._about()
         pace = Pace(len(self._part), 0)

@@ -141,10 +141,12 @@ class Cell:
             ``encoded:<format>:<mode>`` or ``file:<mode>``.
         values: in C order; an image's planes one after the other, (channels, height, width); of an
             encoded image the bytes of its file.
+        pixels: of an encoded image, width times height; 0 of anything else.
     """
 
     kind: str
     values: npt.NDArray[Any]
+    pixels: int = 0
 
 
 def cell_of(value: Any, where: str) -> Cell:
@@ -178,7 +180,7 @@ def cell_of(value: Any, where: str) -> Cell:
     if isinstance(value, (np.ndarray, np.generic)) and kind is not np.matrix:
         return _array_cell(value, where)
     if kind is EncodedFile:
-        return _bytes_cell("file:RGB", value.data)
+        return Cell("file:RGB", np.frombuffer(value.data, "|u1"), value.pixels)
     image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(value, image.Image):
         return _image_cell(value, where)
@@ -357,13 +359,17 @@ _LEAVES: dict[str, Any] = {
     "tensor": _tensor,
     "tv_tensor": _tv_tensor,
     "image": _image,
-    "encoded": decoded,
-    "file": decoded_file,
 }
+_DECODED: dict[str, Any] = {"encoded": decoded, "file": decoded_file}
 
 
-def leaf_of(kind: str, values: npt.NDArray[Any]) -> Any:
+def leaf_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
     """The leaf that a cell was made of, in memory of its own.
+
+    Args:
+        kind: of the cell.
+        values: of the cell.
+        most_pixels: that an encoded image may have; None: as many as Pillow decodes.
 
     Raises:
         CacheError: ``values`` cannot be of this kind.
@@ -371,6 +377,8 @@ def leaf_of(kind: str, values: npt.NDArray[Any]) -> Any:
     """
     family, _, detail = kind.partition(":")
     try:
+        if family in _DECODED:
+            return _DECODED[family](detail, values, most_pixels)
         return _LEAVES[family](detail, values)
     except ImportError as error:
         package = "torchvision" if family == "tv_tensor" else "Pillow"

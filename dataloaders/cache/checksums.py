@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.index import BLOCK
 from dataloaders.workers import usable_cores
 
-__all__ = ["Summed", "checksums"]
+__all__ = ["BLOCK", "Summed", "checksums"]
+
+BLOCK = 1 << 16
+"""Bytes of the file that share a checksum, which is a crc32."""
 
 _READ = 16 * BLOCK  # bytes that are read at once
 _AT_ONCE = 64  # such reads that are handed to the threads together

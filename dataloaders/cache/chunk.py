@@ -41,6 +41,7 @@ class Column:
         codes: uint8, a row's variant.
         shapes: uint64, (rows, most dimensions); what a row does not have is 0.
         values: of all rows but those that are None, in C order, one after the other.
+        pixels: of the largest encoded image; 0 without one, None where nobody has counted.
     """
 
     dtype: str
@@ -48,6 +49,7 @@ class Column:
     codes: npt.NDArray[np.uint8]
     shapes: npt.NDArray[np.uint64]
     values: npt.NDArray[Any]
+    pixels: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Chunk:
                     "rows": len(column.codes),
                     "dimensions": column.shapes.shape[1],
                     "values": len(column.values),
+                    "pixels": column.pixels,
                 }
                 for column in self.columns
             ],
@@ -158,7 +161,8 @@ class Chunk:
             shapes = shapes.reshape(each["rows"], each["dimensions"])
             values = take(each["dtype"], each["values"])
             variants = tuple((kind, dimensions) for kind, dimensions in each["variants"])
-            columns.append(Column(each["dtype"], variants, codes, shapes, values))
+            pixels = each.get("pixels")  # which a build that an older version began does not have
+            columns.append(Column(each["dtype"], variants, codes, shapes, values, pixels))
         return cls(header["structure"], tuple(columns), header["rows"])
 
 
@@ -191,7 +195,8 @@ def _column(name: str, cells: list[Cell], numbers: list[int], hollow: bool) -> C
     full = [] if hollow else [cell.values for cell in cells if cell.kind != "none"]
     arrays = [values.reshape(-1).view("|u1") for values in full]
     values = np.concatenate(arrays) if arrays else np.empty(0, "|u1")
-    return Column(dtype, tuple(variants), codes, shapes, values.view(dtype))
+    pixels = max((cell.pixels for cell in cells), default=0)
+    return Column(dtype, tuple(variants), codes, shapes, values.view(dtype), pixels)
 
 
 def sizes(column: Column) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.decode import is_encoded
-from dataloaders.cache.index import ColumnEntry, Extent
+from dataloaders.cache.entries import ColumnEntry, Extent
 from dataloaders.cache.pieces import Pieces
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import leaf_of
@@ -82,7 +82,7 @@ class ColumnReader:
         """
         try:
             kind, values = self._cell(row)
-            return None if values is None else leaf_of(kind, values)
+            return None if values is None else leaf_of(kind, values, self.entry.most_pixels)
         except CacheError as error:
             raise self._located(row, error) from error
 
@@ -157,7 +157,7 @@ class ColumnReader:
         values, leaves = self._mapped, []
         for row in rows:
             try:
-                leaves.append(leaf_of(kind, values[row, ...]))
+                leaves.append(leaf_of(kind, values[row, ...], self.entry.most_pixels))
             except CacheError as error:
                 raise self._located(row, error) from error
         return leaves
@@ -208,6 +208,9 @@ class ColumnReader:
         """These values of a variable column, in their shape."""
         if not first <= last <= self.entry.values.size:
             raise CacheError(f"it has values {first} to {last}, of {self.entry.values.size}")
+        most = self.entry.most_values
+        if most is not None and last - first > most:
+            raise CacheError(f"it has {last - first} values, and it may have {most} at most")
         if shape is None:
             shape = [last - first] if dimensions else []
         elif any(shape[dimensions:]):

@@ -4,7 +4,8 @@
     file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
 
 The bytes may come from anybody. Only the format that the kind names is tried, its size is held
-against Pillow's limit before pixels are made, and whatever goes wrong is one kind of error.
+against the most that the index says, and against Pillow's limit, before pixels are made, and
+whatever goes wrong is one kind of error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dataloaders.encoded import FORMATS, EncodedFile, opened
+from dataloaders.encoded import FORMATS, EncodedFile, opened, refuse_larger
 
 __all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
 
@@ -86,39 +87,47 @@ class Undecoded:
             raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
 
 
-def undecoded(kind: str, values: npt.NDArray[Any]) -> Undecoded:
-    """The image of a cell of this kind, for which `is_encoded` holds.
+def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Undecoded:
+    """The image of a cell of this kind, for which `is_encoded` holds; of its header alone.
+
+    Args:
+        kind: of the cell.
+        values: of the cell.
+        most_pixels: that it may have; None: as many as Pillow decodes.
 
     Raises:
-        KeyError, ValueError: it is none.
+        KeyError, ValueError: it is none, or has more pixels.
         ImportError: Pillow is not installed.
     """
     family, _, detail = kind.partition(":")
     if family == "file":
-        return Undecoded(opened(_bytes(values), FORMATS), detail)
+        image = opened(_bytes(values), FORMATS)
+        refuse_larger(image, most_pixels)
+        return Undecoded(image, detail)
     name, _, mode = detail.partition(":")
     modes = KEPT[name][mode]
     image = opened(_bytes(values), (name,))
     if image.format != name or image.mode not in modes:
         raise ValueError(f"it is a {image.format} of mode {image.mode}")
+    refuse_larger(image, most_pixels)
     return Undecoded(image, mode)
 
 
-def decoded(detail: str, values: npt.NDArray[Any]) -> Any:
-    """The image of a cell of kind ``encoded:<detail>``.
+def decoded(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of kind ``encoded:<detail>``, of ``most_pixels`` unless that is None.
 
     Raises:
         KeyError, ValueError: it is none.
         ImportError: Pillow is not installed.
     """
     # As other images of a cache: pixels only, and no class of a file's format.
-    made = undecoded(f"encoded:{detail}", values).converted()
+    made = undecoded(f"encoded:{detail}", values, most_pixels).converted()
     made.info = {}
     return made
 
 
-def decoded_file(detail: str, values: npt.NDArray[Any]) -> Any:
-    """The image of a cell of kind ``file:<detail>``.
+def decoded_file(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of kind ``file:<detail>``, of ``most_pixels`` unless that is None.
 
     Raises:
         KeyError, ValueError: it is none.
@@ -126,7 +135,7 @@ def decoded_file(detail: str, values: npt.NDArray[Any]) -> Any:
     """
     if detail != "RGB":
         raise KeyError(detail)
-    return EncodedFile(_bytes(values)).decode()
+    return EncodedFile(_bytes(values)).decode(most_pixels)
 
 
 def _bytes(values: npt.NDArray[Any]) -> bytes:

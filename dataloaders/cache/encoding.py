@@ -91,7 +91,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
         data = _saved(image.convert(_SAVED_AS.get((name, mode), mode)), name, how)
     except (OSError, ValueError, MemoryError, SystemError) as error:
         raise CacheError(f"{told}: {type(error).__name__}: {error}") from error
-    return Cell(f"encoded:{name}:{mode}", np.frombuffer(data, "|u1"))
+    return Cell(f"encoded:{name}:{mode}", np.frombuffer(data, "|u1"), width * height)
 
 
 def _size(width: int, height: int, max_side: int | None) -> tuple[int, int]:

@@ -41,6 +41,7 @@ class Estimate:
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: none but this one.
         rows: samples in a chunk, which is what an interruption loses of each worker.
+        advice: why rows are larger than they need to be, and what to do; "" if they are not.
     """
 
     samples: int
@@ -51,6 +52,12 @@ class Estimate:
     disk_free: int
     num_workers: int
     rows: int
+    advice: str = ""
+
+    @property
+    def low_needed(self) -> float:
+        """Bytes of disk, at once, that it will hardly do with fewer of."""
+        return self.disk_needed / max(1, self.bytes) * self.low_bytes
 
     def __str__(self) -> str:
         by = f"{self.num_workers} workers" if self.num_workers else "this process"
@@ -92,7 +99,14 @@ def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:
 
 
 def estimate_of(
-    found: Findings, folder: Path, *, samples: int, num_workers: int, rows: int, placed: float
+    found: Findings,
+    folder: Path,
+    *,
+    samples: int,
+    num_workers: int,
+    rows: int,
+    placed: float,
+    advice: str = "",
 ) -> Estimate:
     """What building in ``folder`` will take.
 
@@ -103,6 +117,7 @@ def estimate_of(
         num_workers: processes that read them.
         rows: of a chunk.
         placed: how much of it is written only once, from 0 to 1.
+        advice: what would make it smaller.
     """
     again = 1 - placed if placed < _NEARLY_ALL else 0.0
     mean = _mean(found.bytes)
@@ -118,27 +133,35 @@ def estimate_of(
         disk_free=free_bytes(folder),
         num_workers=num_workers,
         rows=rows,
+        advice=advice,
     )
 
 
-def refuse_small_disk(estimate: Estimate, folder: Path, written: int) -> None:
+def refuse_small_disk(
+    estimate: Estimate, folder: Path, written: int, *, others: int = 0, ranks: int = 0
+) -> None:
     """Nothing if there is room.
 
     Args:
+        estimate: of this build.
+        folder: that is written to.
         written: bytes that are there already.
+        others: bytes that other ranks are still to write on the same disk.
+        ranks: how many these are.
 
     Raises:
         CacheError: there is hardly room; says how much is needed and how much is free.
     """
-    times = estimate.disk_needed / max(1, estimate.bytes)
-    needed = round(times * estimate.low_bytes) - written
+    needed = round(estimate.low_needed) - written + others
     if needed > estimate.disk_free:
         meanwhile = ""
+        times = estimate.disk_needed / max(1, estimate.bytes)
         if times > 1:
             meanwhile = f", and {times:.2g} times that while the file is made of its parts"
+        beside = f", of which {size_of(others)} for {ranks} other ranks," if others else ""
         raise CacheError(
             f"{estimate.samples} samples will take about {size_of(estimate.bytes)}{meanwhile}: "
-            f"{size_of(max(needed, 0))} more are needed and "
+            f"{size_of(max(needed, 0))} more are needed{beside} and "
             f"{size_of(estimate.disk_free)} are free in {folder}; make room, give a path on "
             "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
         )

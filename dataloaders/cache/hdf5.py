@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.codecs.codec import Filter
-from dataloaders.cache.index import Extent
+from dataloaders.cache.entries import Extent
 from dataloaders.errors import CacheError, MissingDependency
 
 __all__ = [

@@ -20,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.columns import ColumnReader
-from dataloaders.cache.index import ColumnEntry, Index, Shard
+from dataloaders.cache.entries import ColumnEntry, Shard
+from dataloaders.cache.index import Index
+from dataloaders.cache.limits import limited
 from dataloaders.cache.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
 from dataloaders.page_cache import expect_exactly
@@ -31,14 +33,15 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Shards:
-    """The shards of the joined cache at ``path``.
+    """The shards of the joined cache at ``path``; ``largest`` as `CachedDataset` has it.
 
     Raises:
         CacheError: one is missing, or another one than was joined.
     """
 
-    def __init__(self, path: Path, index: Index) -> None:
+    def __init__(self, path: Path, index: Index, largest: int | None = None) -> None:
         check_shards(path, index)
+        self._largest = largest
         self._path = path
         self._index = index
         self._folder = folder_of(path)
@@ -110,7 +113,8 @@ class Shards:
             expect_exactly(mapped, True)
         self._maps.append(mapped)
         data = np.frombuffer(mapped, np.uint8)
-        return [ColumnReader(entry, index.rows, data) for entry in index.columns]
+        entries = [limited(entry, self._largest) for entry in index.columns]
+        return [ColumnReader(entry, index.rows, data) for entry in entries]
 
     def _check(self, index: Index, shard: Shard) -> None:
         """Whether the shard's rows can be rows of the joined cache: a joined file may say anything.

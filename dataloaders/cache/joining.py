@@ -14,29 +14,26 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dataloaders.cache.about import About
+from dataloaders.cache.attributes import attributes_in, differences
+from dataloaders.cache.columns import mapped
 from dataloaders.cache.disk import sync, writing
-from dataloaders.cache.file import About, Progress, Writer, failures_of, filled, laid_out
+from dataloaders.cache.entries import ColumnEntry, Extent, Shard
+from dataloaders.cache.fields import Malformed
+from dataloaders.cache.filling import filled
 from dataloaders.cache.folder import building_folder
 from dataloaders.cache.hdf5 import Virtual
-from dataloaders.cache.index import (
-    DIGEST,
-    VERSION,
-    ColumnEntry,
-    Extent,
-    Index,
-    Shard,
-    block_for,
-)
-from dataloaders.cache.layout import Layout
+from dataloaders.cache.index import Index
+from dataloaders.cache.laying import Planned, laid_out
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.merge import Part, merged_columns, piece_of, rows_of, values_in
+from dataloaders.cache.putting import Progress, Writer
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.shards import open_beside, range_of, shard_text, shards_beside
 from dataloaders.errors import CacheError
@@ -44,7 +41,6 @@ from dataloaders.errors import CacheError
 __all__ = ["join", "joined_into"]
 
 _AT_ONCE = 1 << 20  # rows whose offsets are in memory together
-_WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
 
 
 def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Index:
@@ -178,101 +174,77 @@ def _failed(paths: Sequence[Path], parts: Sequence[Part]) -> list[tuple[int, str
     return failed
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One column of all shards."""
+def _attributes(parts: Sequence[Part]) -> dict[str, Any]:
+    """What all shards say of the dataset's classes; those of an older version say nothing.
 
-    number: int
-    layout: Layout
-    datasets: dict[str, tuple[str, tuple[int, ...]]]
+    Raises:
+        CacheError: one of them says something else.
+    """
+    texts: dict[bytes, str] = {}
+    for part in parts:
+        place = part.index.attributes
+        text = b"" if place is None else mapped(part.data, "|u1", place).tobytes()
+        texts.setdefault(text, part.name)
+    said = {}
+    for each, name in texts.items():
+        try:
+            said[name] = attributes_in(each) if each else {}
+        except Malformed as error:
+            raise CacheError(
+                f"the shard {name} is damaged: what it says of classes: {error}"
+            ) from error
+    (first, found), *others = said.items()
+    for name, other in others:
+        changed = differences(found, other)
+        if changed:
+            raise CacheError(
+                f"the shards {first} and {name} are of different builds: {'; '.join(changed)}; "
+                "build all of them of one dataset"
+            )
+        found = {key: value for key, value in found.items() if key in other}
+    return found
 
-    @property
-    def path(self) -> str:
-        return f"/columns/{self.layout.name}"
 
-    def path_of(self, part: str) -> str:
-        alone = self.layout.shape is not None and len(self.datasets) == 1
-        return self.path if alone else f"{self.path}/{part}"
-
-    def virtual(self, parts: Sequence[Part]) -> Virtual | None:
-        """Its values; None if there are none."""
-        dtype, shape = self.datasets["values"]
-        pieces = []
-        rows = values = 0
-        for part in parts:
-            if part.index.rows:
-                entry = part.index.columns[self.number]
-                if values_in(entry, part.index.rows):
-                    pieces.append(piece_of(entry, part, self.layout, rows, values))
-                    values += values_in(entry, part.index.rows)
-            rows += part.index.rows
-        return Virtual(dtype, shape, tuple(pieces)) if pieces else None
+def _virtual(column: Planned, number: int, parts: Sequence[Part]) -> Virtual | None:
+    """The values of this column of all shards; None if there are none."""
+    dtype, shape = column.layout.datasets(column.rows)["values"]
+    pieces = []
+    rows = values = 0
+    for part in parts:
+        if part.index.rows:
+            entry = part.index.columns[number]
+            if values_in(entry, part.index.rows):
+                pieces.append(piece_of(entry, part, column.layout, rows, values))
+                values += values_in(entry, part.index.rows)
+        rows += part.index.rows
+    return Virtual(dtype, shape, tuple(pieces)) if pieces else None
 
 
 def _write(
     parts: Sequence[Part], path: Path, failed: Sequence[tuple[int, str]], progress: Progress | None
 ) -> Index:
     rows = sum(part.index.rows for part in parts)
-    columns = [
-        _Column(number, layout, layout.datasets(rows))
-        for number, layout in enumerate(merged_columns(parts))
-    ]
+    columns = [Planned(layout, rows, elsewhere=True) for layout in merged_columns(parts)]
     one = next((part for part in parts if part.index.rows), parts[0]).index
-    fingerprint = {name: each for name, each in one.fingerprint.items() if name != "shard"}
     about = About(
         samples=sum(part.index.samples for part in parts),
         failed=failed,
-        fingerprint=fingerprint,
+        fingerprint={name: each for name, each in one.fingerprint.items() if name != "shard"},
         head=one.head,
         tail=one.tail,
+        attributes=_attributes(parts),
     )
-    numbers, messages = failures_of(about)
-    index = Index(
-        user_block=0,
-        file_bytes=_WIDEST.size,
-        rows=rows,
-        samples=about.samples,
-        structure=one.structure,
-        columns=tuple(_entry(column, None) for column in columns),
-        checksums=_WIDEST,
-        checksums_digest="0" * 2 * DIGEST,
-        failed=(_WIDEST, _WIDEST) if failed else None,
-        fingerprint=fingerprint,
-        head=one.head,
-        tail=one.tail,
-        shards=tuple(_shard(part) for part in parts),
-    )
-    datasets: dict[str, tuple[str, tuple[int, ...]]] = {}
-    virtual: dict[str, Virtual] = {}
-    attributes: dict[str, dict[str, str | int]] = {
-        "/": {"format": index.format, "version": VERSION, "rows": rows, "shards": len(parts)}
+    virtual = {
+        column.path_of("values"): values
+        for number, column in enumerate(columns)
+        if (values := _virtual(column, number, parts)) is not None
     }
-    for column in columns:
-        values = column.virtual(parts)
-        if values is not None:
-            virtual[column.path_of("values")] = values
-        for part, found in column.datasets.items():
-            if column.path_of(part) not in virtual:
-                datasets[column.path_of(part)] = found
-        kinds = " ".join(kind for kind, _ in column.layout.variants)
-        attributes[column.path] = {"kinds": kinds}
-    if failed:
-        datasets["/failed/rows"] = ("<u8", numbers.shape)
-        datasets["/failed/messages"] = ("|u1", messages.shape)
-    user_block = block_for(len(index.text()))
-    places = laid_out(str(path), datasets, user_block, attributes, virtual)
-    index = replace(
-        index,
-        user_block=user_block,
-        file_bytes=os.path.getsize(path),
-        columns=tuple(_entry(column, places) for column in columns),
-        checksums=places["/checksums"],
-        failed=(places["/failed/rows"], places["/failed/messages"]) if failed else None,
-    )
+    shards = [_shard(part) for part in parts]
+    index = laid_out(str(path), about, one.structure, rows, columns, virtual=virtual, shards=shards)
 
     def write(writer: Writer) -> Index:
-        for column, entry in zip(columns, index.columns, strict=True):
-            _write_rows(column, entry, parts, writer)
+        for number, column in enumerate(columns):
+            _write_rows(column, number, index.columns[number], parts, writer)
         return index
 
     size = sum(
@@ -288,29 +260,9 @@ def _shard(part: Part) -> Shard:
     return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
 
 
-def _entry(column: _Column, places: dict[str, Extent] | None) -> ColumnEntry:
-    layout = column.layout
-
-    def place(part: str) -> Extent | None:
-        if part not in column.datasets:
-            return None
-        return _WIDEST if places is None else places[column.path_of(part)]
-
-    return ColumnEntry(
-        name=layout.name,
-        dtype=layout.dtype,
-        variants=layout.variants,
-        shape=layout.shape,
-        dimensions=layout.dimensions,
-        values=Extent(0, layout.size),
-        offsets=place("offsets"),
-        shapes=place("shapes"),
-        codes=place("codes"),
-        packing=None,
-    )
-
-
-def _write_rows(column: _Column, entry: ColumnEntry, parts: Sequence[Part], writer: Writer) -> None:
+def _write_rows(
+    column: Planned, number: int, entry: ColumnEntry, parts: Sequence[Part], writer: Writer
+) -> None:
     """Write what the column's rows have besides values."""
     if entry.offsets is None and entry.codes is None:
         return
@@ -325,7 +277,7 @@ def _write_rows(column: _Column, entry: ColumnEntry, parts: Sequence[Part], writ
     for part in parts:
         if not part.index.rows:
             continue
-        own = part.index.columns[column.number]
+        own = part.index.columns[number]
         for first in range(0, part.index.rows, _AT_ONCE):
             some = range(first, min(first + _AT_ONCE, part.index.rows))
             found = rows_of(own, part, column.layout, some, values)

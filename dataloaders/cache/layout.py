@@ -8,14 +8,14 @@ The result does not depend on how the rows were cut into chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.chunk import MOST_VARIANTS, Chunk, Column, Variant, sizes
-from dataloaders.cache.index import MOST_FIXED
+from dataloaders.cache.entries import MOST_FIXED
 from dataloaders.cache.pieces import piece_of
 from dataloaders.cache.sample import Structure, column_names
 from dataloaders.errors import CacheError
@@ -40,6 +40,8 @@ class Layout:
         dimensions: the most that a variant has.
         size: how many values there are.
         piece: how many of them are compressed together; 0: they are not compressed.
+        most_values: of the largest row, where rows have several shapes; None: it is not known.
+        most_pixels: of the largest encoded image; None: there is none, or it is not known.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Layout:
     dimensions: int
     size: int
     piece: int = 0
+    most_values: int | None = None
+    most_pixels: int | None = None
 
     def datasets(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each HDF5 dataset of it."""
@@ -80,10 +84,15 @@ def first_columns(columns: Sequence[Layout], rows: int) -> list[int]:
             continue
         if column.shape is None:
             others.append(number)
-        elif len(column.variants) == 1:
+        elif len(column.variants) == 1 and not _is_encoded(column.variants):
             fixed.append(number)
     others.sort(key=lambda number: -columns[number].size * np.dtype(columns[number].dtype).itemsize)
     return fixed + others[:1]
+
+
+def _is_encoded(variants: Iterable[Variant]) -> bool:
+    """Whether encoded files are among them."""
+    return any(kind.partition(":")[0] in _COMPRESSED for kind, _ in variants)
 
 
 class Layouts:
@@ -136,12 +145,15 @@ class _Merged:
         self.fixed = True
         self.size = 0
         self.largest = 0
+        self.pixels: int | None = 0
 
     def add(self, column: Column, before: int) -> None:
         for variant in column.variants:
             self.variants.setdefault(variant)
         if len(self.variants) > MOST_VARIANTS:
             raise CacheError(f"column {self.name!r} holds more than {MOST_VARIANTS} kinds of value")
+        if self.pixels is not None:
+            self.pixels = None if column.pixels is None else max(self.pixels, column.pixels)
         there = occupied(column)
         if not there.any():
             return
@@ -173,6 +185,8 @@ class _Merged:
 
     def done(self, rows: int, scale: float, *, compress: bool) -> Layout:
         layout = self._layout(rows, scale)
+        if _is_encoded(self.variants):
+            layout = replace(layout, most_pixels=self.pixels or None)
         return replace(layout, piece=self._piece(layout, rows)) if compress else layout
 
     def _layout(self, rows: int, scale: float) -> Layout:
@@ -183,13 +197,15 @@ class _Merged:
             return Layout(self.name, "|u1", variants, (0,), dimensions, 0)
         if not self.fixed or self.shape is None:
             size = round(self.size * scale)
-            return Layout(self.name, self.dtype, variants, None, dimensions, size)
+            return Layout(
+                self.name, self.dtype, variants, None, dimensions, size, most_values=self.largest
+            )
         size = rows * math.prod(self.shape)
         return Layout(self.name, self.dtype, variants, self.shape, dimensions, size)
 
     def _piece(self, layout: Layout, rows: int) -> int:
         """How many values to compress together."""
-        if any(kind.partition(":")[0] in _COMPRESSED for kind, _ in layout.variants):
+        if _is_encoded(layout.variants):
             return 0
         width = np.dtype(layout.dtype).itemsize
         return piece_of(width, rows, layout.shape, layout.size, self.largest)

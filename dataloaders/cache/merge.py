@@ -18,8 +18,10 @@ import numpy.typing as npt
 
 from dataloaders.cache.chunk import MOST_VARIANTS
 from dataloaders.cache.columns import mapped
+from dataloaders.cache.decode import is_encoded
+from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.hdf5 import Piece
-from dataloaders.cache.index import ColumnEntry, Index
+from dataloaders.cache.index import Index
 from dataloaders.cache.layout import Layout
 from dataloaders.cache.sample import column_names
 from dataloaders.errors import CacheError
@@ -88,9 +90,30 @@ def _merged(number: int, parts: Sequence[Part]) -> Layout:
     if one.shape is not None and all(each.shape == one.shape for _, each in there):
         rows = sum(part.index.rows for part in parts)
         size = rows * math.prod(one.shape)
-        return Layout(name, one.dtype, variants, one.shape, dimensions, size)
+        return Layout(
+            name, one.dtype, variants, one.shape, dimensions, size, most_pixels=_pixels(columns)
+        )
     size = sum(values_in(each, part.index.rows) for part, each in there)
-    return Layout(name, one.dtype, variants, None, dimensions, size)
+    largest = [
+        each.most_values if each.shape is None else math.prod(each.shape) for _, each in there
+    ]
+    return Layout(
+        name,
+        one.dtype,
+        variants,
+        None,
+        dimensions,
+        size,
+        most_values=None if None in largest else max(filter(None, largest), default=0),
+        most_pixels=_pixels(columns),
+    )
+
+
+def _pixels(columns: Sequence[ColumnEntry]) -> int | None:
+    """Of the largest encoded image; None: there is none, or some shard does not say."""
+    encoded = [each for each in columns if any(is_encoded(kind) for kind, _ in each.variants)]
+    pixels = [each.most_pixels for each in encoded]
+    return None if None in pixels else max(filter(None, pixels), default=None)
 
 
 def _is_none(column: ColumnEntry) -> bool:

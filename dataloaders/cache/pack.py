@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.codecs.codec import Bytes, Codec
+from dataloaders.cache.entries import Packing
 from dataloaders.cache.hdf5 import PieceWriter
-from dataloaders.cache.index import Packing
 from dataloaders.workers import usable_cores
 
 __all__ = ["Packed", "Packer"]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.codecs.codec import Undecodable
-from dataloaders.cache.index import LARGEST_PIECE, LARGEST_ROW, ColumnEntry
+from dataloaders.cache.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry
 from dataloaders.errors import CacheError
 
 __all__ = ["Pieces", "chunk_of", "piece_of"]

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.checksums import Summed
+from dataloaders.cache.checksums import BLOCK, Summed
 from dataloaders.cache.chunk import Chunk, Column, sizes
 from dataloaders.cache.disk import write_all
-from dataloaders.cache.index import BLOCK, Index
+from dataloaders.cache.index import Index
 from dataloaders.cache.layout import Layouts, first_columns
 from dataloaders.cache.sample import Cell
 from dataloaders.cache.sizes import Sizes
@@ -261,14 +261,14 @@ class Placer:
         if len(data) != size:
             raise CacheError(f"{size} bytes that were just written are not there")
         values = np.frombuffer(data, "|u1").view(dtype).reshape(shape)
-        cells[place.column] = Cell(kind, values)
+        cells[place.column] = replace(cells[place.column], kind=kind, values=values)
 
 
 def _hollow(cell: Cell) -> Cell:
-    """``cell`` without its values: of its kind, type and shape, and of no size."""
+    """``cell`` with values of the same type and shape that take no room."""
     dtype, shape = cell.values.dtype, cell.values.shape
     values = np.ndarray(shape, dtype, bytes(dtype.itemsize), strides=(0,) * len(shape))
-    return Cell(cell.kind, values)
+    return replace(cell, values=values)
 
 
 class _Spot:

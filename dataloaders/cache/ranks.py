@@ -82,6 +82,29 @@ class Ranks:
             self._target.unlink(missing_ok=True)
         self.own.unlink(missing_ok=True)
 
+    def others_to_write(self, each: float, length: int, *, wait: bool) -> tuple[int, int]:
+        """Bytes that other ranks are still to write on the disk of this one; and how many do.
+
+        Ranks that wait for each other write into one folder. Of those that do not, these are on one
+        machine that torchrun says are: each machine may have a disk of its own.
+
+        Args:
+            each: bytes that a sample takes, while it is built.
+            length: samples of the whole dataset.
+            wait: whether the ranks wait for each other.
+        """
+        left = 0
+        ranks = 0
+        for rank in range(self._of) if wait else _on_this_machine(self._rank, self._of):
+            path = self._target.with_name(self._names[rank])
+            if rank == self._rank or path.exists():
+                continue
+            written = BuildFolder(path).progress_of_others(0.0).bytes_done
+            to_come = round(each * len(range_of(rank, self._of, length))) - written
+            left += max(0, to_come)
+            ranks += to_come > 0
+        return left, ranks
+
     def join(
         self, fingerprint: Mapping[str, Any], report: Callable[[BuildProgress], None], anew: bool
     ) -> None:
@@ -191,6 +214,15 @@ class Ranks:
             bytes_done=size,
             shards_left=len(missing),
         )
+
+
+def _on_this_machine(rank: int, of: int) -> range:
+    """The ranks that torchrun has started beside this one, and this one."""
+    local, here = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if not (local.isdecimal() and here.isdecimal()):
+        return range(rank, rank + 1)
+    first = max(0, rank - int(local))
+    return range(first, min(of, first + int(here)))
 
 
 class _Watch:

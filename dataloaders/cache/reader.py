@@ -21,10 +21,15 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from dataloaders.cache.attributes import attributes_in, differences
+from dataloaders.cache.block import open_file
 from dataloaders.cache.changes import changes
 from dataloaders.cache.columns import ColumnReader, mapped
-from dataloaders.cache.index import ColumnEntry, Index, open_file
+from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.fields import Malformed
+from dataloaders.cache.index import Index
 from dataloaders.cache.joined import JoinedColumn, Shards
+from dataloaders.cache.limits import limited
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
@@ -42,8 +47,9 @@ class CachedDataset(Dataset[Any]):
 
     Rows are copies: they may be changed and kept. Only the file's index is read when it is opened.
     It may be pickled; the copy opens the file again, and only that very cache. The file has to stay
-    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not. A cache
-    that was built as shards and joined is opened by the joined file, beside which they stand.
+    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not: a batch
+    asked for then is an error, and what is read at that very moment ends the process. A cache that
+    was built as shards and joined is opened by the joined file, beside which they stand.
 
     Args:
         path: of the file.
@@ -51,16 +57,19 @@ class CachedDataset(Dataset[Any]):
         tails: what is called on single leaves, each with the keys to its leaf: the transforms that
             were not computed in advance.
         expect: a fingerprint; each of its entries must be as it was when the cache was built.
+        largest: bytes that one value of a sample may take in memory (of an encoded image four a
+            pixel), for files from anybody: one that says that it has larger ones is refused, and
+            where it does not say, each row that is larger. None: as large as the file says.
 
     Attributes:
         path: absolute.
         index: what the file says of itself.
-        classes: namedtuple classes for samples that consist of some, by name and fields; a class
-            that is not among them is made anew, with the same name and fields.
+        namedtuples: classes for samples that consist of some, by name and fields; a class that is
+            not among them is made anew, with the same name and fields.
 
     Raises:
         CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
-            of its shards is missing, or another one.
+            of its shards is missing, or another one; or it has values larger than ``largest``.
     """
 
     def __init__(
@@ -70,26 +79,32 @@ class CachedDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         tails: Sequence[Tail] = (),
         expect: Mapping[str, Any] | None = None,
+        largest: int | None = None,
     ) -> None:
+        self.largest = largest
         self.path = Path(os.path.abspath(path))
         self.transform = transform
         self.tails = [(tuple(keys), call) for keys, call in tails]
-        self.classes: Classes = {}
+        self.namedtuples: Classes = {}
         self._open()
         if expect is not None:
             changed = changes(self.index.fingerprint, expect, "when it was built")
             if changed:
-                raise CacheError(
-                    f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
-                    "build it again with precompute(..., overwrite=True), or dataloaders cache "
-                    "build --overwrite, or at another path"
-                )
+                raise self._of_something_else(changed)
+
+    def _of_something_else(self, changed: list[str]) -> CacheError:
+        return CacheError(
+            f"the cache {self.path} was built from something else: {'; '.join(changed)}; "
+            "build it again with precompute(..., overwrite=True), or dataloaders cache "
+            "build --overwrite, or at another path"
+        )
 
     def _open(self) -> None:
         descriptor = open_file(str(self.path))
         try:
             self.index = Index.parse(descriptor, str(self.path))
             self._map = mmap.mmap(descriptor, self.index.file_bytes, access=mmap.ACCESS_READ)
+            self._file = os.fstat(descriptor)
         except (OSError, ValueError) as error:
             raise CacheError(f"the cache {self.path} cannot be mapped: {error}") from error
         finally:
@@ -97,15 +112,19 @@ class CachedDataset(Dataset[Any]):
         data = np.frombuffer(self._map, np.uint8)
         rows = self.index.rows
         self._columns: list[ColumnReader | JoinedColumn]
-        self._shards = Shards(self.path, self.index) if self.index.shards else None
+        self._shards = Shards(self.path, self.index, self.largest) if self.index.shards else None
         if self._shards is not None:
             self._columns = [
-                JoinedColumn(entry, number, self._shards)
+                JoinedColumn(limited(entry, self.largest), number, self._shards)
                 for number, entry in enumerate(self.index.columns)
             ]
         else:
-            self._columns = [ColumnReader(entry, rows, data) for entry in self.index.columns]
+            self._columns = [
+                ColumnReader(limited(entry, self.largest), rows, data)
+                for entry in self.index.columns
+            ]
         self._data = data
+        self._attributes: dict[str, Any] | None = None
         self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
         paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
         self._calls: list[tuple[int, Callable[[Any], Any]]] = []
@@ -157,7 +176,7 @@ class CachedDataset(Dataset[Any]):
         for number, call in self._calls:
             leaves[number] = call(leaves[number])
         structure = self.index.structure
-        sample = None if structure is None else join(structure, leaves, self.classes)
+        sample = None if structure is None else join(structure, leaves, self.namedtuples)
         return sample if self.transform is None else self.transform(sample)
 
     def leaves(self, row: int) -> list[Any]:
@@ -176,7 +195,7 @@ class CachedDataset(Dataset[Any]):
             for other, column in enumerate(self._columns)
         ]
         structure = self.index.structure
-        return None if structure is None else join(structure, leaves, self.classes)
+        return None if structure is None else join(structure, leaves, self.namedtuples)
 
     def will_read(self, first: int, last: int) -> None:
         """Has the kernel begin to read rows ``first`` to ``last - 1`` from disk, and returns.
@@ -195,7 +214,11 @@ class CachedDataset(Dataset[Any]):
 
         Otherwise one page after the other would be found missing, waited for, and read with all
         that stands around it. While nothing comes from a disk, nothing is asked for.
+
+        Raises:
+            CacheError: the file is shorter than it was: what is not there cannot be touched.
         """
+        self._refuse_cut_short()
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
@@ -206,6 +229,22 @@ class CachedDataset(Dataset[Any]):
         if reads:
             for row in rows:
                 self.will_read(row, row + 1)
+
+    def _refuse_cut_short(self) -> None:
+        """A read behind the end of a mapped file ends the process; said here, where it can be seen.
+
+        Of the file itself, not of shards, and not of what happens from here on.
+        """
+        try:
+            found = os.stat(self.path)
+        except OSError:  # removed, or not to be seen: what is open stays
+            return
+        if os.path.samestat(found, self._file) and found.st_size < self.index.file_bytes:
+            raise CacheError(
+                f"{self.path} was cut short while it was open: it has {found.st_size} bytes, and "
+                f"had {self.index.file_bytes}. Somebody writes into it: write another file beside "
+                "it and rename that, as precompute() does; then open it again"
+            )
 
     @property
     def row_bytes(self) -> float:
@@ -231,6 +270,61 @@ class CachedDataset(Dataset[Any]):
     def columns(self) -> tuple[ColumnEntry, ...]:
         """What each column is, in the order of the sample's leaves."""
         return self.index.columns
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the dataset said of its classes: `classes`, `class_to_idx`, or nothing.
+
+        Raises:
+            CacheError: this is damaged.
+        """
+        if self._attributes is None:
+            place = self.index.attributes
+            try:
+                text = b"" if place is None else mapped(self._data, "|u1", place).tobytes()
+                self._attributes = attributes_in(text) if text else {}
+            except Malformed as error:
+                raise CacheError(
+                    f"what {self.path} says of its dataset's classes is damaged: {error}; build "
+                    "the cache again"
+                ) from error
+        return self._attributes
+
+    @property
+    def classes(self) -> list[Any]:
+        """The names of the classes, as the dataset's ``classes`` had them; of synonyms, tuples.
+
+        Raises:
+            AttributeError: the dataset had none, or the file is of an older version.
+            CacheError: they are damaged.
+        """
+        return self._attribute("classes")  # type: ignore[no-any-return]
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The number of each class, as the dataset's ``class_to_idx`` had it.
+
+        Raises:
+            AttributeError, CacheError: as `classes`.
+        """
+        return self._attribute("class_to_idx")  # type: ignore[no-any-return]
+
+    def _attribute(self, name: str) -> Any:
+        if name not in self.attributes:
+            raise AttributeError(
+                f"the cache {self.path} has no {name}: the dataset that it was built of had none"
+            )
+        return self.attributes[name]
+
+    def refuse_other_classes(self, now: Mapping[str, Any]) -> None:
+        """Nothing if the classes of a dataset, as `attributes_of` gives them, are those kept here.
+
+        Raises:
+            CacheError: they are others; says which.
+        """
+        changed = differences(self.attributes, now)
+        if changed:
+            raise self._of_something_else(changed)
 
     @property
     def identity(self) -> str:
@@ -305,12 +399,14 @@ class CachedDataset(Dataset[Any]):
             "identity": self.identity,
             "transform": self.transform,
             "tails": self.tails,
-            "classes": self.classes,
+            "largest": self.largest,
+            "namedtuples": self.namedtuples,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.path, self.transform = state["path"], state["transform"]
-        self.tails, self.classes = state["tails"], state["classes"]
+        self.largest = state["largest"]
+        self.tails, self.namedtuples = state["tails"], state["namedtuples"]
         self._open()
         if self.identity != state["identity"]:
             raise CacheError(

@@ -16,7 +16,9 @@ import os
 import re
 from pathlib import Path
 
-from dataloaders.cache.index import MOST_SHARDS, Index, Shard, digest_at, is_shard_name
+from dataloaders.cache.block import digest_at
+from dataloaders.cache.entries import MOST_SHARDS, Shard, is_shard_name
+from dataloaders.cache.index import Index
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = [

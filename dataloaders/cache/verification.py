@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dataloaders.cache.checksums import checksums
-from dataloaders.cache.index import BLOCK, DIGEST, HEADER, ColumnEntry, Index, open_file
+from dataloaders.cache.block import DIGEST, HEADER, open_file
+from dataloaders.cache.checksums import BLOCK, checksums
+from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.shards import folder_of, open_shard
 from dataloaders.errors import CacheError
@@ -228,6 +230,9 @@ def _parts(index: Index) -> list[_Part]:
     for extent, width in zip(index.failed or (), (8, 1), strict=False):
         end = extent.offset + extent.size * width
         found.append(_Part(extent.offset, end, "the list of failed samples"))
+    if index.attributes is not None:
+        end = index.attributes.offset + index.attributes.size
+        found.append(_Part(index.attributes.offset, end, "the dataset's classes"))
     for column in index.columns:
         found.extend(_column_parts(index, column))
     return sorted((part for part in found if part.begin < part.end), key=lambda part: part.begin)

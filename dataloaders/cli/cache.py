@@ -325,9 +325,12 @@ class _Bar:
     def announce(self, estimate: Estimate) -> None:
         """Show what it will take."""
         if self._rich is not None:
-            self._rich.console.print(str(estimate), soft_wrap=True)
+            for text in filter(None, (str(estimate), estimate.advice)):
+                self._rich.console.print(text, soft_wrap=True, markup=False)
         elif not self._quiet:
             print(f"build  {estimate}", file=sys.stderr)
+            if estimate.advice:
+                print(f"build  {estimate.advice}", file=sys.stderr)
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show ``progress``."""

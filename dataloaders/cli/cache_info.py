@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dataloaders.cache.attributes import told
 from dataloaders.cache.disk import size_of
-from dataloaders.cache.index import ColumnEntry
+from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.printable import printable
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError
@@ -50,6 +51,8 @@ def info(path: str, *, sheet: str | None = None) -> int:
     console.print(_columns_table(cached))
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
+    for key, value in cached.attributes.items():
+        print_(f"{key}: {told(value)}")
     for key, value in index.fingerprint.items():
         if key == "head" or key.startswith("sample ") or value is None:  # told above; digests
             continue

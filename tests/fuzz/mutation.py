@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataloaders.cache.block import seal
 from dataloaders.cache.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
-from dataloaders.cache.index import seal
 from dataloaders.cache.sample import DTYPES
 from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
 from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
@@ -26,6 +26,7 @@ __all__ = ["cell", "few_bytes", "file", "folder", "journal", "json_text", "packe
 Raw: TypeAlias = Callable[[bytes], bytes]
 
 _DEEP = 400
+_PLACES = ("values", "offsets", "shapes", "codes", "rows", "messages", "attributes")
 _KINDS = (
     *KINDS, *_PLAIN_KINDS, *(f"tensor:{name}" for name in _TORCH),
     *(f"image:{mode}" for mode in _MODES),
@@ -147,7 +148,15 @@ def _ends(fields: Any) -> list[int]:
     """Bytes behind everything, roughly: the digits of the length may move it by a block."""
     ends = [1 << 12]
     for way in places_in(fields):
-        if way and way[-1] in ("values", "offsets", "shapes", "codes", "rows", "messages"):
+        if way and way[-1] in (
+            "values",
+            "offsets",
+            "shapes",
+            "codes",
+            "rows",
+            "messages",
+            "attributes",
+        ):
             inner = fields
             for key in way:
                 inner = inner[key]
@@ -218,6 +227,8 @@ def _with_other_values(whole: Opened, random: Random, raw: Raw) -> bytes:
         for _ in range(random.randint(1, 6)):
             body[random.randrange(len(body))] = random.randrange(256)
         return bytes(body)
+    if random.random() < 0.05 and _with_other_classes(whole, body, random):
+        return bytes(body)
     for _ in range(random.choice((1, 1, 2, 4))):
         place = _place(whole.fields, random)
         if place is None:
@@ -242,6 +253,18 @@ def _with_other_values(whole: Opened, random: Random, raw: Raw) -> bytes:
     return bytes(body)
 
 
+def _with_other_classes(whole: Opened, body: bytearray, random: Random) -> bool:
+    """Change the JSON of the dataset's classes by its structure; whether there is some."""
+    try:
+        offset, size = whole.fields["attributes"]
+        begin = offset - whole.block
+        text = encoded(_changed(json.loads(bytes(body[begin : begin + size])), random))
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return False
+    body[begin : begin + size] = text[:size].ljust(size)
+    return True
+
+
 def _place(fields: Any, random: Random) -> tuple[list[int], int] | None:
     """Where an array stands, and the bytes of a value."""
     try:
@@ -253,6 +276,7 @@ def _place(fields: Any, random: Random) -> tuple[list[int], int] | None:
         places += [(column[part], 8) for part in ("offsets", "shapes")]
         if fields["failed"] is not None:
             places.append((fields["failed"]["messages"], 1))
+        places.append((fields["attributes"], 1))
         place, width = random.choice([each for each in places if each[0] is not None])
         offset, size = place
         return ([offset, size], width) if type(offset) is type(size) is int else None

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.index import BLOCK, HEADER, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.checksums import BLOCK
 from dataloaders.cache.sample import DTYPES, column_names
 from dataloaders.errors import CacheError
 
@@ -25,6 +26,7 @@ LARGEST = 1 << 17
 """Bytes of a file, at most: small files are run often."""
 
 _SMALLEST_BLOCK = 4096
+_BLOCKS = (4096, 8192, 16384)
 
 
 @dataclass
@@ -34,15 +36,17 @@ class Opened:
     Attributes:
         fields: what the index says, of any type.
         body: the bytes behind the block in front.
+        least: bytes of this block, at least: it may be larger than its text takes.
     """
 
     fields: Any
     body: bytes
+    least: int = _SMALLEST_BLOCK
 
     @property
     def block(self) -> int:
         """Bytes of the block in front."""
-        return block_of(len(encoded(self.fields)))
+        return max(self.least, block_of(len(encoded(self.fields))))
 
     def to_bytes(self) -> bytes:
         """The file, its digest and its length right."""
@@ -70,7 +74,9 @@ def opened(data: bytes) -> Opened | None:
         fields = json.loads(data[HEADER : HEADER + length])
     except (ValueError, RecursionError):
         return None
-    return Opened(fields, data[block:]) if block <= len(data) else None
+    if block > len(data):
+        return None
+    return Opened(fields, data[block:], block if block in _BLOCKS else _SMALLEST_BLOCK)
 
 
 def refitted(file: Opened, random: Random) -> Opened:
@@ -104,6 +110,8 @@ def _refitted(file: Opened, random: Random) -> Opened:
             (fields["failed"], part, width, fields["failed"][part][1])
             for part, width in (("rows", 8), ("messages", 1))
         ]
+    if fields["attributes"] is not None:
+        wanted.append((fields, "attributes", 1, fields["attributes"][1]))
     # The table of checksums depends on the length, and that on the table.
     body = sum(size * width for _, _, width, size in wanted)
     if body > LARGEST:
@@ -116,7 +124,7 @@ def _refitted(file: Opened, random: Random) -> Opened:
             holder[key] = [at if size else 0, size]
             at += width * size
     repeated = file.body * (body // max(len(file.body), 1) + 1)
-    return Opened(fields, repeated[:body].ljust(body, b"\0"))
+    return Opened(fields, repeated[:body].ljust(body, b"\0"), file.least)
 
 
 def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int, int]]:
@@ -125,6 +133,10 @@ def _wanted(column: Any, rows: int, random: Random) -> list[tuple[Any, str, int,
     width = np.dtype(column["dtype"]).itemsize if column["dtype"] in DTYPES else 1
     column["dimensions"] = most = max(of for _, of in variants)
     column["offsets"] = column["shapes"] = column["codes"] = None
+    if shape is not None:
+        column["most_values"] = None
+    if not any(kind.startswith(("encoded", "file")) for kind, _ in variants):
+        column["most_pixels"] = None
     found = []
     if len(variants) > 1:
         found.append((column, "codes", 1, rows))

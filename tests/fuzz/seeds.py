@@ -17,9 +17,9 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import join, precompute
+from dataloaders.cache.block import HEADER
 from dataloaders.cache.codecs import CODECS
 from dataloaders.cache.compress import Compressed
-from dataloaders.cache.index import HEADER
 from dataloaders.cache.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 
@@ -31,7 +31,9 @@ BUILT_ROWS = 7
 def _samples() -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     """Names, samples of a cache, and options for `assemble`."""
     failures = [(1, "ValueError: it is torn"), (3, "é")]
-    yield "mixed", mixed(3), {"failed": failures, "head": ["Resize(8)"], "tail": ["Normalize()"]}
+    classes = {"classes": ["cat", ("dog", "hound")], "class_to_idx": {"cat": 0, "dog": 1, "é": -7}}
+    said = {"head": ["Resize(8)"], "tail": ["Normalize()"], "attributes": classes}
+    yield "mixed", mixed(3), {"failed": failures, **said}
     yield "images", [[Image.new(mode, (3, 2 + row)) for mode in MODES] for row in range(2)], {}
     yield "tensors", [[torch.zeros(2, 3).to(dtype) for dtype in TORCH_DTYPES]] * 2, {}
     yield (
@@ -93,6 +95,8 @@ class Built:
     Args:
         fixed: whether all rows have one shape, so that they are written at their places at once.
     """
+
+    classes = ("small", "large")
 
     def __init__(self, *, fixed: bool) -> None:
         self.fixed = fixed

@@ -26,9 +26,10 @@ from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import precompute
+from dataloaders.cache.block import seal
 from dataloaders.cache.cell import cell_of, leaf_of
 from dataloaders.cache.changes import changes
-from dataloaders.cache.index import Index, seal
+from dataloaders.cache.index import Index
 from dataloaders.cache.journal import Journal, Record, read_journal
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.sample import DTYPES
@@ -283,6 +284,8 @@ class _Joined:
             with refusals_aside():
                 cached.__getitems__(rows)
             cached.will_read(-(2**70), 2**70)
+            with refusals_aside():
+                assert set(cached.attributes) <= {"classes", "class_to_idx"}
         with refusals_aside():
             for damage in verify(path):
                 assert 0 <= damage.offset <= damage.offset + damage.bytes

@@ -13,8 +13,9 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataloaders.cache.about import About
 from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import About, assemble
+from dataloaders.cache.file import assemble
 from dataloaders.cache.index import Index
 from dataloaders.cache.sample import DTYPES, split
 

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataloaders.cache.index import HEADER, ColumnEntry, Index, seal
+from dataloaders.cache.block import HEADER, seal
+from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError
 
@@ -76,6 +78,11 @@ def attempts(cached: CachedDataset) -> Iterator[str]:
             with pytest.raises(CacheError, match="different shapes"):
                 cached.column(column.name)
     try:
+        assert set(cached.attributes) <= {"classes", "class_to_idx"}
+        assert all(type(each) in (str, tuple) for each in cached.attributes.get("classes", ()))
+    except CacheError as error:
+        yield str(error)
+    try:
         assert all(type(row) is int and type(text) is str for row, text in cached.failed)
     except CacheError as error:
         yield str(error)
@@ -89,6 +96,8 @@ def check_places(index: Index, length: int) -> None:
         check_counts(column, index.rows)
     if index.failed is not None:
         places += [("<u8", index.failed[0]), ("|u1", index.failed[1])]
+    if index.attributes is not None:
+        places.append(("|u1", index.attributes))
     taken: list[tuple[int, int]] = []
     for dtype, (offset, size) in places:
         if size:

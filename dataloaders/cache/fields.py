@@ -1,0 +1,116 @@
+"""JSON that anybody may have written, field by field: of the right type and range, or Malformed.
+
+bytes ──loads──> values, not too deep ──fields_in, number_in, ...──> what may be relied on
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dataloaders.cache.printable import shown
+
+__all__ = [
+    "LARGEST",
+    "Malformed",
+    "fields_in",
+    "list_in",
+    "loads",
+    "number_in",
+    "text_in",
+    "texts_in",
+]
+
+LARGEST = 1 << 48
+"""Rows, values, bytes: no disk has more, and no product of two overflows."""
+
+_DEEPEST = 300  # lists and objects in each other; a structure that is allowed has four a level
+
+
+class Malformed(Exception):
+    """What is wrong with a field; whoever knows the file's name tells it."""
+
+
+def loads(text: bytes) -> Any:
+    """What the JSON says: no key twice, no infinite number, nothing too deep."""
+    try:
+        found = json.loads(
+            text.decode("ascii"),
+            object_pairs_hook=_once,
+            parse_constant=_constant,
+            parse_int=_whole,
+        )
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"it is no JSON that a cache has ({error})") from error
+    _check_depth(found)
+    return found
+
+
+def _check_depth(found: Any) -> None:
+    """Whether all that goes into it, later, stays clear of Python's limit."""
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise Malformed(f"it is nested more than {_DEEPEST} deep")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return made
+
+
+def _constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _whole(text: str) -> int:
+    # Python 3.10 takes time that grows with the square of the digits.
+    if len(text) > 40:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
+def fields_in(found: Any, where: str, names: Sequence[str]) -> dict[str, Any]:
+    """An object with these keys and no other."""
+    if type(found) is not dict:
+        raise Malformed(f"{where} is no object")
+    if found.keys() != set(names):
+        wrong = sorted(found.keys() ^ set(names))
+        raise Malformed(f"{where} lacks, or should not have, {shown(wrong[0])}")
+    return found
+
+
+def list_in(found: Any, where: str, length: int | None = None) -> list[Any]:
+    """A list; of this length, unless it is None."""
+    if type(found) is not list or (length is not None and len(found) != length):
+        raise Malformed(f"{where} is no list" + ("" if length is None else f" of {length}"))
+    return found
+
+
+def number_in(found: Any, where: str, *, least: int = 0, most: int = LARGEST) -> int:
+    """A whole number from ``least`` to ``most``."""
+    if type(found) is not int or not least <= found <= most:
+        raise Malformed(f"{where} is {shown(found)}, and no whole number from {least} to {most}")
+    return found
+
+
+def text_in(found: Any, where: str) -> str:
+    """A text."""
+    if type(found) is not str:
+        raise Malformed(f"{where} is {shown(found)}, and no text")
+    return found
+
+
+def texts_in(found: Any, where: str) -> tuple[str, ...]:
+    """A list of texts."""
+    return tuple(text_in(each, where) for each in list_in(found, where))

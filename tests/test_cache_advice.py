@@ -1,0 +1,154 @@
+"""What is said before a build whose rows are images as large as they are decoded."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import Estimate, estimate, precompute
+from dataloaders.cli import main
+from dataloaders.errors import CacheWarning
+from helpers.photos import picture
+
+LARGE = (300, 400)  # 360,000 bytes as pixels
+FIRST = v2.RandomResizedCrop(32)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _photos(tmp_path_factory.mktemp("large"), *LARGE)
+
+
+def _photos(root: Path, height: int, width: int) -> Path:
+    for number in range(4):
+        (root / f"class{number % 2}").mkdir(exist_ok=True)
+        picture(number, height, width).save(root / f"class{number % 2}" / f"{number}.jpg")
+    return root
+
+
+def folder(root: Path, *members: Any) -> ImageFolder:
+    return ImageFolder(str(root), v2.Compose([*members, v2.ToImage()]))
+
+
+def said(dataset: Any, path: Path, **options: Any) -> str:
+    return estimate(dataset, path / "a.h5", num_workers=0, **options).advice
+
+
+def test_a_random_member_that_comes_first(photos: Path, tmp_path: Path) -> None:
+    assert said(folder(photos, FIRST), tmp_path) == (
+        "RandomResizedCrop at dataset.transform.transforms[0] is random, and nothing before it "
+        "makes images smaller: it and all behind it stay live, and images are kept as large as "
+        'they are decoded, 351.6 KiB a row. Smaller are images="packed" (the files as they are), '
+        'images="jpeg", or a Resize in front of it'
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "where"),
+    [
+        ([v2.RandomHorizontalFlip(), v2.Resize(32)], "RandomHorizontalFlip at"),
+        ([v2.RGB(), FIRST], r"RandomResizedCrop at dataset.transform.transforms\[1\] is random"),
+        ([v2.Lambda(lambda image: image), FIRST], "Lambda at .* is code of your own"),
+        ([v2.Compose([FIRST])], r"transforms\[0\].transforms\[0\] is random"),
+        ([v2.Resize((32, 40)), FIRST], None),
+        ([v2.CenterCrop(32), v2.RandomHorizontalFlip()], None),
+        ([v2.RGB()], None),
+    ],
+    ids=repr,
+)
+def test_which_member_it_is(
+    photos: Path, tmp_path: Path, members: list[Any], where: str | None
+) -> None:
+    advice = said(folder(photos, *members), tmp_path)
+    if where is None:
+        assert advice == ""
+    else:
+        assert re.search(where, advice), advice
+
+
+def test_what_is_done_about_it_already(photos: Path, tmp_path: Path) -> None:
+    dataset = folder(photos, FIRST)
+    assert said(dataset, tmp_path, images="packed") == ""
+    assert said(dataset, tmp_path, images="jpeg") == ""
+    assert said(dataset, tmp_path, images={"0": "png"}) == ""
+    assert "351.6 KiB" in said(ConcatDataset([Subset(dataset, [0]), dataset]), tmp_path)
+
+
+def test_small_images_are_no_matter(tmp_path: Path) -> None:
+    root = tmp_path / "small"
+    root.mkdir()
+    assert said(folder(_photos(root, 60, 60), FIRST), tmp_path) == ""
+
+
+class Own:
+    """Images that are no files."""
+
+    def __init__(self) -> None:
+        self.transform = v2.Compose([FIRST, v2.ToImage()])
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(picture(index, *LARGE))
+
+
+def test_what_has_no_files_cannot_be_packed(tmp_path: Path) -> None:
+    advice = said(Own(), tmp_path)
+    assert advice.endswith('Smaller are images="jpeg", or a Resize in front of it')
+
+
+def test_precompute_warns_or_hands_it_on(photos: Path, tmp_path: Path) -> None:
+    dataset = folder(photos, FIRST)
+    with pytest.warns(CacheWarning, match=r"RandomResizedCrop .* 351\.6 KiB a row"):
+        precompute(dataset, tmp_path / "a.h5", num_workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        precompute(dataset, tmp_path / "a.h5", num_workers=0)  # it is there, and only opened
+        told: list[Estimate] = []
+        precompute(dataset, tmp_path / "b.h5", num_workers=0, announce=told.append)
+    assert "RandomResizedCrop" in told[0].advice
+    assert "RandomResizedCrop" not in str(told[0])
+
+
+def test_the_command_line_says_it(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    (tmp_path / "advice_data.py").write_text(
+        "from torchvision.datasets import ImageFolder\nfrom torchvision.transforms import v2\n"
+        f"data = ImageFolder({str(photos)!r}, v2.Compose([v2.RandomResizedCrop(9), v2.ToImage()]))"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["cache", "build", "advice_data.py:data", "a.h5", "--workers", "0"]
+    assert main(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("build  RandomResizedCrop at dataset.transform") for line in lines)
+    assert main([*command, "--overwrite", "--quiet"]) == 0
+    assert "RandomResizedCrop" not in capsys.readouterr().err
+
+
+def test_h5_prints_it_when_it_builds(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = DataLoader(folder(photos, FIRST), batch_size=2, backend=H5(tmp_path / "a.h5"))
+    next(iter(loader))
+    assert "h5  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
+
+
+def test_explain_of_h5_notes_it(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    note = "images are kept as large as they are decoded. Smaller are"
+    loader = DataLoader(folder(photos, FIRST), backend="h5")
+    assert note in str(loader.explain())
+    assert note not in str(DataLoader(folder(photos, v2.Resize(8)), backend="h5").explain())
+    packed = DataLoader(folder(photos, FIRST), backend=H5(path, images="packed"))
+    assert note not in str(packed.explain())
