@@ -160,7 +160,7 @@ class InTurns(Varying):
 
 
 def test_shapes_that_come_in_turns_are_seen_beforehand(tmp_path: Path) -> None:
-    interrupted(tmp_path / "a.h5", at=58, kind=InTurns)
+    interrupted(tmp_path / "a.h5", at=57, kind=InTurns)
     sizes = [InTurns()[index]["image"].numel() + 2 * 1500 for index in range(56)]
     assert placed_in(tmp_path / "a.h5") == [sum(sizes[i : i + 4]) for i in range(0, 56, 4)]
 

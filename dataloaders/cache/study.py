@@ -310,15 +310,17 @@ def _spread(samples: int, count: int) -> list[int]:
 
 
 def _scattered(samples: int, count: int) -> list[int]:
-    """``count`` samples all over the dataset; all of them, if there are no more.
+    """As `_spread`, but of many samples each is moved by less than half a step.
 
-    In steps of the golden ratio: even steps may meet only one kind of sample of those that come
-    in turns.
+    Where kinds of samples come in turns, even steps may meet one kind only. Steps that begin with
+    fractions of the golden ratio do not keep time with any turn.
     """
-    if samples <= count:
-        return list(range(samples))
-    golden = (5**0.5 - 1) / 2
-    return sorted({int(samples * (n * golden % 1)) for n in range(count)})
+    even = _spread(samples, count)
+    if samples <= 6 * count:
+        return even
+    step, golden = samples / count, (5**0.5 - 1) / 2
+    moved = (index + int((n * golden % 1 - 0.5) * step) for n, index in enumerate(even))
+    return sorted({min(max(index, 0), samples - 1) for index in moved})
 
 
 def _digest(row: _Cells) -> str:

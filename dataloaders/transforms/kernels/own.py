@@ -5,7 +5,8 @@
     ElasticTransform  fields made on the host ──> torchvision, image by image, on the device
 
 No arithmetic of Pillow's is in the way, so there is nothing to repeat: on the CPU the bytes are the
-same, elsewhere they are what torchvision gives there.
+same, elsewhere they are what torchvision gives there. A CUDA device is waited for: these functions
+make their few constants on it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from dataloaders.transforms.primitives.geometry import (
 from dataloaders.transforms.primitives.turns import Affine, Perspective, Rotate
 
 from . import hue, levels, neighbours, own, place, resize, warp
-from .kernel import EXACT, Array, Form, Images, Kernel
+from .kernel import EXACT, Array, Form, Images, Kernel, there
 from .recorded import recorder
 
 __all__ = ["TABLE", "Row", "form_after", "kernel_for"]
@@ -138,7 +138,7 @@ def _erase_by_noise(primitive: Any) -> _Function:
         out = images.clone()
         sides = np.stack([numbers[name] for name in _BOX], 1)
         for image, (i, j, h, w), noise in zip(out, sides.tolist(), numbers["noise"], strict=True):
-            image[:, i : i + h, j : j + w] = noise.values().to(image.device)
+            image[:, i : i + h, j : j + w] = there(noise.values(), image.device)
         return out
 
     return erased
