@@ -528,9 +528,10 @@ class _Builder:
         options.report(pace.computing(folder.records))
         if not missing:
             return
-        with results(
+        crew = results(
             Chunks(job), missing, num_workers=workers, context=options.context, stop=job.stop
-        ) as finished:
+        )
+        with crew as finished, folder.syncing():  # its thread begins behind the workers' fork
             for made in finished:
                 for record in made.records:
                     self._refuse_other_structure(record, job)

@@ -20,6 +20,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from dataloaders.cache.placing import Placed
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.rows import digest_text
 from dataloaders.cache.sizes import Sizes
+from dataloaders.cache.syncing import Syncing
 from dataloaders.errors import CacheError
 from dataloaders.workers import usable_cores
 
@@ -66,6 +68,7 @@ class BuildFolder:
         self._settings = self.path / "build.json"
         self._journal: Journal | None = None
         self._new: set[int] = set()
+        self._syncing: Syncing | None = None
 
     # What it is a build of
 
@@ -158,19 +161,38 @@ class BuildFolder:
         return chunk in self._opened.records
 
     def keep(self, record: Record) -> None:
-        """Have a chunk that was just written survive whatever happens.
+        """Have a chunk that was just written survive a kill, and soon a power loss.
 
         Raises:
             CacheError: the disk is full.
         """
         with writing(self.path):
-            if record.file:
-                sync(self.path / record.file)
-            if record.placed and self.placed is not None:
-                sync(self.placed.path)
-            sync(self.path)  # the chunk's name, before the line that relies on it
             self._opened.append(record)
         self._new.add(record.chunk)
+        if self._syncing is not None:
+            files = [self.path / record.file] if record.file else []
+            if record.placed and self.placed is not None:
+                files.append(self.placed.path)
+            self._syncing.add(files)
+
+    @contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Inside, what is kept is put on the disk every now and then.
+
+        Raises:
+            CacheError: the disk did not take it.
+        """
+        journal = self._opened
+
+        def finish() -> None:
+            sync(self.path)
+            journal.sync()
+
+        try:
+            with Syncing(self.path, finish) as self._syncing:
+                yield
+        finally:
+            self._syncing = None
 
     def drop_bad(self, samples: range, rows: int, *, with_failures: bool) -> None:
         """Forget chunks whose files are not what the journal says; of most, the size tells.

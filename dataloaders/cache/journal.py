@@ -3,7 +3,8 @@
     1c291ca3 {"chunk":17,"digest":"9f...","failed":[],"file":"chunk-000017.5e1f","parts":[8390],...}
     crc32    JSON
 
-A line is written and on the disk after the file that it names.
+A line is written after the file that it names. A power loss may leave a line without its file, or
+a file without its contents: a later call compares checksums before it relies on them.
 """
 
 from __future__ import annotations
@@ -123,15 +124,23 @@ class Journal:
             self._cut()
 
     def append(self, record: Record) -> None:
-        """Write ``record`` and wait until it is on the disk."""
+        """Write ``record``; it is on the disk after `sync`."""
         self._append(asdict(record))
         self.records[record.chunk] = record
 
     def set_assembled(self, name: str) -> None:
-        """Write that this file is the whole cache, and may be renamed; "": it is made again."""
+        """Write that this file is the whole cache, and may be renamed; "": it is made again.
+
+        It is on the disk when this returns.
+        """
         if name != self.assembled:
             self._append({_ASSEMBLED: name})
+            self.sync()
             self.assembled = name
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk."""
+        os.fsync(self._file)
 
     def forget(self, chunk: int) -> None:
         """Have ``chunk`` made again; its next line replaces the one that there is."""
@@ -146,7 +155,6 @@ class Journal:
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         try:
             write_all(self._file, self._end, line)
-            os.fsync(self._file)
         except OSError:
             self._cut()  # a full disk: what is there stays readable, and can be gone on with
             raise
