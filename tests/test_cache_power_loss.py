@@ -1,4 +1,4 @@
-"""What a build says is finished reaches the disk soon; what a power cut took of it is made again."""
+"""What is finished reaches the disk soon; what a power cut took of it is made again."""
 
 from __future__ import annotations
 
