@@ -6,6 +6,8 @@
     rows.py      samples -> chunks, in workers       study.py      a few samples, read before
     crew.py      these workers, and their ends       folder.py     what a build has so far
     journal.py   which chunks are finished           lock.py       one builder at a time
+    syncing.py   chunks reach the disk meanwhile     sizes.py      which chunk begins where
+    heap.py      of a worker: keeps freed memory     advice.py     said before images are kept large
     sample.py    a sample: structure and cells       cell.py       one leaf, and its bytes
     chunk.py     some rows as columns                layout.py     the columns of the whole file
     images.py    raw, encoded or packed          encoding.py    images -> encoded cells
