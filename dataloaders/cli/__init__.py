@@ -63,7 +63,8 @@ examples:
 _TUNE = """\
 Runs an unmodified training script, measures how many samples a second its own step takes, and
 tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
-the line to change. The choice is remembered: num_workers="auto" uses it from then on. With
+the line to change. The choice is remembered: num_workers="auto" uses it from then on. Where the
+step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried with workers. With
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
 """
 
