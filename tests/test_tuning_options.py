@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.stock import Stock
@@ -149,6 +149,7 @@ class TestSearch:
         assert tuning.choice.backend == Knobs(8, 3)
         assert any("give budget_s more" in note for note in tuning.notes)
 
+    @settings(deadline=None)
     @given(st.lists(st.floats(1, 100), min_size=24, max_size=24), st.integers(1, 24))
     def test_any_rates_end_with_one_that_suffices(self, rates: list[float], most: int) -> None:
         threads, depths = (1, 2, 3, 4, 6, 8), (2, 3, 4, 6)

@@ -25,7 +25,7 @@ from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.model import Model
 from dataloaders.tuning.run import tuning_steps
 from dataloaders.tuning.search import Search
-from dataloaders.tuning.trial import Observation, Steps, driven
+from dataloaders.tuning.trial import Observation, Steps, driven, observe_step
 
 pytestmark = pytest.mark.measures
 
@@ -173,6 +173,11 @@ class TestThreadsOfTheStep:
         assert [one.settings.num_workers for one in tuning.trials[3:]] == [2, 3, 1, 2, 0]
         assert tuning.worth_it
 
+    def test_workers_that_are_chosen_already_are_where_it_begins(self) -> None:
+        tuning = searched({(0, None): 100, (2, None): 120, (3, None): 150, (3, 1): 149})
+        assert [one.settings.num_workers for one in tuning.trials] == [0, 2, 3, 3]
+        assert tuning.choice == Settings(3, 2, False)
+
     def test_more_workers_beside_them_where_those_pay(self) -> None:
         tuning = searched({**self.rates, (1, 1): 155, (2, 1): 200, (3, 1): 250, (4, 1): 249})
         assert tuning.choice == Settings(3, 2, False, step_threads=1)
@@ -222,6 +227,16 @@ class TestThreadsOfTheStep:
         applied = tuning.apply(loader)
         assert (applied.num_workers, torch.get_num_threads()) == (2, 4)
         assert dataloaders.DataLoader(loader.dataset, 4, num_workers="auto").num_workers == 0
+
+    def test_a_step_that_computes_is_told_from_one_that_waits(self) -> None:
+        def computes(batch: torch.Tensor) -> None:
+            end = time.thread_time() + 0.01
+            while time.thread_time() < end:
+                pass
+
+        held: list[Any] = [torch.zeros(4)]
+        waits = driven(observe_step(held, 0.2), lambda batch: time.sleep(0.01))
+        assert waits.cores < 0.5 < driven(observe_step(held, 0.2), computes).cores
 
     def test_a_trial_has_them_and_puts_them_back(self) -> None:
         alone = Settings(0, None, False)

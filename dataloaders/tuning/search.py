@@ -279,11 +279,12 @@ class Search:
         cap = self._attempts.borne(cap) if self._attempts.workers_usable else 0
         if self._meets(rates[best]) or cap == 0:
             return
-        count = model.knee(cap)
+        base = best if best.num_workers else self._settings(model.knee(cap))
+        count = min(cap, base.num_workers)
         left = self._cores - math.ceil(count * model.cpu_share)
         fewer = max(1, min(threads - 1, left))
         settings = [
-            replace(self._settings(number), step_threads=fewer) for number in range(1, cap + 1)
+            replace(base, num_workers=number, step_threads=fewer) for number in range(1, cap + 1)
         ]
         why = "fewer threads for the step leave cores to the workers"
         if (yield from self._attempts.make(settings[count - 1], why)) is None:

@@ -90,7 +90,8 @@ class StepCost:
 
     Attributes:
         seconds: of the clock.
-        cores: CPU seconds of this process per second, all of its threads together.
+        cores: CPU seconds of this process per second, all of its threads together, and the share
+            of a second for which its main thread waited for a core.
     """
 
     seconds: Interval
@@ -146,11 +147,11 @@ def observe_step(held: list[Batch], cap_s: float) -> Steps[StepCost]:
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
         device.synchronise()
-        cpu, start = time.process_time(), time.perf_counter()
+        cpu, start = usage.cpu_demand(), time.perf_counter()
         yield from batches
         device.synchronise()
         took = time.perf_counter() - start
-        cpu = time.process_time() - cpu
+        cpu = usage.cpu_demand() - cpu
         rounds.append(took / copies)
         cores.append(cpu / took)
         # The first step is slow (lazy initialisation, allocators) and no matter of the steady
