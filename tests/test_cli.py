@@ -443,6 +443,30 @@ def test_a_loop_that_ends_before_tuning_does_is_told(
     assert not multiprocessing.active_children()
 
 
+def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path: Path) -> None:
+    text = HEAD + (
+        "import threading\n"
+        "asked, ended = threading.Event(), threading.Event()\n"
+        "class Stuck(Slow):\n"
+        "    def __getitem__(self, index):\n"
+        "        if index == 20:\n"
+        "            asked.set()\n"
+        "            ended.wait()\n"
+        "        return super().__getitem__(index)\n"
+        "def train():\n"
+        "    for batch in DataLoader(Stuck(0), 4): pass\n"
+        "threading.Thread(target=train, daemon=True).start()\n"
+        "asked.wait()\n"
+    )
+    # A process of its own, with which the thread ends.
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "tune", "--budget", "60", str(write(tmp_path, text))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "note: the script's loop ended after" in done.stdout
+
+
 def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path: Path) -> None:
     # A sample that a worker loads: the trial of one process, the first one, is over by then.
     text = WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)").replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -136,7 +137,8 @@ def tune(
 
     takeover, outcome = _run_taken_over(target, args, measure, number, line)
     for steps in running:
-        steps.close()  # a trial under way, with its workers, if the script's loop ended first
+        if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:  # in a thread of the script's
+            steps.close()  # a trial under way, with its workers, if the script's loop ended first
     if takeover.taken is None:
         return _no_loader(takeover, outcome)
     if not tunings:
