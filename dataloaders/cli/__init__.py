@@ -75,7 +75,8 @@ for loaders of ours). A loader that the backend cannot serve stays stock, with o
 
 _DEMO = """\
 Makes about 300 JPEG photographs once, checks examples/train_images.py on them as it is, tunes its
-loader, and checks again. Takes less than two minutes on two cores, without a GPU.
+loader, and checks again; if it still waits for input, also with a cache of the decoded images.
+Takes less than two minutes on two cores, without a GPU.
 """
 
 _VALUED = ("--budget", "--json", "--html", "--loader", "--backend")
