@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from bench.harness import Case, Result, Scale, save, show
 from dataloaders.random_states import random_states_kept
 from dataloaders.tuning import Settings, Tuning, tune
-from dataloaders.tuning.trial import observe
+from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Variants
 
 BAR_RATE = 0.95
@@ -253,12 +253,13 @@ def _steady_rate(
 
 def _rate(loader: DataLoader[Any], step: Step | None, settings: Settings, scale: Scale) -> float:
     with random_states_kept():
-        seen = observe(
+        steps = observe(
             Variants(loader).make(settings, HANG_S),
-            step=step,
+            stepping=step is not None,
             cap_s=scale.pick(full=TRIAL_S, tiny=0.1),
             epoch_samples=None,
         )
+        seen = driven(steps, step or print)
     return seen.samples_per_second.estimate
 
 

@@ -8,7 +8,6 @@ Python, which acts on it in the main thread, which waits. So these waits end and
 from __future__ import annotations
 
 import threading
-import time
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -28,12 +27,7 @@ def get(queue: SimpleQueue[T]) -> T:
             pass
 
 
-def join(thread: threading.Thread, seconds: float | None = None) -> bool:
-    """Whether ``thread`` has ended, waited for ``seconds``, or however long it takes."""
-    deadline = None if seconds is None else time.monotonic() + seconds
+def join(thread: threading.Thread) -> None:
+    """Wait until ``thread`` has ended, however long it takes."""
     while thread.is_alive():
-        left = _HEARS_S if deadline is None else deadline - time.monotonic()
-        if left <= 0:
-            return False
-        thread.join(min(left, _HEARS_S))
-    return True
+        thread.join(_HEARS_S)

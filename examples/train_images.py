@@ -35,8 +35,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0, help="worker processes")
+    parser.add_argument("--prefetch", type=int, default=2, help="batches each makes ahead")
+    parser.add_argument("--no-pin", action="store_true", help="no pinned memory beside a GPU")
+    parser.add_argument("--threads", type=int, help="threads of the step, where it is on the CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
 
     transform = T.Compose(
         [
@@ -53,8 +58,9 @@ def main() -> None:
         shuffle=True,
         drop_last=len(dataset) > args.batch_size,
         num_workers=args.workers,
+        prefetch_factor=args.prefetch if args.workers else None,
         persistent_workers=args.workers > 0,
-        pin_memory=args.device.startswith("cuda"),
+        pin_memory=args.device.startswith("cuda") and not args.no_pin,
     )
     model = small_cnn(len(dataset.classes)).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

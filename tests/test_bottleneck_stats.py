@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from dataloaders import DataLoader
+from dataloaders import DataLoader, workers
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import analyse
@@ -53,6 +53,41 @@ def test_advice_follows_the_verdict(real: float, line: str) -> None:
         writes=False,
     )
     assert line in report.advice[0]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_contention_is_told_with_the_numbers_at_hand(
+    threads: int, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "usable_cores", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    loader = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2, num_workers=1)
+    host = {"host": 1.0} if on_device else {}
+
+    def advice() -> list[str]:
+        report = summarise(
+            analyse(rounds_of(0.001, synthetic=1.0, **host, contended=1.9, real=2.0)),
+            loader=loader,
+            feed=Feed(loader),
+            batch="float32 2",
+            rounds=8,
+            seconds=1.0,
+            finished=True,
+            writes=False,
+        )
+        assert report.verdict == "contention-bound"
+        return list(report.advice)
+
+    said = advice()
+    assert said[0].startswith("the step shares 3 cores with 1 worker: ")
+    assert "`dataloaders tune`" in said[0]
+    several = threads > 1 and not on_device
+    assert ("torch.set_num_threads(2) in place of 4" in said[0]) == several
+    assert ("OMP_WAIT_POLICY=passive" in said[1]) == several
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert "OMP_WAIT_POLICY" not in " ".join(advice())
 
 
 def test_one_round_carries_no_interval() -> None:

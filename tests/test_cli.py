@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -401,6 +402,69 @@ def test_tune_takes_the_rate_from_the_scripts_own_loop(
     assert 'num_workers="auto"' in done.out
     assert "note: tuned loader 2" in done.out
     assert any((tmp_path / "cache").rglob("*.json"))
+
+
+IN_A_DATABASE = HEAD + (
+    "import sqlite3\n"
+    "base = sqlite3.connect(':memory:')\n"
+    "class Rows(Slow):\n"
+    "    def __getitem__(self, index):\n"
+    "        time.sleep(self.seconds)\n"
+    "        return torch.tensor(base.execute('select ?', (float(index),)).fetchone())\n"
+    "model = torch.nn.Linear(1, 1)\n"
+    "for x in DataLoader(Rows(0.001), 4):\n"
+    "    time.sleep(0.02)\n"
+    "    model(x).sum().backward()\n"
+)
+
+
+def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    done = command("tune", "--budget", 1, write(tmp_path, IN_A_DATABASE))
+    assert done.status == 0, done.err
+    assert "use num_workers=" in done.out
+    assert "known by then" not in done.out
+
+
+@pytest.mark.parametrize("ending", ["break", "raise ValueError('too hot')"])
+def test_a_loop_that_ends_before_tuning_does_is_told(
+    ending: str, command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = HEAD + (
+        "import multiprocessing\n"
+        "for batch in DataLoader(Slow(0.005), 4):\n"
+        f"    if multiprocessing.active_children(): {ending}\n"
+    )
+    done = command("tune", "--budget", 60, write(tmp_path, text))
+    assert done.status == (1 if "raise" in ending else 0)
+    assert "note: the script's loop ended after" in done.out
+    assert "this is what was known by then" in done.out
+    assert not multiprocessing.active_children()
+
+
+def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path: Path) -> None:
+    text = HEAD + (
+        "import threading\n"
+        "asked, ended = threading.Event(), threading.Event()\n"
+        "class Stuck(Slow):\n"
+        "    def __getitem__(self, index):\n"
+        "        if index == 20:\n"
+        "            asked.set()\n"
+        "            ended.wait()\n"
+        "        return super().__getitem__(index)\n"
+        "def train():\n"
+        "    for batch in DataLoader(Stuck(0), 4): pass\n"
+        "threading.Thread(target=train, daemon=True).start()\n"
+        "asked.wait()\n"
+    )
+    # A process of its own, with which the thread ends.
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaders", "tune", "--budget", "60", str(write(tmp_path, text))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "note: the script's loop ended after" in done.stdout
 
 
 def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path: Path) -> None:

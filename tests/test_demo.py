@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from dataloaders.cli.demo import demo
+from dataloaders.cli.demo import _arguments, _may_cache, demo
 from dataloaders.cli.photos import make_photos
 from dataloaders.errors import OptionError
 
@@ -57,8 +58,29 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
         demo(images=str(tmp_path / "nowhere"))
 
 
+def tuned(**choice: Any) -> dict[str, Any]:
+    given = {"num_workers": 0, "prefetch_factor": None, "pin_memory": True}
+    return {"given": given, "choice": {**given, **choice}}
+
+
+def test_everything_that_tuning_chose_is_run() -> None:
+    assert _arguments(tuned()) == []
+    assert _arguments(tuned(pin_memory=False)) == ["--no-pin"]
+    chosen = _arguments(tuned(num_workers=3, prefetch_factor=4, step_threads=1))
+    assert " ".join(chosen) == "--workers 3 --prefetch 4 --threads 1"
+
+
+def test_large_folders_are_not_cached(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "small.jpg").write_bytes(b"1")
+    assert _may_cache(tmp_path)
+    with open(tmp_path / "class" / "large.jpg", "wb") as file:
+        file.truncate(2**30)
+    assert not _may_cache(tmp_path)
+
+
 @pytest.mark.slow
-def test_the_demo_runs_its_three_parts(tmp_path: Path) -> None:
+def test_the_demo_runs_its_parts(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(64):
         file = tmp_path / "images" / f"class{number % 2}" / f"{number}.jpg"
@@ -68,28 +90,49 @@ def test_the_demo_runs_its_three_parts(tmp_path: Path) -> None:
         [sys.executable, "-m", "dataloaders", "demo",
          "--images", str(tmp_path / "images"), "--budget", "2"],
         capture_output=True, text=True, check=False,
-        env={"PATH": "/usr/bin:/bin", "DATALOADERS_CACHE": str(tmp_path / "cache")},
+        # One thread: on a busy machine several spend minutes waiting for each other.
+        env={
+            "PATH": "/usr/bin:/bin",
+            "DATALOADERS_CACHE": str(tmp_path / "cache"),
+            "OMP_NUM_THREADS": "1",
+        },
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    chosen = re.search(r"^use num_workers=(\d+)", done.stdout, re.MULTILINE)
+    chosen = re.search(
+        r"^use num_workers=(\d+)(?:, prefetch_factor=(\d+))?"
+        r"(?:, torch.set_num_threads\((\d+)\))?: (.*)$",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert chosen is not None, done.stdout
-    workers = chosen[1]
-    typed = re.findall(r"^\$ dataloaders (\w+) examples/train_images.py(.*)$", done.stdout, re.M)
+    workers, prefetch, threads, reason = chosen.groups()
+    typed = re.findall(
+        r"^\$ (\w+=h5 )?dataloaders (\w+) examples/train_images.py(.*)$", done.stdout, re.M
+    )
     *parts, conclusion = re.split(r"^=== what was found$", done.stdout, flags=re.MULTILINE)
     assert len(parts) == 1
-    verdicts = re.findall(r"^ *(.*): \S+-bound|^ *(.*): inconclusive", conclusion, re.MULTILINE)
-    found = ["".join(names) for names in verdicts]
-    assert [command for command, _ in typed[:2]] == ["check", "tune"]
-    assert typed[0][1] == typed[1][1]
+    verdicts = re.findall(r"^ *(.*): (\S+-bound|inconclusive)", conclusion, re.MULTILINE)
+    found = [name for name, _ in verdicts]
+    assert [words[:2] for words in typed[:2]] == [("", "check"), ("", "tune")]
+    plain = typed[0][2]
+    assert typed[1][2] == plain
+    expected, used = ["as it is"], ["0"]
     if workers == "0":
-        assert len(typed) == 2
-        assert "the second check would be the first again" in parts[0]
-        assert found == ["as it is"]
+        assert f"Tuning left the script as it is: {reason}." in parts[0]
+        assert f"tuning: no change, since {reason}" in conclusion
     else:
-        assert typed[2:] == [("check", f"{typed[0][1]} --workers {workers}")]
-        assert found == ["as it is", f"with {workers} workers"]
+        words = f" --workers {workers} --prefetch {prefetch}"
+        words += f" --threads {threads}" if threads else ""
+        assert typed[2] == ("", "check", plain + words)
+        expected, used = [*expected, "tuned"], [*used, workers]
+    if verdicts[len(expected) - 1][1] != "step-bound":
+        assert typed[-1] == ("DATALOADERS_BACKEND=h5 ", "check", plain)
+        expected, used = [*expected, "with a cache"], [*used, "0"]
+    assert found == expected
     # Each check printed its own report, of the loader that it says.
     reported = re.findall(r"note: measured in loader 1: .*num_workers=(\d+)", parts[0])
-    assert reported == ["0", workers][: len(typed) - 1]
+    assert reported == used
+    assert len(typed) == len(used) + 1
     assert parts[0].count("note: tuned loader 1: ") == 1
     assert re.search(r"^what to try next\n  \S", conclusion, re.MULTILINE)
+    assert list((tmp_path / "cache").glob("demo-*")) == []

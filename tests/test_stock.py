@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -218,3 +220,17 @@ def test_explain_never_raises() -> None:
     plan = DataLoader(Unreadable()).explain()  # type: ignore[arg-type]
     assert plan.runs
     assert "could not be read (RuntimeError: no " in str(plan)
+
+
+@pytest.mark.parametrize(
+    "options", [{"persistent_workers": True}, {"backend": "prefetch"}], ids=str
+)
+def test_more_workers_than_cores_are_warned_of_once(options: dict[str, Any]) -> None:
+    count = len(os.sched_getaffinity(0)) + 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = DataLoader(Squares(), 4, num_workers=count, **options)
+        for _ in range(2):
+            assert len(list(loader)) == 5
+    texts = [str(one.message) for one in caught]
+    assert sum("This DataLoader will create" in text for text in texts) == 1, texts

@@ -38,6 +38,7 @@ from dataloaders.tuning import Progress, Settings, Tuning, tune
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.choice import Need, choose
 from dataloaders.tuning.model import Model
+from dataloaders.tuning.trial import driven
 
 pytestmark = pytest.mark.measures
 
@@ -355,10 +356,10 @@ def _states(generator: torch.Generator) -> list[Any]:
 def test_a_setting_tried_again_has_the_mean_of_its_rates() -> None:
     loader = TorchLoader(Waiting(), 4)
     alone = Settings(0, None, False)
-    attempts = Attempts(loader, None, 60.0, alone, lambda doing: None)
-    assert attempts.make(alone, "first") is not None
+    attempts = Attempts(loader, False, 60.0, alone, lambda doing: None)
+    assert driven(attempts.make(alone, "first"), print) is not None
     attempts.rates[alone] = 0.0
-    assert attempts.again(alone, "again")
+    assert driven(attempts.again(alone, "again"), print)
     first, second = attempts.trials
     assert second.why == "again"
     assert attempts.rates[alone] == pytest.approx(second.epoch_samples_per_second / 2)
@@ -367,10 +368,10 @@ def test_a_setting_tried_again_has_the_mean_of_its_rates() -> None:
 
 def test_a_setting_is_not_tried_again_without_time() -> None:
     alone = Settings(0, None, False)
-    attempts = Attempts(TorchLoader(Waiting(), 4), None, 0.01, alone, lambda doing: None)
-    assert attempts.make(alone, "first") is not None
+    attempts = Attempts(TorchLoader(Waiting(), 4), False, 0.01, alone, lambda doing: None)
+    assert driven(attempts.make(alone, "first"), print) is not None
     rate = attempts.rates[alone]
-    assert not attempts.again(alone, "again")
+    assert not driven(attempts.again(alone, "again"), print)
     assert attempts.rates[alone] == rate
     assert attempts.out_of_time
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.stock import Stock
@@ -22,7 +22,7 @@ from dataloaders.tuning import Settings, Trial, Tuning, tune
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.climb import climb
 from dataloaders.tuning.search import Search
-from dataloaders.tuning.trial import Observation
+from dataloaders.tuning.trial import Observation, Steps, driven
 
 Rate = Callable[[int, int], float]
 
@@ -57,10 +57,11 @@ class Recorded(Attempts):
 
     def __init__(self, search: Search, rate: Rate, *, most: int = 99, busy: bool = False) -> None:
         known = search._attempts
-        super().__init__(known._loader, None, 60.0, known.alone, lambda doing: None)
+        super().__init__(known._loader, False, 60.0, known.alone, lambda doing: None)
         self._rate, self._most_trials, self._busy = rate, most, busy
 
-    def make(self, settings: Settings, why: str, **others: Any) -> Observation | None:
+    def make(self, settings: Settings, why: str, **others: Any) -> Steps[Observation | None]:
+        yield from ()
         if len(self.trials) >= self._most_trials:
             self.out_of_time = True
             return None
@@ -79,9 +80,9 @@ def loader_of(backend: Backend) -> DataLoader[Any]:
 
 def searched(rate: Rate, needed: float | None = None, **options: Any) -> Tuning:
     """What comes of a search among such rates, from 4 threads and a depth of 3."""
-    search = Search(loader_of(Knobs()), None, 60.0, None, None, needed)
+    search = Search(loader_of(Knobs()), False, 60.0, None, None, needed)
     search._attempts = Recorded(search, rate, **options)
-    search.run()
+    driven(search.run(), print)
     return search.result(remember=True)
 
 
@@ -148,6 +149,7 @@ class TestSearch:
         assert tuning.choice.backend == Knobs(8, 3)
         assert any("give budget_s more" in note for note in tuning.notes)
 
+    @settings(deadline=None)
     @given(st.lists(st.floats(1, 100), min_size=24, max_size=24), st.integers(1, 24))
     def test_any_rates_end_with_one_that_suffices(self, rates: list[float], most: int) -> None:
         threads, depths = (1, 2, 3, 4, 6, 8), (2, 3, 4, 6)
@@ -170,11 +172,14 @@ def test_climbing_ends_at_the_top_of_one_hill(
     top = min(top, count - 1)
     asked: list[int] = []
 
-    def better(now: int, then: int) -> bool:
+    def better(now: int, then: int) -> Generator[Any, None, bool]:
         asked.append(then)
+        yield then
         return abs(then - top) < abs(now - top)
 
-    assert climb(count, start, better, reach=reach) == top
+    yielded: list[int] = []
+    assert driven(climb(count, start, better, reach=reach), yielded.append) == top
+    assert yielded == asked
     assert len(asked) == len(set(asked)) <= count - 1
     assert all(0 <= place < count for place in asked)
 

@@ -156,8 +156,11 @@ class _StockSession(Session):
     def _workers(
         self, loader: Specification, specification: Specification, gathers: bool
     ) -> AheadWorkers:
-        """New workers, as torch's loader starts them; their iterator does not hold the loader."""
-        specification.check_worker_number_rationality()
+        """New workers, as torch's loader starts them; their iterator does not hold the loader.
+
+        Too many of them torch has warned of when the loader was made; it does so again when it
+        starts them, from another line, which shows the same warning twice.
+        """
         epoch, foresight = epoch_of_dataset(loader), None
         if loader.persistent_workers:
             seeding = None if specification is loader else self._seeding

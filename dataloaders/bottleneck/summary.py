@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
+
+from dataloaders import workers
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
@@ -96,8 +100,7 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
         return [first, "send less: uint8 images and the normalisation on the device"]
     if analysis.verdict == "contention-bound":
         return [
-            "workers and the step's own threads share the cores: `dataloaders tune` finds the "
-            "number of workers, torch.set_num_threads() the step's share",
+            *_sharing(feed.workers, on_device="host" in analysis.seconds_per_batch),
             "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
         ]
     if bound.low >= BOUND_FROM:
@@ -109,3 +112,23 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
         f"measure longer (budget_s, --budget): the gap lies between {max(0.0, bound.low - 1):.0%} "
         f"and {max(0.0, bound.high - 1):.0%}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"
     ]
+
+
+def _sharing(count: int, *, on_device: bool) -> list[str]:
+    """How ``count`` workers and the step can share the cores."""
+    cores, threads = workers.usable_cores(), torch.get_num_threads()
+    share = f"the step shares {cores} cores with {count} worker{'s' * (count != 1)}"
+    if on_device or threads == 1:
+        return [f"{share}: `dataloaders tune` measures how many of them are best"]
+    fewer = max(1, min(threads - 1, cores - count))
+    advice = [
+        f"{share}: give it fewer threads, torch.set_num_threads({fewer}) in place of {threads}; "
+        "`dataloaders tune` measures threads and workers together"
+    ]
+    openmp = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]
+    if openmp and "OMP_WAIT_POLICY" not in os.environ:
+        advice.append(
+            "or start the script with OMP_WAIT_POLICY=passive in the environment: the step's "
+            "threads otherwise spin while they wait for each other, on cores that workers need"
+        )
+    return advice

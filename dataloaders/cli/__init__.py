@@ -63,7 +63,8 @@ examples:
 _TUNE = """\
 Runs an unmodified training script, measures how many samples a second its own step takes, and
 tries worker settings on its loader until it has the smallest that keeps up. Prints the trials and
-the line to change. The choice is remembered: num_workers="auto" uses it from then on. With
+the line to change. The choice is remembered: num_workers="auto" uses it from then on. Where the
+step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried with workers. With
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
 """
 
@@ -74,7 +75,8 @@ for loaders of ours). A loader that the backend cannot serve stays stock, with o
 
 _DEMO = """\
 Makes about 300 JPEG photographs once, checks examples/train_images.py on them as it is, tunes its
-loader, and checks again. Takes less than two minutes on two cores, without a GPU.
+loader, and checks again; if it still waits for input, also with a cache of the decoded images.
+Takes less than two minutes on two cores, without a GPU.
 """
 
 _VALUED = ("--budget", "--json", "--html", "--loader", "--backend")

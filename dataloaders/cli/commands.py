@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dataloaders.errors import DataLoadersError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from dataloaders.batch import Batch
     from dataloaders.bottleneck import Report
     from dataloaders.cli.progress import ProgressLine
     from dataloaders.scripts.takeover import Measure, Takeover
@@ -105,8 +109,7 @@ def tune(
     from dataloaders import registry
     from dataloaders.cli.progress import ProgressLine
     from dataloaders.loader import BACKEND_VARIABLE
-    from dataloaders.scripts.lent_step import LentStep, Step
-    from dataloaders.tuning import tune as tune_loader
+    from dataloaders.tuning.run import tuning_steps
 
     _refuse_hidden(target)
     _refuse_missing_folders(json)
@@ -115,24 +118,27 @@ def tune(
         os.environ[BACKEND_VARIABLE] = backend
     line = ProgressLine(quiet=quiet)
     tunings: list[Tuning] = []  # as known so far; the last one counts
-    lent: list[LentStep] = []
+    running: list[Generator[Batch, None, None]] = []
+    finished = False
 
     def told(progress: Progress) -> None:
         tunings.append(progress.so_far)
         line(f"tune  {progress.seconds:.0f} of {progress.budget_s:.0f} s  {progress.doing}")
 
-    def measure(loader: Any, iterate: Any) -> LentStep:
-        def use(step: Step) -> None:
-            with_backend = _as_run(loader)
-            tunings.append(tune_loader(with_backend, step, budget_s=budget_s, progress=told))
+    def tuned(loader: Any) -> Generator[Batch, None, None]:
+        nonlocal finished
+        tuning = yield from tuning_steps(_as_run(loader), budget_s=budget_s, progress=told)
+        tunings.append(tuning)
+        finished = True
 
-        lent.append(LentStep(use))
-        return lent[0]
+    def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
+        running.append(tuned(loader))
+        return running[0]
 
     takeover, outcome = _run_taken_over(target, args, measure, number, line)
-    for step in lent:
-        # A terminal's Ctrl-C ends the workers too: a trial waits for those up to its time limit.
-        step.close(wait_s=1.0 if outcome.ending == "interrupted" else None)
+    for steps in running:
+        if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:  # in a thread of the script's
+            steps.close()  # a trial under way, with its workers, if the script's loop ended first
     if takeover.taken is None:
         return _no_loader(takeover, outcome)
     if not tunings:
@@ -140,10 +146,11 @@ def tune(
             f"the script ended after {takeover.steps} steps, too few to tune for", file=sys.stderr
         )
         return outcome.status or NO_LOADER
-    tuning = tunings[-1]  # once: a borrower that was not waited for may still add to them
+    tuning = tunings[-1]
     _print_tuning(tuning, takeover, quiet=quiet)
-    if outcome.ending == "interrupted" and not quiet:
-        print("note: interrupted; this is what was known by then")
+    if not finished and not quiet:
+        how = "interrupted" if outcome.ending == "interrupted" else "the script's loop ended"
+        print(f"note: {how} after {takeover.steps} steps; this is what was known by then")
     if json is not None:
         tuning.to_json(json)
     return outcome.status
@@ -232,8 +239,15 @@ def _print_tuning(tuning: Tuning, takeover: Takeover, *, quiet: bool) -> None:
         print("\nnothing to change: this is what the loader has")
         return
     unpinned = tuning.given.pin_memory and not tuning.choice.pin_memory
-    arguments = f"{tuning.choice}{', pin_memory=False' if unpinned else ''}"
-    print(f"\nthe line to change:\n    DataLoader(..., {arguments})")
+    arguments = f"{tuning.choice.arguments}{', pin_memory=False' if unpinned else ''}"
+    lines = [f"DataLoader(..., {arguments})"]
+    if tuning.choice.step_threads is not None:
+        lines.append(f"torch.set_num_threads({tuning.choice.step_threads})  # before the loop")
+    print(f"\nthe line{'s' * (len(lines) > 1)} to change:")
+    for one in lines:
+        print(f"    {one}")
+    if tuning.choice.step_threads is not None:
+        return  # what "auto" has is another choice: a note says so
     if tuning.remembered is not None and tuning.choice.backend is not None:
         print("or, as it is remembered, with the backend's options left to it:")
         print(f"    DataLoader(..., backend={tuning.choice.backend.name!r})")

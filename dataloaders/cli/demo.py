@@ -1,13 +1,16 @@
 """The package's main job, shown on photographs made on the spot.
 
-    photos ──> check train_images.py ──> tune it ──> check with tuned workers ──> what next
+    photos ──> check train_images.py ──> tune it ──> check with what was chosen ──> what next
+                                             └─ not step-bound yet ──> check with a cache ─┘
 
 Each part is the very command that a user would type, in a process of its own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,15 +23,18 @@ from dataloaders.learned import cache_folder
 __all__ = ["demo"]
 
 _MANY_EPOCHS = "1000"
+_CACHED = "with a cache"
+# Bytes of images that are some ten times as large decoded.
+_MOST_TO_CACHE = 64 * 2**20
 
 
 def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
-    """Check the example as it is, tune it, check it again; prints both verdicts. Returns 0.
+    """Check the example, tune it, check it again, and with a cache if it still waits. Returns 0.
 
     Args:
         images: a folder with one subfolder of images for each class; None makes about 300 JPEGs
             once, in the cache folder.
-        budget_s: the most seconds for each of the three parts.
+        budget_s: the most seconds for each part; the cache's takes its building in addition.
 
     Raises:
         MissingDependency: torchvision or Pillow is not installed.
@@ -43,56 +49,104 @@ def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
     with tempfile.TemporaryDirectory() as results:
         before = _part("the script as it is", "check", budget_s, script, Path(results, "1.json"))
         tuned = _part("tuning its loader", "tune", budget_s, script, Path(results, "2.json"))
-        workers = str(tuned["choice"]["num_workers"])
-        if workers == "0":
-            print("\nTuning chose no workers: the second check would be the first again.")
-            after = before
+        found = [("as it is", before)]
+        chosen = _arguments(tuned)
+        if chosen:
+            title = f"the same with what tuning chose: {' '.join(chosen)}"
+            result = Path(results, "3.json")
+            found.append(("tuned", _part(title, "check", budget_s, [*script, *chosen], result)))
         else:
-            script += ["--workers", workers]
-            title = f"the same with the tuned number of workers: {workers}"
-            after = _part(title, "check", budget_s, script, Path(results, "3.json"))
-    _conclude(before, after, workers)
+            print(f"\nTuning left the script as it is: {tuned['reason']}.")
+        if found[-1][1]["verdict"] != "step-bound" and _may_cache(folder):
+            found.append((_CACHED, _cached(budget_s, script, Path(results, "4.json"))))
+    _conclude(found, "" if chosen else str(tuned["reason"]))
     return 0
 
 
-def _conclude(before: dict[str, Any], after: dict[str, Any], workers: str) -> None:
+def _arguments(tuned: dict[str, Any]) -> list[str]:
+    """The example's arguments for what tuning chose; none where that is the example as it is."""
+    given, choice = tuned["given"], tuned["choice"]
+    arguments = []
+    if choice["num_workers"]:
+        arguments += ["--workers", str(choice["num_workers"])]
+        arguments += ["--prefetch", str(choice["prefetch_factor"])]
+    if given["pin_memory"] and not choice["pin_memory"]:
+        arguments += ["--no-pin"]
+    if "step_threads" in choice:
+        arguments += ["--threads", str(choice["step_threads"])]
+    return arguments
+
+
+def _may_cache(folder: Path) -> bool:
+    """Whether a cache of the images, decoded, is built in seconds and can be built here."""
+    total = 0
+    for file in folder.rglob("*"):
+        total += file.stat().st_size if file.is_file() else 0
+        if total > _MOST_TO_CACHE:
+            return False
+    if importlib.util.find_spec("h5py") is None:
+        print("\nA cache is not shown: building one needs h5py (pip install h5py).")
+        return False
+    return True
+
+
+def _cached(budget_s: float, script: list[str], result: Path) -> Any:
+    """The check with ``backend="h5"``, whose cache is gone afterwards."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="demo-", dir=cache_folder()) as folder:
+        title = 'the same with a cache of the decoded images: DataLoader(..., backend="h5")'
+        variables = {"DATALOADERS_BACKEND": "h5", "DATALOADERS_CACHE": folder}
+        return _part(title, "check", budget_s, script, result, variables)
+
+
+def _conclude(found: list[tuple[str, dict[str, Any]]], why_not_tuned: str) -> None:
     print("\n=== what was found")
-    reports = [("as it is", before)]
-    if after is not before:
-        reports.append((f"with {workers} workers", after))
-    for name, report in reports:
-        bound = report["speedup_bound"]
-        gain = (
-            ""
-            if bound is None
-            else (
-                f"; a perfect input would be {bound['estimate']:.2f} x as fast "
-                f"({bound['low']:.2f} to {bound['high']:.2f})"
+    first = found[0][1]["seconds_per_batch"].get("real")
+    for name, report in found:
+        print(f"{name:>15}: {report['verdict']}", end="")
+        now, bound = report["seconds_per_batch"].get("real"), report["speedup_bound"]
+        if report is not found[0][1] and first and now and first["low"] > 0 and now["low"] > 0:
+            print(
+                f"; {first['estimate'] / now['estimate']:.2f} x as fast as it is "
+                f"({first['low'] / now['high']:.2f} to {first['high'] / now['low']:.2f})",
+                end="",
             )
-        )
-        print(f"{name:>15}: {report['verdict']}{gain}")
-    took = [report["seconds_per_batch"].get("real") for report in (before, after)]
-    if after is not before and all(took) and took[0]["low"] > 0 and took[1]["low"] > 0:
-        first, second = took
-        print(
-            f"{'the loop runs':>15}: {first['estimate'] / second['estimate']:.2f} x as fast as "
-            f"before ({first['low'] / second['high']:.2f} to {first['high'] / second['low']:.2f})"
-        )
+        if bound is not None:
+            print(
+                f"; a perfect input would be {bound['estimate']:.2f} x as fast "
+                f"({bound['low']:.2f} to {bound['high']:.2f})",
+                end="",
+            )
+        print()
+    if why_not_tuned:
+        print(f"{'tuning':>15}: no change, since {why_not_tuned}")
     print("\nwhat to try next")
-    for line in after["advice"]:
+    last, now = found[-1][0], found[-1][1]["seconds_per_batch"].get("real")
+    if last == _CACHED and first and now and now["high"] < first["low"]:
+        print('  a cache, built once: DataLoader(..., backend="h5"), or dataloaders cache build')
+    for line in found[-1][1]["advice"]:
         print(f"  {line}")
     print("  your own script: dataloaders check train.py -- ARGS")
 
 
-def _part(title: str, command: str, budget_s: float, script: list[str], result: Path) -> Any:
+def _part(
+    title: str,
+    command: str,
+    budget_s: float,
+    script: list[str],
+    result: Path,
+    variables: dict[str, str] | None = None,
+) -> Any:
     options = [command, "--budget", f"{budget_s:g}", "--json", str(result)]
     shown = script.copy()
     shown[0] = "examples/train_images.py"
-    print(f"\n=== {title}\n$ dataloaders {command} {' '.join(shown)}\n", flush=True)
+    backend = "DATALOADERS_BACKEND=h5 " if variables else ""
+    print(f"\n=== {title}\n$ {backend}dataloaders {command} {' '.join(shown)}\n", flush=True)
     # From our own folder: a folder of the user's called dataloaders cannot come first there.
     done = subprocess.run(
         [sys.executable, "-m", "dataloaders", *options, *script],
         cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, **(variables or {})},
         check=False,
     )
     if done.returncode == 130 or done.returncode < 0:

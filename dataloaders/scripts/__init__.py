@@ -2,6 +2,5 @@
 
 target      a script or module, run as python itself would run it
 takeover    its loops: one loader is handed to a measurement, the others pass untouched
-lent_step   the body of its loop, called as step(batch)
 switch      its torch loaders, on another backend
 """

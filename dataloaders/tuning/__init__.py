@@ -7,6 +7,8 @@ predicted knee ──> its neighbours ──> prefetch factor ──> pinning �
                    until < 3 % to gain   if batches      with CUDA
                                          vary in time
 
+a step that computes on the cores the workers need: fewer threads for it, and workers again
+
 a backend's own options (threads and depth of dali): each from the present one, coarse to fine
 
 run.py       tune(): its arguments, checked, and its promises

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from dataloaders import auto, workers
-from dataloaders.batch import Batch
 from dataloaders.tuning.result import Settings, Trial
-from dataloaders.tuning.trial import Observation, observe
+from dataloaders.tuning.trial import Observation, Steps, observe
 from dataloaders.tuning.variant import Variants
 
-__all__ = ["Attempts", "Step"]
-
-Step = Callable[[Batch], object]
+__all__ = ["Attempts"]
 
 _LONGEST_TRIAL_S = 1.5
 _HANG_S = 60.0
@@ -40,14 +39,14 @@ class Attempts:
     def __init__(
         self,
         loader: torch.utils.data.DataLoader[Any],
-        step: Step | None,
+        stepping: bool,
         budget_s: float,
         alone: Settings,
         announce: Callable[[str], None],
     ) -> None:
         self._began = time.perf_counter()
         self._loader = loader
-        self._step = step
+        self._stepping = stepping
         self._budget_s = budget_s
         self._announce = announce
         self._variants = Variants(loader)
@@ -73,11 +72,12 @@ class Attempts:
         return max(0.2, min(_LONGEST_TRIAL_S, (self._budget_s - self.seconds) / 3))
 
     def make(
-        self, settings: Settings, why: str, *, step: Step | None = None, compare: bool = True
-    ) -> Observation | None:
+        self, settings: Settings, why: str, *, compare: bool = True
+    ) -> Steps[Observation | None]:
         """The observation, or None if there was no time for it or the setting cannot be used.
 
-        Without ``compare`` it is only reported: another ``step`` makes other rates.
+        Yields its batches where there is a step. Without ``compare`` it yields them in any case,
+        and is only reported: what is done with the batches makes other rates.
         """
         if self.trials and not self._has_time():
             self.out_of_time = True
@@ -88,12 +88,15 @@ class Attempts:
         hang_s = max(_HANG_S, 20 * (alone.startup_s if alone else 0.0))
         batches = self.batches_in_epoch
         try:
-            seen = observe(
-                self._variants.make(settings, hang_s),
-                step=step or self._step,
-                cap_s=self.trial_s,
-                epoch_samples=None if batches is None else batches * (self._loader.batch_size or 1),
-            )
+            with _threads(settings.step_threads):
+                seen = yield from observe(
+                    self._variants.make(settings, hang_s),
+                    stepping=self._stepping or not compare,
+                    cap_s=self.trial_s,
+                    epoch_samples=None
+                    if batches is None
+                    else batches * (self._loader.batch_size or 1),
+                )
         except Exception as error:
             if settings.num_workers == 0 or not _is_workers_fault(error):
                 raise
@@ -117,10 +120,10 @@ class Attempts:
         self.trials.append(trial)
         return seen if failed is None else None
 
-    def again(self, settings: Settings, why: str) -> bool:
+    def again(self, settings: Settings, why: str) -> Steps[bool]:
         """Another trial of ``settings``, whose rate becomes the mean; False if there was none."""
         before = self.rates[settings]
-        if self.make(settings, why) is None:
+        if (yield from self.make(settings, why)) is None:
             return False
         self.rates[settings] = (before + self.rates[settings]) / 2
         return True
@@ -170,6 +173,19 @@ class Attempts:
             return steady
         whole = seen.startup_s + (batches - 1) * seen.seconds_per_batch.estimate
         return batches * seen.samples_per_batch / max(whole, 1e-9)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Inside: torch computes with ``count`` threads; None leaves them as they are."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
 
 
 def _is_workers_fault(error: Exception) -> bool:

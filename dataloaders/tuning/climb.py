@@ -7,15 +7,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 __all__ = ["climb"]
 
+Y = TypeVar("Y")
 
-def climb(places: int, start: int, better: Callable[[int, int], bool], *, reach: int) -> int:
+
+def climb(
+    places: int, start: int, better: Callable[[int, int], Generator[Y, None, bool]], *, reach: int
+) -> Generator[Y, None, int]:
     """The place, 0 to ``places - 1``, from which no step leads to a better one.
 
-    Each place is asked about once, upwards first, so that this ends whatever is answered.
+    Each place is asked about once, upwards first, so that this ends whatever is answered. What
+    ``better`` yields is yielded.
 
     Args:
         places: how many there are.
@@ -28,7 +34,7 @@ def climb(places: int, start: int, better: Callable[[int, int], bool], *, reach:
         for then in (now + reach, now - reach):
             if 0 <= then < places and then not in asked:
                 asked.add(then)
-                if better(now, then):
+                if (yield from better(now, then)):
                     now = then
                     break
         else:

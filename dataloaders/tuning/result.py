@@ -68,7 +68,8 @@ class Tuning:
         seconds: what tuning took.
         batch_bytes: the tensors of one batch.
         notes: further facts worth knowing, a sentence each.
-        remembered: the file through which ``"auto"`` will find the choice; None if not kept.
+        remembered: the file through which ``"auto"`` will find the choice (the best with the step's
+            threads as they are, if the choice has ``step_threads``); None if not kept.
     """
 
     choice: Settings
@@ -86,8 +87,10 @@ class Tuning:
         """A new loader of ``loader``'s class that loads the same with the chosen settings.
 
         Dataset, samplers, generator and collation are shared with ``loader``, which stays as it
-        is. Without workers, arguments that need them (``timeout``, ``persistent_workers``,
-        ``multiprocessing_context``) go back to torch's defaults.
+        is. So do torch's threads, which are the process's: ``choice.step_threads``, if there is
+        one, is left to the caller's ``torch.set_num_threads()``. Without workers, arguments that
+        need them (``timeout``, ``persistent_workers``, ``multiprocessing_context``) go back to
+        torch's defaults.
         """
         return with_settings(loader, self.choice)
 
@@ -111,6 +114,8 @@ class Tuning:
         settings = [self.choice, self.given, *(trial.settings for trial in self.trials)]
         entries = [entry["choice"], entry["given"], *(one["settings"] for one in entry["trials"])]
         for one, its in zip(settings, entries, strict=True):
+            if one.step_threads is None:
+                del its["step_threads"]
             if one.backend is None:
                 del its["backend"]
             else:
@@ -127,12 +132,14 @@ class Tuning:
 
         table = Table(box=None, pad_edge=False)
         options = list(self.choice.numbers)  # of the backend; of all trials the same
+        if any(trial.settings.step_threads for trial in self.trials):
+            options.append("step's threads")
         for heading in ("workers", "prefetch", "pinned", *options, "samples/s", "start", "CPU"):
             table.add_column(heading, justify="right")
         table.add_column("MiB each", justify="right")
         table.add_column("")
         for trial in self.trials:
-            table.add_row(*_row(trial, chosen=trial.settings == self.choice))
+            table.add_row(*_row(trial, options, chosen=trial.settings == self.choice))
         out = io.StringIO()
         console = Console(file=out, width=118, color_system=None, highlight=False)
         console.print(table)
@@ -162,15 +169,16 @@ class Progress:
     so_far: Tuning
 
 
-def _row(trial: Trial, chosen: bool) -> tuple[str, ...]:
+def _row(trial: Trial, options: list[str], chosen: bool) -> tuple[str, ...]:
     settings = trial.settings
+    numbers = {**settings.numbers, "step's threads": settings.step_threads or ""}
     rate = trial.samples_per_second
     spread = "" if rate is None else f" ± {100 * rate.half_width / rate.estimate:.0f} %"
     return (
         str(settings.num_workers),
         "" if settings.prefetch_factor is None else str(settings.prefetch_factor),
         "yes" if settings.pin_memory else "",
-        *map(str, settings.numbers.values()),
+        *(str(numbers[name]) for name in options),
         "-" if rate is None else f"{rate.estimate:,.0f}{spread}",
         f"{trial.startup_s:.2f} s",
         "" if trial.cpu_share is None else f"{100 * trial.cpu_share:.0f} %",

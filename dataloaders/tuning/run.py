@@ -1,4 +1,8 @@
-"""tune(): the arguments checked, the search run, its result returned."""
+"""tune(): the arguments checked, the search run, its result returned.
+
+tune(loader, step)      calls step(batch) on the batches of every trial
+tuning_steps(loader)    yields them, to a loop that is there already: a script's
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,19 @@ from typing import Any
 
 import torch.utils.data
 
-from dataloaders.batch import Batch
+from dataloaders.batch import Batch, to_device
 from dataloaders.errors import OptionError
 from dataloaders.random_states import random_states_kept
 from dataloaders.tuning.result import Progress, Tuning
 from dataloaders.tuning.search import Search
+from dataloaders.tuning.trial import Step, Steps, driven
 
-__all__ = ["tune"]
+__all__ = ["tune", "tuning_steps"]
 
 
 def tune(
     loader: torch.utils.data.DataLoader[Any],
-    step: Callable[[Batch], object] | None = None,
+    step: Step | None = None,
     *,
     budget_s: float = 30.0,
     max_workers: int | None = None,
@@ -31,6 +36,10 @@ def tune(
     Of a loader with ``backend="dali"``: the smallest ``threads`` and ``depth`` of `Dali`, which
     make its batches in place of workers; where workers run the dataset's own code, first their
     number.
+
+    Of a step that computes on the CPU with several of torch's threads, which the workers' cores are
+    wanted for: also fewer threads (``Settings.step_threads``), where that is 3 % faster than any
+    number of workers alone. The threads are put back after each trial.
 
     Suffice: within 3 % of what ``step`` (or ``rate_needed``) needs, or of the best that any
     number of workers gives. Found by a few trials of half a second to two, on real batches.
@@ -68,10 +77,42 @@ def tune(
             those it seems to need, do not fit in shared memory or memory.
     """
     _check(loader, step, budget_s, max_workers, rate_needed)
+    steps = tuning_steps(
+        loader,
+        stepping=step is not None,
+        budget_s=budget_s,
+        max_workers=max_workers,
+        remember=remember,
+        progress=progress,
+        rate_needed=rate_needed,
+    )
+    return driven(steps, step or _copy_to_cuda)
+
+
+def tuning_steps(
+    loader: torch.utils.data.DataLoader[Any],
+    *,
+    stepping: bool = True,
+    budget_s: float = 30.0,
+    max_workers: int | None = None,
+    remember: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    rate_needed: float | None = None,
+) -> Steps[Tuning]:
+    """What `tune` returns, of the loop that iterates this: its body is the step.
+
+    All runs on that loop's thread, inside its asking for the next batch. Without ``stepping`` the
+    batches are only to be copied to the device. If the loop ends first, close it: workers that
+    are under way end, and the random states are put back.
+    """
     with random_states_kept(loader.generator):
-        search = Search(loader, step, budget_s, max_workers, progress, rate_needed)
-        search.run()
+        search = Search(loader, stepping, budget_s, max_workers, progress, rate_needed)
+        yield from search.run()
     return search.result(remember=remember)
+
+
+def _copy_to_cuda(batch: Batch) -> None:
+    to_device(batch, torch.device("cuda"))
 
 
 def _check(

@@ -14,18 +14,17 @@ import torch
 
 from dataloaders import auto, learned, workers
 from dataloaders.backend import Tunable
-from dataloaders.batch import Batch, to_device
 from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError
 from dataloaders.loader import DataLoader
 from dataloaders.stats import Interval
-from dataloaders.tuning import words
-from dataloaders.tuning.attempts import Attempts, Step
+from dataloaders.tuning import device, words
+from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.capacity import DEFAULT_PREFETCH, capacity, own_shortage
 from dataloaders.tuning.choice import Need, choose, enough
 from dataloaders.tuning.climb import climb
 from dataloaders.tuning.model import WORTH, Model
 from dataloaders.tuning.result import Progress, Settings, Tuning
-from dataloaders.tuning.trial import Observation, observe_step
+from dataloaders.tuning.trial import Observation, Steps, observe_step
 
 __all__ = ["Search"]
 
@@ -37,22 +36,29 @@ _SATURATED = 1 / (1 + WORTH)
 # Workers beyond the cores that may pay although all compute: this process takes batches over and
 # workers wait for it, for their queue and for files, and meanwhile a core has nothing to do.
 _BEYOND_CORES = 2
+# CPU seconds of the step per second from which it may be torch's threads that compute it, and
+# the same beside a device: there one core is busy with launching the device's work.
+_STEP_COMPUTES = 0.5
+_STEP_COMPUTES_BESIDE_DEVICE = 1.1
 
 
 class Search:
-    """One tuning run, in the order of this file: `run` it, then ask for its `result`."""
+    """One tuning run, in the order of this file: `run` it, then ask for its `result`.
+
+    Its functions are generators: they yield each batch of a trial that is to be stepped on.
+    """
 
     def __init__(
         self,
         loader: torch.utils.data.DataLoader[Any],
-        step: Step | None,
+        stepping: bool,
         budget_s: float,
         max_workers: int | None,
         progress: Callable[[Progress], None] | None,
         rate_needed: float | None,
     ) -> None:
         self._loader = loader
-        self._step = step
+        self._stepping = stepping
         self._budget_s = budget_s
         self._max_workers = max_workers
         self._progress = progress
@@ -62,6 +68,7 @@ class Search:
         pinned = bool(loader.pin_memory) and self._has_cuda
         self._pin_choice = self._pinned = pinned
         self._pin_gain = 1.0
+        self._step_cores = 0.0  # CPU seconds a second
         self._prefetch = DEFAULT_PREFETCH
         self._reason = ""
         self._tunable = _tunable_of(loader)
@@ -71,25 +78,28 @@ class Search:
         self._given = Settings(count, depth, pinned, self._backend)
         # One process is where every search starts and what it falls back to.
         self._alone = Settings(0, None, pinned, self._backend)
-        self._attempts = Attempts(loader, step, budget_s, self._alone, _announcing(self))
+        self._attempts = Attempts(loader, stepping, budget_s, self._alone, _announcing(self))
 
-    def run(self) -> None:
-        """Make the trials; call it once."""
+    def run(self) -> Steps[None]:
+        """Make the trials; call it once.
+
+        Without a step it yields batches only where they are to be copied to the device.
+        """
         own = self._tunable is not None and not self._tunable.workers
         why = "the loader as it is" if own else "one process: what a batch costs"
-        alone = self._attempts.make(self._alone, why)
+        alone = yield from self._attempts.make(self._alone, why)
         if alone is None:
             raise CheckError(f"no batch was loaded within budget_s={self._budget_s}; give it more")
-        self._measure_step(alone)
+        yield from self._measure_step(alone)
         if not own:
-            self._search_settings(alone)
+            yield from self._search_settings(alone)
         if self._tunable is not None:
-            self._search_options(self._tunable)
+            yield from self._search_options(self._tunable)
             self._reason = words.why_options(
                 self._choice(), self._given, self._attempts, self._need
             )
 
-    def _search_settings(self, alone: Observation) -> None:
+    def _search_settings(self, alone: Observation) -> Steps[None]:
         """Of torch's workers."""
         model = self._model(alone)
         room = capacity(self._loader, model, alone.batch_bytes, self._max_workers)
@@ -104,9 +114,10 @@ class Search:
             rate = alone.samples_per_second.estimate
             self._reason = words.why_no_workers(rate, model, room.workers)
             return
-        self._search_workers(model, room.workers)
-        self._search_prefetch(alone)
-        self._search_pinning()
+        yield from self._search_workers(model, room.workers)
+        yield from self._search_prefetch(alone)
+        yield from self._search_step_threads(model, room.workers)
+        yield from self._search_pinning()
 
     def result(self, remember: bool = False) -> Tuning:
         """What is known by now; ``remember`` writes it to disk."""
@@ -117,9 +128,11 @@ class Search:
             *attempts.notes,
             *words.closing_notes(best, self._loader, attempts, self._cores),
         ]
+        if best.step_threads is not None:
+            notes.append(words.threads_are_the_processs(best, self._best_for_auto(), attempts))
         path = None
         if remember:
-            path = self._remember(choice, attempts.seen[best])
+            path = self._remember()
             if path is None:
                 notes.append(words.not_kept())
         rate = attempts.rates.get(best, 0.0)
@@ -136,14 +149,15 @@ class Search:
             remembered=path,
         )
 
-    def _measure_step(self, alone: Observation) -> None:
-        if self._step is None:
+    def _measure_step(self, alone: Observation) -> Steps[None]:
+        if not self._stepping:
             return
         self._announce("the step, on batches that cost nothing")
-        cost = observe_step(self._step, alone.held, self._attempts.trial_s)
-        samples = alone.samples_per_batch
-        takes = Interval(samples / cost.high, samples / cost.estimate, samples / cost.low)
+        cost = yield from observe_step(alone.held, self._attempts.trial_s)
+        seconds, samples = cost.seconds, alone.samples_per_batch
+        takes = Interval(samples / seconds.high, samples / seconds.estimate, samples / seconds.low)
         self._need = Need(takes, from_step=True)
+        self._step_cores = cost.cores
 
     def _needs_no_workers(self, alone: Observation) -> bool:
         rate = f"{alone.samples_per_second.estimate:,.0f}"
@@ -164,7 +178,7 @@ class Search:
         loop = alone.seconds_per_batch.estimate
         takes = self._need.samples_per_second
         needed = 0.0 if takes is None else alone.samples_per_batch / takes.estimate
-        if self._step is None:
+        if not self._stepping:
             return Model(loop, alone.cpu_waiting_per_batch, 0.0, 0.0, loop, needed, self._cores)
         step_cpu = max(0.0, alone.cpu_per_batch - alone.cpu_waiting_per_batch)
         return Model(
@@ -177,9 +191,9 @@ class Search:
             cores=self._cores,
         )
 
-    def _search_workers(self, model: Model, cap: int) -> None:
+    def _search_workers(self, model: Model, cap: int) -> Steps[None]:
         if 0 < self._given.num_workers <= cap:
-            self._attempts.make(self._given, "the loader as it is")
+            yield from self._attempts.make(self._given, "the loader as it is")
         cap = self._attempts.borne(cap)
         if not self._attempts.workers_usable or model.gain(cap) < 1 + WORTH:
             return
@@ -189,11 +203,11 @@ class Search:
             # and on a busy machine only take cores from others.
             busy = math.ceil(self._cores / model.cpu_share)
             cap = min(cap, max(count, busy + _BEYOND_CORES))
-        rate = self._with_workers(count, "predicted: more should not help")
+        rate = yield from self._with_workers(count, "predicted: more should not help")
         borne = self._attempts.borne(cap)
         if rate is None and borne < count and model.gain(borne) >= 1 + WORTH:
             count, cap = borne, borne
-            rate = self._with_workers(count, "as many as memory bears")
+            rate = yield from self._with_workers(count, "as many as memory bears")
         # Upwards while it pays: twice as many where they scale, else a neighbour to confirm.
         while count < (cap := self._attempts.borne(cap)) and rate and not self._meets(rate):
             if self._saturated(self._settings(count)):
@@ -201,13 +215,16 @@ class Search:
             samples = self._attempts.seen[self._alone].samples_per_batch
             scales = rate >= 0.8 * count * samples / max(model.batch_s, 1e-9)
             more = min(cap, count * 2 if scales else max(count + 1, count * 3 // 2))
-            next_rate = self._with_workers(more, "still scaling" if scales else "its neighbour")
-            if next_rate is None or not self._pays(self._settings(count), self._settings(more)):
+            reason = "still scaling" if scales else "its neighbour"
+            next_rate = yield from self._with_workers(more, reason)
+            if next_rate is None:
+                break
+            if not (yield from self._pays(self._settings(count), self._settings(more))):
                 break
             count, rate = more, self._attempts.rates[self._settings(more)]
-        self._narrow(model)
+        yield from self._narrow(model)
 
-    def _narrow(self, model: Model) -> None:
+    def _narrow(self, model: Model) -> Steps[None]:
         """Downwards by bisection, to the fewest workers that still suffice."""
         rates = self._attempts.rates
         while self._attempts.workers_usable:
@@ -225,10 +242,12 @@ class Search:
                 model.fewest_for(samples / least, samples / per_worker) if known else 1,
                 1 + max((s.num_workers for s in rates if s.num_workers < high), default=0),
             )
-            if low >= high or self._with_workers((low + high) // 2, "fewer may do") is None:
+            if low >= high:
+                return
+            if (yield from self._with_workers((low + high) // 2, "fewer may do")) is None:
                 return
 
-    def _search_prefetch(self, alone: Observation) -> None:
+    def _search_prefetch(self, alone: Observation) -> Steps[None]:
         rates = self._attempts.rates
         choice = self._choice()
         if not choice.num_workers or alone.variation <= _UNEVEN or self._meets(rates[choice]):
@@ -240,17 +259,54 @@ class Search:
                 return
             deeper = replace(choice, prefetch_factor=prefetch)
             why = "batches differ in time: a longer queue evens it out"
-            if self._attempts.make(deeper, why) is None or not self._pays(choice, deeper):
+            if (yield from self._attempts.make(deeper, why)) is None:
+                return
+            if not (yield from self._pays(choice, deeper)):
                 return
             choice = deeper
 
-    def _search_options(self, tunable: Tunable) -> None:
+    def _search_step_threads(self, model: Model, cap: int) -> Steps[None]:
+        """Fewer threads for a step that computes on the cores that the workers need.
+
+        The threads of one computation wait for each other, and spin meanwhile: one of them whose
+        core a worker has taken keeps all of them waiting.
+        """
+        best, threads = self._choice(), torch.get_num_threads()
+        rates = self._attempts.rates
+        beside = _STEP_COMPUTES_BESIDE_DEVICE if device.in_use() else _STEP_COMPUTES
+        if threads == 1 or self._step_cores < beside or self._tunable is not None:
+            return
+        cap = self._attempts.borne(cap) if self._attempts.workers_usable else 0
+        if self._meets(rates[best]) or cap == 0:
+            return
+        base = best if best.num_workers else self._settings(model.knee(cap))
+        count = min(cap, base.num_workers)
+        left = self._cores - math.ceil(count * model.cpu_share)
+        fewer = max(1, min(threads - 1, left))
+        settings = [
+            replace(base, num_workers=number, step_threads=fewer) for number in range(1, cap + 1)
+        ]
+        why = "fewer threads for the step leave cores to the workers"
+        if (yield from self._attempts.make(settings[count - 1], why)) is None:
+            return
+        if rates[settings[count - 1]] < rates[best]:
+            return
+
+        def better(now: int, then: int) -> Steps[bool]:
+            if (yield from self._attempts.make(settings[then], "its neighbour")) is None:
+                return False
+            return (yield from self._pays(settings[now], settings[then]))
+
+        yield from climb(cap, count - 1, better, reach=1)
+        yield from self._confirm(best)
+
+    def _search_options(self, tunable: Tunable) -> Steps[None]:
         """The backend's own: one after the other, and the first one's neighbours once more."""
         options = list(tunable.values.items())
         for number, (name, values) in enumerate([*options, *options[: len(options) > 1]]):
             choice = self._choice()
             settings = [_with_option(choice, name, value) for value in values]
-            climb(
+            yield from climb(
                 len(values),
                 values.index(choice.numbers[name]),
                 lambda now, then, name=name, settings=settings: self._is_better(  # type: ignore[misc]
@@ -258,31 +314,33 @@ class Search:
                 ),
                 reach=max(1, len(values) // 3) if number < len(options) else 1,
             )
-        self._confirm()
+        yield from self._confirm(self._given)
 
-    def _confirm(self) -> None:
-        """What is chosen, and the loader as it is, once more: one lucky trial must not decide."""
+    def _confirm(self, against: Settings) -> Steps[None]:
+        """What is chosen, and ``against``, once more: one lucky trial must not decide."""
         sure: set[Settings] = set()
-        while (best := self._choice()) not in {*sure, self._given}:
-            for settings in (best, self._given):
-                if settings not in sure and not self._attempts.again(settings, "again: to be sure"):
+        while (best := self._choice()) not in {*sure, against}:
+            for settings in (best, against):
+                if settings in sure:
+                    continue
+                if not (yield from self._attempts.again(settings, "again: to be sure")):
                     return
                 sure.add(settings)
 
-    def _is_better(self, now: Settings, then: Settings, option: str) -> bool:
+    def _is_better(self, now: Settings, then: Settings, option: str) -> Steps[bool]:
         """Whether ``then``, with another number for ``option``, is the better choice."""
         rates, smaller = self._attempts.rates, then.size < now.size
         if not smaller and (self._meets(rates[now]) or self._saturated(now)):
             return False
         if then not in rates:
             why = f"less {option} may do" if smaller else f"more {option} may be faster"
-            if self._attempts.make(then, why) is None:
+            if (yield from self._attempts.make(then, why)) is None:
                 return False
         if smaller:
             return rates[then] >= enough(rates, self._need)
-        return self._pays(now, then)
+        return (yield from self._pays(now, then))
 
-    def _search_pinning(self) -> None:
+    def _search_pinning(self) -> Steps[None]:
         """With CUDA: the chosen setting both ways, each batch copied to the device."""
         choice = self._choice()
         if not self._has_cuda or self._tunable is not None:
@@ -290,12 +348,8 @@ class Search:
         rates = []
         for pinned in (choice.pin_memory, not choice.pin_memory):
             why = "pinned, with the copy to the device" if pinned else "the same, not pinned"
-            seen = self._attempts.make(
-                replace(choice, pin_memory=pinned),
-                why,
-                step=self._step or _copy_to_cuda,
-                compare=False,
-            )
+            pinning = replace(choice, pin_memory=pinned)
+            seen = yield from self._attempts.make(pinning, why, compare=False)
             if seen is None:
                 return
             rates.append(seen.samples_per_second.estimate)
@@ -303,7 +357,7 @@ class Search:
             self._pin_choice = not choice.pin_memory
             self._pin_gain = rates[1] / rates[0]
 
-    def _pays(self, now: Settings, more: Settings) -> bool:
+    def _pays(self, now: Settings, more: Settings) -> Steps[bool]:
         """Whether ``more`` is worth it; each is tried once more where a first look left it open."""
         rates = self._attempts.rates
         if rates[more] >= rates[now] * (1 + WORTH):
@@ -311,14 +365,15 @@ class Search:
         if self._attempts.seen[more].samples_per_second.high < rates[now] * (1 + WORTH):
             return False
         for settings in (now, more):
-            if not self._attempts.again(settings, "again: too uneven to tell them apart at once"):
+            why = "again: too uneven to tell them apart at once"
+            if not (yield from self._attempts.again(settings, why)):
                 return False
         return rates[more] >= rates[now] * (1 + WORTH)
 
-    def _with_workers(self, count: int, why: str) -> float | None:
+    def _with_workers(self, count: int, why: str) -> Steps[float | None]:
         settings = self._settings(count)
         if settings not in self._attempts.rates:
-            self._attempts.make(settings, why)
+            yield from self._attempts.make(settings, why)
         return self._attempts.rates.get(settings)
 
     def _settings(self, count: int) -> Settings:
@@ -334,6 +389,11 @@ class Search:
     def _choice(self) -> Settings:
         return choose(self._attempts.rates, self._need, self._alone)
 
+    def _best_for_auto(self) -> Settings:
+        rates = self._attempts.rates
+        kept = {one: rate for one, rate in rates.items() if one.step_threads is None}
+        return choose(kept, self._need, self._alone)
+
     def _worth_it(self, choice: Settings, rate: float) -> bool | None:
         now = self._attempts.rates.get(self._given)
         if choice == self._given:
@@ -343,8 +403,14 @@ class Search:
     def _batch_bytes(self) -> int:
         return max((seen.batch_bytes for seen in self._attempts.seen.values()), default=0)
 
-    def _remember(self, choice: Settings, seen: Observation) -> Path | None:
-        loader = self._loader
+    def _remember(self) -> Path | None:
+        """The choice, or the best one that leaves the step's threads as they are.
+
+        "auto" is a loader's, which must not change the threads of the whole process.
+        """
+        loader, attempts = self._loader, self._attempts
+        best = self._best_for_auto()
+        choice, seen = replace(best, pin_memory=self._pin_choice), attempts.seen[best]
         key = learned.key_of(
             loader.dataset,
             loader.batch_size,
@@ -367,7 +433,9 @@ class Search:
         said = [text for text in texts if text is not None]
         self._attempts.notes.extend(said)
         if said:
-            warnings.warn(said[0], CapacityWarning, stacklevel=5)
+            # Past this, _search_settings, run and tuning_steps, and driven and tune or what runs a
+            # script's loop: the line that asked for it.
+            warnings.warn(said[0], CapacityWarning, stacklevel=7)
 
     def _announce(self, doing: str) -> None:
         if self._progress is not None:
@@ -399,7 +467,3 @@ def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
 
 def _with_option(settings: Settings, name: str, value: int) -> Settings:
     return replace(settings, backend=replace(settings.backend, **{name: value}))  # type: ignore[type-var]
-
-
-def _copy_to_cuda(batch: Batch) -> None:
-    to_device(batch, torch.device("cuda"))

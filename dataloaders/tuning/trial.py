@@ -1,4 +1,9 @@
-"""One setting, measured: start-up, then the steady rate in short blocks until it is clear."""
+"""One setting, measured: start-up, then the steady rate in short blocks until it is clear.
+
+What is measured runs where the step runs, on the thread of a loop that asks for batches: so the
+functions here are generators, which yield each batch that is to be stepped on and take the time
+until they are asked for the next one. `driven` is the loop where the step is a function.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ import multiprocessing
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 import torch
@@ -21,9 +27,13 @@ from dataloaders.flow import counts_of
 from dataloaders.stats import Interval, Timed, resample
 from dataloaders.tuning import device, usage
 
-__all__ = ["Observation", "observe", "observe_step"]
+__all__ = ["Observation", "Step", "Steps", "driven", "observe", "observe_step"]
 
-Step = Callable[[Batch], object]
+T = TypeVar("T")
+
+Step: TypeAlias = Callable[[Batch], object]
+Steps: TypeAlias = Generator[Batch, None, T]
+"""Batches to be stepped on, one by one; what it returns is known when the last one was."""
 
 _BLOCK_S = 0.1
 _LEAST_S = 0.4
@@ -74,31 +84,62 @@ class Observation:
         return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """What a step takes for a batch.
+
+    Attributes:
+        seconds: of the clock.
+        cores: CPU seconds of this process per second, all of its threads together, and the share
+            of a second for which its main thread waited for a core.
+    """
+
+    seconds: Interval
+    cores: float
+
+
+def driven(steps: Steps[T], step: Step) -> T:
+    """What ``steps`` returns, with ``step`` called on each of its batches.
+
+    ``steps`` has ended when this raises what the step raised.
+    """
+    with closing(steps):
+        while True:
+            try:
+                batch = next(steps)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            step(batch)
+
+
 def observe(
     loader: torch.utils.data.DataLoader[Any],
     *,
-    step: Step | None,
+    stepping: bool,
     cap_s: float,
     epoch_samples: int | None,
-) -> Observation:
+) -> Steps[Observation]:
     """The cost of ``loader``'s batches, measured for about ``cap_s`` seconds at most.
 
-    At least two blocks are measured, however long they take. Whatever the loader raises passes
-    through. The loader's workers have ended when this returns or raises.
+    Yields every batch if ``stepping``, none otherwise. At least two blocks are measured, however
+    long they take. Whatever the loader raises passes through. The loader's workers have ended
+    when this returns or raises, or is closed.
     """
     known = {child.pid for child in multiprocessing.active_children()}
     feed = _Feed(loader)
     try:
-        return _observe(loader, feed, known, step, cap_s, epoch_samples)
+        return (yield from _observe(loader, feed, known, stepping, cap_s, epoch_samples))
     finally:
         feed.close(known)
 
 
-def observe_step(step: Step, held: list[Batch], cap_s: float) -> Interval:
-    """Seconds that ``step`` takes for a batch that costs nothing, on copies of ``held``."""
+def observe_step(held: list[Batch], cap_s: float) -> Steps[StepCost]:
+    """What a batch that costs nothing takes to be stepped on; yields copies of ``held``."""
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
     copies = 1
     rounds: list[float] = []
+    cores: list[float] = []
     began = time.perf_counter()
     turn = 0
     while True:
@@ -106,12 +147,13 @@ def observe_step(step: Step, held: list[Batch], cap_s: float) -> Interval:
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
         device.synchronise()
-        start = time.perf_counter()
-        for batch in batches:
-            step(batch)
+        cpu, start = usage.cpu_demand(), time.perf_counter()
+        yield from batches
         device.synchronise()
         took = time.perf_counter() - start
+        cpu = usage.cpu_demand() - cpu
         rounds.append(took / copies)
+        cores.append(cpu / took)
         # The first step is slow (lazy initialisation, allocators) and no matter of the steady
         # state; the second says how many make a block.
         if len(rounds) <= 2:
@@ -119,48 +161,48 @@ def observe_step(step: Step, held: list[Batch], cap_s: float) -> Interval:
         measured = rounds[2:]
         elapsed = time.perf_counter() - began
         if len(measured) >= 2 and (elapsed > cap_s or _clear(measured, elapsed)):
-            return _interval(measured)
+            return StepCost(_interval(measured), statistics.median(cores[2:]))
 
 
 def _observe(
     loader: torch.utils.data.DataLoader[Any],
     feed: _Feed,
     known: set[int | None],
-    step: Step | None,
+    stepping: bool,
     cap_s: float,
     epoch_samples: int | None,
-) -> Observation:
+) -> Steps[Observation]:
     count, prefetch = loader.num_workers, loader.prefetch_factor or 0
     began = time.perf_counter()
     first = feed.take()
     startup_s = time.perf_counter() - began
-    keep = count == 0 and step is not None  # to measure the step alone on
+    keep = count == 0 and stepping  # to measure the step alone on
     batch_bytes = nbytes(first)
     held = [_copy(first)] if keep else []
-    if step is not None:
-        step(first)
+    if stepping:
+        yield first
     del first
     pids = [c.pid for c in multiprocessing.active_children() if c.pid not in known]
     crew = [psutil.Process(pid) for pid in pids if pid is not None] if count else []
     # Not yet the steady state: what workers made while nobody took anything. Without a step the
     # queue is empty again after one batch of each; a step may find it full.
     # Threads of a backend have as many batches on their way as it tells.
-    under_way = count * (prefetch if step is not None else 1) or feed.outstanding
+    under_way = count * (prefetch if stepping else 1) or feed.outstanding
     for _ in range(under_way):
         if time.perf_counter() - began > startup_s + cap_s / 3:
             break
         batch = feed.take()
-        if step is not None:
-            step(batch)
+        if stepping:
+            yield batch
     del loader
     memory_before = usage.memory(crew)
     device.synchronise()
     # A batch that takes longer than a whole trial should is not measured more often than needed.
-    slow = count == 0 and step is None and startup_s > cap_s
+    slow = count == 0 and not stepping and startup_s > cap_s
     blocks: list[float] = [startup_s] if slow else []
-    meter = _Meter(feed, step, crew)
+    meter = _Meter(feed, stepping, crew)
     size = max(1, count)
-    took, batch = meter.block(size) if slow else meter.pilot(size)
+    took, batch = yield from meter.block(size) if slow else meter.pilot(size)
     size = len(meter.waits)
     while True:
         blocks.append(took / size)
@@ -170,7 +212,7 @@ def _observe(
         elapsed = time.perf_counter() - meter.start
         if len(blocks) >= 2 and (elapsed >= cap_s or _clear(blocks, elapsed)):
             break
-        took, batch = meter.block(size)
+        took, batch = yield from meter.block(size)
     batches, seen = len(meter.waits), sum(meter.samples)
     cpu_per_batch = (usage.cpu_seconds(crew) - meter.cpu_start) / batches
     mean_wait = statistics.fmean(meter.waits)
@@ -202,43 +244,43 @@ class _Meter:
         cpu_waiting: CPU seconds that this process asked for inside ``next()``, in all.
     """
 
-    def __init__(self, feed: _Feed, step: Step | None, crew: list[psutil.Process]) -> None:
+    def __init__(self, feed: _Feed, stepping: bool, crew: list[psutil.Process]) -> None:
         self._feed = feed
-        self._step = step
+        self._stepping = stepping
         self._crew = crew
         self._begin()
 
-    def pilot(self, size: int) -> tuple[float, Batch]:
+    def pilot(self, size: int) -> Steps[tuple[float, Batch]]:
         """As `block`, with more batches than ``size`` if those are too short to be told from noise.
 
         Only the last block, the one returned, counts.
         """
-        stepping = self._step is not None and device.in_use()
-        least_s = _BLOCK_S * (1.25 if stepping else 0.5)
+        on_device = self._stepping and device.in_use()
+        least_s = _BLOCK_S * (1.25 if on_device else 0.5)
         while True:
-            took, batch = self.block(size)
+            took, batch = yield from self.block(size)
             if took >= least_s or size >= _LONGEST_BLOCK:
                 return took, batch
             size *= max(2, min(16, math.ceil(2 * least_s / max(took, 1e-6))))
             self._begin()
 
-    def block(self, size: int) -> tuple[float, Batch]:
+    def block(self, size: int) -> Steps[tuple[float, Batch]]:
         """The seconds that ``size`` batches took, and the last one."""
-        step = self._step
+        stepping = self._stepping
         cpu_block, start = usage.cpu_demand(), time.perf_counter()
         for _ in range(size):
-            cpu = 0.0 if step is None else usage.cpu_demand()
+            cpu = usage.cpu_demand() if stepping else 0.0
             before = time.perf_counter()
             batch = self._feed.take()
             self.waits.append(time.perf_counter() - before)
             self.samples.append(samples_in(batch) or 1)
-            if step is not None:
+            if stepping:
                 self.cpu_waiting += usage.cpu_demand() - cpu
-                step(batch)
-        if step is not None:
+                yield batch
+        if stepping:
             device.synchronise()
         took = time.perf_counter() - start
-        if step is None:  # asking takes 20 us: once a block where that serves
+        if not stepping:  # asking takes 20 us: once a block where that serves
             self.cpu_waiting += usage.cpu_demand() - cpu_block
         return took, batch
 

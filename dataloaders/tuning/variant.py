@@ -29,17 +29,33 @@ class Settings:
     """What tuning chooses, under torch's names; ``prefetch_factor`` is None without workers.
 
     ``backend`` has the options that were chosen; None where the loader's has none to choose.
+    ``step_threads`` is for ``torch.set_num_threads()``, which is the process's affair and no
+    loader's; None leaves the threads of the step as they are.
     """
 
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
     backend: Backend | None = None
+    step_threads: int | None = None
 
     @property
     def size(self) -> tuple[int, ...]:
-        """By this the smaller of two settings is told: workers, their queues, backend's numbers."""
-        return (self.num_workers, self.prefetch_factor or 0, *self.numbers.values())
+        """By this the smaller of two settings is told: workers, their queues, backend's numbers.
+
+        Any that leaves the step's threads as they are is smaller than those that do not.
+        """
+        least = (self.num_workers, self.prefetch_factor or 0, *self.numbers.values())
+        return (0 if self.step_threads is None else 1, *least)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of a DataLoader."""
+        text = f"num_workers={self.num_workers}"
+        if self.prefetch_factor is not None:
+            text += f", prefetch_factor={self.prefetch_factor}"
+        text += ", pin_memory=True" if self.pin_memory else ""
+        return text if self.backend is None else f"{text}, backend={_told(self.backend)}"
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -50,18 +66,16 @@ class Settings:
         return {name: value for name, value in options.items() if type(value) is int}
 
     def __str__(self) -> str:
-        text = f"num_workers={self.num_workers}"
-        if self.prefetch_factor is not None:
-            text += f", prefetch_factor={self.prefetch_factor}"
-        text += ", pin_memory=True" if self.pin_memory else ""
-        return text if self.backend is None else f"{text}, backend={_told(self.backend)}"
+        if self.step_threads is None:
+            return self.arguments
+        return f"{self.arguments}, torch.set_num_threads({self.step_threads})"
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
     """A new loader of ``loader``'s class with other settings, sharing everything else with it.
 
-    ``attributes`` are set on it as well. Straight into ``__dict__``: torch's ``__setattr__``
-    refuses some names on a finished loader.
+    ``step_threads`` is left out: threads are the process's. ``attributes`` are set on it as well.
+    Straight into ``__dict__``: torch's ``__setattr__`` refuses some names on a finished loader.
     """
     state = loader.__getstate__() if isinstance(loader, DataLoader) else dict(vars(loader))
     changed: L = type(loader).__new__(type(loader))

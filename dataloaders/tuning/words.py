@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.utils.data
 
 from dataloaders import auto, learned
@@ -13,7 +14,14 @@ from dataloaders.tuning.choice import Need
 from dataloaders.tuning.model import WORTH, Model
 from dataloaders.tuning.result import Settings
 
-__all__ = ["closing_notes", "not_kept", "why", "why_no_workers", "why_options"]
+__all__ = [
+    "closing_notes",
+    "not_kept",
+    "threads_are_the_processs",
+    "why",
+    "why_no_workers",
+    "why_options",
+]
 
 
 def why_no_workers(samples_per_second: float, model: Model, cap: int) -> str:
@@ -87,6 +95,17 @@ def closing_notes(
             "indexed gather, in one process"
         )
     return notes
+
+
+def threads_are_the_processs(choice: Settings, others: Settings, attempts: Attempts) -> str:
+    """What to do about ``choice``'s threads for the step; ``others`` is the best without."""
+    before, after = (attempts.rates[one] for one in (others, choice))
+    return (
+        f"torch.set_num_threads({choice.step_threads}) is the process's: no loader changes it, and "
+        f'"auto" keeps to {others.arguments}, the best with {torch.get_num_threads()} threads '
+        f"({before:,.0f} samples/s; with both changes {after:,.0f}). Put it into the script, tune "
+        'again, and that is what "auto" has'
+    )
 
 
 def not_kept() -> str:
