@@ -129,7 +129,7 @@ class Search:
             *words.closing_notes(best, self._loader, attempts, self._cores),
         ]
         if best.step_threads is not None:
-            notes.append(words.threads_are_the_processs(best, self._best_for_auto(), attempts))
+            notes.append(words.why_threads_stay(best, self._best_for_auto(), attempts))
         path = None
         if remember:
             path = self._remember()

@@ -17,7 +17,7 @@ from dataloaders.tuning.result import Settings
 __all__ = [
     "closing_notes",
     "not_kept",
-    "threads_are_the_processs",
+    "why_threads_stay",
     "why",
     "why_no_workers",
     "why_options",
@@ -97,7 +97,7 @@ def closing_notes(
     return notes
 
 
-def threads_are_the_processs(choice: Settings, others: Settings, attempts: Attempts) -> str:
+def why_threads_stay(choice: Settings, others: Settings, attempts: Attempts) -> str:
     """What to do about ``choice``'s threads for the step; ``others`` is the best without."""
     before, after = (attempts.rates[one] for one in (others, choice))
     return (
