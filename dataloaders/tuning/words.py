@@ -17,10 +17,10 @@ from dataloaders.tuning.result import Settings
 __all__ = [
     "closing_notes",
     "not_kept",
-    "why_threads_stay",
     "why",
     "why_no_workers",
     "why_options",
+    "why_threads_stay",
 ]
 
 
