@@ -60,6 +60,11 @@ class Ahead(ABC):
         """
         return 0
 
+    @property
+    def iterator(self) -> object | None:
+        """Torch's iterator that makes the batches, for whoever asks it for its workers; or None."""
+        return None
+
     @abstractmethod
     def supply(self, batches: int) -> None:
         """Draw from the sampler for ``batches`` batches more; on the consumer's thread.
@@ -71,6 +76,10 @@ class Ahead(ABC):
             Exception: the sampler's own, to be raised in place of the batch of this hand-over, as
                 torch does; or it is kept and raised by ``next()`` at the batch that it concerns.
         """
+
+    def handed_over(self) -> None:
+        """Told of each batch that the consumer gets; on its thread, which may be warned."""
+        return
 
     @abstractmethod
     def cancel(self) -> None:

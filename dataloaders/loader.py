@@ -72,10 +72,11 @@ class DataLoader(_TorchLoader[T_co]):
         ValueError, TypeError: as torch's loader raises them.
     """
 
-    backend: str | Backend | None
-    device: torch.device | str | int | None
-    seed: int | None
-    on_error: str
+    # Set where given, and no sooner: subclasses have attributes and properties of these names.
+    backend: str | Backend | None = None
+    device: torch.device | str | int | None = None
+    seed: int | None = None
+    on_error: str = "raise"
 
     # Private state, here as defaults so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
@@ -146,10 +147,12 @@ class DataLoader(_TorchLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self.backend = backend
-        self.device = device
-        self.seed = seed
-        self.on_error = on_error
+        if backend is not None:
+            self.backend = backend
+        if device is not None:
+            self.device = device
+        if seed is not None:
+            self.seed = seed
 
     def __iter__(self) -> Any:
         """An iterator over one epoch, from this loader's backend."""

@@ -16,6 +16,7 @@ from dataloaders import DataLoader, wrap
 from helpers.compare import assert_same, seed_everything
 from helpers.datasets import MapDataset, pair_sample
 
+_TorchLoader = torch.utils.data.DataLoader
 DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
 
 
@@ -165,6 +166,61 @@ class TestSubclasses:
         wrapped = wrap(loader)
         assert type(wrapped) is Doubled
         assert [int(batch) for batch in wrapped] == [1, 1, 2, 2]
+
+    def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names(self) -> None:
+        class Placed(DataLoader[Any]):
+            def __init__(self, *args: Any, device: str, **kwargs: Any) -> None:
+                self.device = device  # before torch's constructor, as loaders that move batches do
+                super().__init__(*args, **kwargs)
+
+        class Asking(DataLoader[Any]):
+            @property
+            def seed(self) -> Any:  # type: ignore[override]
+                return None
+
+        assert Placed([1, 2], device="cpu").device == "cpu"
+        assert [int(batch) for batch in Placed([1, 2], device="cpu")] == [1, 2]
+        assert [int(batch) for batch in Asking([1, 2], backend="prefetch")] == [1, 2]
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    @pytest.mark.parametrize("backend", ["stock", "prefetch"])
+    def test_a_loader_that_keeps_one_iterator_for_all_epochs(
+        self, backend: str, num_workers: int
+    ) -> None:
+        # timm's MultiEpochsDataLoader and ultralytics' InfiniteDataLoader are made so.
+        class Again:
+            def __init__(self, sampler: Any) -> None:
+                self.sampler = sampler
+
+            def __iter__(self) -> Any:
+                while True:
+                    yield from iter(self.sampler)
+
+        def kept(kind: Any) -> Any:
+            class Kept(kind):  # type: ignore[misc]
+                def __init__(self, *args: Any, **kwargs: Any) -> None:
+                    super().__init__(*args, **kwargs)
+                    self._DataLoader__initialized = False
+                    self.batch_sampler = Again(self.batch_sampler)
+                    self._DataLoader__initialized = True
+                    self.iterator = super().__iter__()
+
+                def __len__(self) -> int:
+                    return len(self.batch_sampler.sampler)
+
+                def __iter__(self) -> Any:
+                    for _ in range(len(self)):
+                        yield next(self.iterator)
+
+            return Kept
+
+        options = {"batch_size": 5, "shuffle": True, "num_workers": num_workers}
+        epochs = []
+        for loader_class, ours in ((DataLoader, {"backend": backend}), (_TorchLoader, {})):
+            seed_everything()
+            loader = kept(loader_class)(MapDataset(pair_sample), **options, **ours)
+            epochs.append([list(loader), list(loader), torch.rand(1)])
+        assert_same(epochs[0], epochs[1])
 
     def test_wrap_iterates_a_torch_subclass_by_its_own_method(self) -> None:
         theirs = Reversed([1, 2, 3])

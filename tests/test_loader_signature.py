@@ -49,11 +49,13 @@ def test_torchs_parameters_come_first_and_ours_are_keyword_only() -> None:
     assert [p.default for p in ours[len(theirs) :]] == [None, None, None, "raise"]
 
 
-def test_every_parameter_of_ours_is_an_attribute_and_there_are_no_others() -> None:
-    ours, theirs = DataLoader(DATASET), torch.utils.data.DataLoader(DATASET)
+@pytest.mark.parametrize("given", [{}, {"backend": "stock", "device": "cpu", "seed": 4}], ids=str)
+def test_what_is_given_of_ours_is_an_attribute_and_there_are_no_others(given: Any) -> None:
+    ours, theirs = DataLoader(DATASET, **given), torch.utils.data.DataLoader(DATASET)
     list(ours)  # what an epoch leaves behind is private too
     public = {name for name in vars(ours) if not name.startswith("_")}
-    assert public == {name for name in vars(theirs) if not name.startswith("_")} | set(OURS)
+    assert public == {name for name in vars(theirs) if not name.startswith("_")} | set(given)
+    assert all(getattr(ours, name) == value for name, value in given.items())
     for name in inspect.signature(DataLoader).parameters:
         assert hasattr(ours, name) or name == "shuffle"
 

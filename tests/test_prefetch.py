@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -27,7 +28,8 @@ from dataloaders import Backend, DataLoader, Plan, Session, wrap
 from dataloaders.backend import Ahead, Cancelled
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same
-from helpers.datasets import SIZE, MapDataset, integer_sample, tensor_sample
+from helpers.contract import fails_at_five
+from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
 from helpers.processes import children, open_files, run_script, start_script, wait_until_gone
 
 THREAD = "dataloaders-prefetch"
@@ -205,9 +207,51 @@ class TestTakingAhead:
 
         data = TensorDataset(torch.arange(100))
         batches = iter(DataLoader(data, 3, sampler=Endless(), backend="prefetch"))
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=r"^object of type 'Endless' has no len\(\)$"):
             len(batches)  # type: ignore[arg-type]
         assert [batch[0].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_torchs_names_on_an_iterator_are_there(self, persistent: bool) -> None:
+        loader = DataLoader(
+            MapDataset(tensor_sample),
+            num_workers=2,
+            persistent_workers=persistent,
+            backend="prefetch",
+        )
+        batches = iter(loader)
+        workers = [worker.pid for worker in batches._workers]
+        assert set(workers) <= children()
+        assert len(list(batches)) == SIZE
+        assert [worker.pid for worker in batches._workers] == workers
+        assert batches._num_workers == 2
+        with pytest.raises(AttributeError, match="nothing_of_torchs"):
+            _ = batches.nothing_of_torchs
+        gathered = iter(DataLoader(TensorDataset(torch.arange(3)), backend="prefetch"))
+        assert not hasattr(gathered, "_workers")
+
+    def test_more_batches_than_an_iterable_said_warn_when_they_are_handed_over(self) -> None:
+        class Short(SizedStream):
+            def __len__(self) -> int:
+                return 2
+
+        told = []
+        for kind, ours in (
+            (DataLoader, {"backend": "prefetch"}),
+            (torch.utils.data.DataLoader, {}),
+        ):
+            loader = kind(Short(), num_workers=1, **ours)
+            assert len(loader) == 2
+            batches = iter(loader)
+            for _ in range(2):  # warnings are errors here
+                next(batches)
+            while ours and not batches._trip.ready.qsize():
+                time.sleep(0.01)  # until the thread has taken what is one too many
+            with pytest.warns(UserWarning, match="was reported to be 2") as caught:
+                assert next(batches).tolist() == [2]
+            told.append([re.sub("0x[0-9a-f]+", "", str(warning.message)) for warning in caught])
+        assert told[0] == told[1]
+        assert len(told[0]) == 1
 
     def test_samplers_run_on_the_loops_thread(self) -> None:
         seen = []
@@ -224,6 +268,28 @@ class TestTakingAhead:
         )
         assert len(list(loader)) == len(loader)
         assert set(seen) == {threading.current_thread().name}
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch() -> None:
+    class Ending(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from (1, 5, 3)
+            raise LookupError("the sampler")
+
+    results = []
+    for kind, ours in ((DataLoader, {"backend": "prefetch"}), (torch.utils.data.DataLoader, {})):
+        loader = kind(MapDataset(fails_at_five), sampler=Ending(), num_workers=1, **ours)
+        batches = iter(loader)
+        results.append([outcome(batches) for _ in range(4)])
+    assert results[0] == results[1] == ["[1]", "LookupError", "[3]", "StopIteration"]
+
+
+def outcome(batches: Iterator[torch.Tensor]) -> str:
+    try:
+        return str(next(batches).tolist())
+    except Exception as error:
+        return type(error).__name__
 
 
 class DrawsAsItGoes(torch.utils.data.Sampler[int]):

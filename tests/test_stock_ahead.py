@@ -982,3 +982,22 @@ def test_a_sample_that_cannot_be_loaded_in_an_early_task_fails_its_own_epoch() -
         results.append(found)
     assert results[0] == results[1]
     assert all("sample 5" in found for found in results[0])
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_workers_whose_set_up_failed_go_on_as_torchs_do() -> None:
+    # torch reports the failure with a worker's first task, and resumes the worker at iter().
+    arguments = persistent(MapDataset(integer_sample, 2), num_workers=1, worker_init_fn=unset)
+    results = []
+    for kind in (driven, torch.utils.data.DataLoader):
+        loader = kind(**arguments)
+        iterator = iter(loader)
+        with pytest.raises(Unloadable, match="worker 0"):
+            next(iterator)
+        rest = [batch.tolist() for batch in loader]
+        results.append([rest, [batch.tolist() for batch in loader]])
+    assert results[0] == results[1] == [[[0, 3]]] * 2
+
+
+def unset(worker: int) -> None:
+    raise Unloadable(f"worker {worker}")

@@ -27,6 +27,7 @@ class TakenAhead:
 
     def __init__(self, source: Ahead, trip: Trip, transfer: Transfer, inner: Session) -> None:
         self._source: Ahead | None = source
+        self._ended: object | None = None
         self._trip = trip
         self._transfer = transfer
         self._inner: Session | None = inner  # what it holds open must live as long as its batches
@@ -34,7 +35,11 @@ class TakenAhead:
         # What the thread may take before the first hand-over, if none of it is in flight: drawn
         # when the first batch is asked for, as torch draws it where there are no workers.
         self._first = max(0, transfer.permits - source.in_flight)
-        self._length = len(source) if hasattr(source, "__len__") else None
+        self._length: int | str
+        try:
+            self._length = len(source)  # type: ignore[arg-type]
+        except Exception as error:  # torch's TypeError for most; samplers may raise what they like
+            self._length = str(error)
         self._stop = weakref.finalize(self, trip.stop)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -58,24 +63,32 @@ class TakenAhead:
         with stage("wait"):
             item = waiting.get(self._trip.ready)
         if isinstance(item, Ended):
+            self._ended = source.iterator  # its workers are done, or their loader's
             self._leave()
             raise StopIteration
         try:
-            if isinstance(item, Failed):
-                raise item.error
+            if isinstance(item, Failed):  # the sampler's goes first: torch asks it first
+                raise item.error if failure is None else failure
             batch = self._transfer.receive(item)
             if failure is not None:
                 del batch
                 raise failure
+            source.handed_over()
             return batch
         finally:
             self._trip.permit()
             del item, source, failure  # a traceback must keep none of them alive
 
     def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError(f"the length of this epoch of {type(self).__name__} is not known")
+        if isinstance(self._length, str):
+            raise TypeError(self._length)
         return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        # Torch's own names on an iterator (its workers above all), as of the one that is taken.
+        if name.startswith("__") or name in ("_source", "_ended"):
+            raise AttributeError(name)
+        return getattr(self._ended if self._source is None else self._source.iterator, name)
 
     @property
     def running(self) -> bool:

@@ -31,7 +31,7 @@ from dataloaders.specification import iterates_itself
 from dataloaders.whole_batches import WholeBatches
 
 from .ahead import AheadWorkers
-from .ahead_gather import gather_epoch
+from .ahead_gather import GatherEpoch
 from .ahead_next import Foresight, epoch_of_dataset, no_foresight
 from .describe import describe
 from .iterators import (
@@ -133,7 +133,7 @@ class _StockSession(Session):
             return None
         gathers = self._backend._obstacle(loader) is None
         if loader.num_workers == 0:
-            return gather_epoch(self._iterator(self._view(loader, gathers), gathers))
+            return GatherEpoch(self._iterator(self._view(loader, gathers), gathers))
         if not loader.persistent_workers:
             return self._workers(loader, self._view(loader, gathers), gathers).drive()
         if loader._iterator is not None and not isinstance(loader._iterator, AheadWorkers):

@@ -83,6 +83,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         self._driven = False
         self._owed = 0
         self._end: int | None = None
+        self._failed = False
         self._early: NextEpoch | None = None
         self._early_index: Any = _NONE
         self._asked: dict[int, Any] = {}  # what each task in flight is to fetch
@@ -109,11 +110,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         """The epoch that has just begun, for a thread to take."""
         # An iterable dataset's tasks are all alike: torch's own sampler draws nothing for them.
         self._driven = self._dataset_kind == torch.utils.data._DatasetKind.Map
-        try:
-            length = len(self)
-        except Exception:  # torch's TypeError for most; samplers may raise what they like
-            return WorkersEpoch(self, self._ticket)
-        return SizedWorkersEpoch(self, self._ticket, length)
+        return WorkersEpoch(self, self._ticket)
 
     def take(self, ticket: Ticket) -> Batch:
         """The next batch, for the epoch that ``ticket`` is of."""
@@ -150,8 +147,9 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         if self._early is not None and self._indices is not None and not self._indices.waiting():
             self._put_owed()  # whoever counts batches may not have asked for the end
         early, self._early = self._early, None
-        taken = self._end is not None and self._rcvd_idx >= self._end
-        self._driven = False  # the sampler runs right here
+        # A worker whose set-up failed makes what it fetches with only when it is resumed.
+        taken = self._end is not None and self._rcvd_idx >= self._end and not self._failed
+        self._driven = self._failed = False  # the sampler runs right here
         self._owed, self._end, self._indices = 0, None, None
         self._asked.clear()
         if early is not None and taken and self._foresight is not None:
@@ -296,6 +294,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, *args: Any) -> Batch:
         number = self._rcvd_idx - 1  # in order; else any of those in flight
         asked = self._asked.pop(number, None)
+        self._failed = self._failed or isinstance(data, ExceptionWrapper)
         if not isinstance(data, ExceptionWrapper) or not (self._driven and self._in_order):
             return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
         try:
@@ -343,15 +342,27 @@ class WorkersEpoch(Ahead):
     def __init__(self, workers: AheadWorkers, ticket: Ticket) -> None:
         self._workers = workers
         self._ticket = ticket
+        self._counted: _Counted | None = None
+        if workers._IterableDataset_len_called is not None:
+            self._counted = _Counted(workers)
+            workers._IterableDataset_len_called = None  # so that the thread does not warn
         self.base_seed = int(workers._base_seed)
 
     def __next__(self) -> Batch:
         return self._workers.take(self._ticket)
 
+    def __len__(self) -> int:
+        return len(self._workers)
+
     def supply(self, batches: int) -> None:
         """Draw indices, and foresee the next epoch once there are no more; see `Ahead`."""
         if not self._ticket.cancelled:
             self._workers.supply(batches)
+
+    @property
+    def iterator(self) -> AheadWorkers:
+        """torch's, with its workers; see `Ahead`."""
+        return self._workers
 
     @property
     def in_flight(self) -> int:
@@ -362,17 +373,21 @@ class WorkersEpoch(Ahead):
         """How full the workers' queues are; see `dataloaders.flow.counts_of`."""
         return counts_of(self._workers)
 
+    def handed_over(self) -> None:
+        """Warn of more batches than an iterable dataset said, as torch does; see `Ahead`."""
+        if self._counted is not None:
+            next(self._counted)
+
     def cancel(self) -> None:
         """No batch is taken any more; the workers stay."""
         self._ticket.cancelled = True
 
 
-class SizedWorkersEpoch(WorkersEpoch):
-    """The same, with torch's ``len()`` of an iterator."""
+class _Counted(_BaseDataLoaderIter):
+    """torch's count of the batches that are handed over, and its warning; not the batches."""
 
-    def __init__(self, workers: AheadWorkers, ticket: Ticket, length: int) -> None:
-        super().__init__(workers, ticket)
-        self._length = length
+    def __init__(self, workers: AheadWorkers) -> None:
+        self.__dict__.update(vars(workers))
 
-    def __len__(self) -> int:
-        return self._length
+    def _next_data(self) -> None:  # type: ignore[override]
+        return None

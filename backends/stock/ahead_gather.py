@@ -14,7 +14,7 @@ from dataloaders.batch import Batch
 
 from .ahead_indices import Dry, Indices
 
-__all__ = ["GatherEpoch", "gather_epoch"]
+__all__ = ["GatherEpoch"]
 
 _POLL_S = 0.1
 
@@ -34,6 +34,14 @@ class GatherEpoch(Ahead):
             raise Cancelled
         return next(self._iterator)
 
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    @property
+    def iterator(self) -> _BaseDataLoaderIter:
+        """torch's, without workers; see `Ahead`."""
+        return self._iterator
+
     def supply(self, batches: int) -> None:
         """Draw indices; see `Ahead`."""
         self._indices.supply_more(batches)
@@ -41,26 +49,6 @@ class GatherEpoch(Ahead):
     def cancel(self) -> None:
         """No batch is made any more."""
         self._taken.cancelled = True
-
-
-class SizedGatherEpoch(GatherEpoch):
-    """The same, with torch's ``len()`` of an iterator."""
-
-    def __init__(self, iterator: _BaseDataLoaderIter, length: int) -> None:
-        super().__init__(iterator)
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-
-def gather_epoch(iterator: _BaseDataLoaderIter) -> GatherEpoch:
-    """The epoch of ``iterator``, whose fetch runs no code of the user's, for a thread to take."""
-    try:
-        length = len(iterator)
-    except Exception:  # torch's TypeError for most; samplers may raise what they like
-        return GatherEpoch(iterator)
-    return SizedGatherEpoch(iterator, length)
 
 
 class _Taken:
