@@ -355,6 +355,24 @@ def test_run_gives_a_torch_script_the_backend(command: Callable[..., Done], tmp_
     assert synthetic.out != plain.stdout
 
 
+def test_run_leaves_a_subclass_its_own_seed_and_device(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    text = PRINTS.replace(
+        "loader = DataLoader(",
+        "class Mine(DataLoader):\n"
+        "    def __init__(self, *args, **options):\n"
+        "        super().__init__(*args, **options)\n"
+        "        self.seed, self.device, self.backend = 'no number', 'no device', 'no backend'\n"
+        "loader = Mine(",
+    )
+    script = write(tmp_path, text)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert plain.stdout.count("[") == 2 * 5
+    done = command("run", "--backend", "prefetch", script)
+    assert (done.status, done.out) == (plain.returncode, plain.stdout)
+
+
 def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:

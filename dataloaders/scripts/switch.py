@@ -26,6 +26,7 @@ Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
 
 # Torch's, captured before anything replaces them.
 _OWN_ITERATION = _TorchLoader._get_iterator
+_NOT_TORCHS = {"_iterator", "backend", "device", "seed", "on_error"}
 
 
 class BackendSwitch:
@@ -49,9 +50,10 @@ class BackendSwitch:
         wrapped = self._wrapped_for(loader)
         if wrapped is None:
             return original(loader)
-        # Attributes that were set on the loader since its last epoch count, as with torch.
-        state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
-        wrapped.__dict__.update(state)
+        # Attributes that were set on the loader since its last epoch count, as with torch. Its
+        # class may have some of its own whose names are ours.
+        state = vars(loader)
+        wrapped.__dict__.update({name: state[name] for name in state.keys() - _NOT_TORCHS})
         epoch: Iterator[Batch] = iter(wrapped)
         return epoch
 
