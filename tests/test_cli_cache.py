@@ -165,6 +165,16 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
     ("words", "message"),
     [
         (["nowhere", "x.h5"], "'nowhere' names no dataset; give module:name, file.py:name or a"),
+        (["squares_dta", "x.h5"], "no dataset; did you mean 'squares_data'?; give module:name"),
+        (["squares_data.py", "x.h5"], "is a file, and which dataset in it is not said; give squ"),
+        (["./photso", "x.h5"], "there is no folder './photso'; did you mean 'photos'?; give"),
+        (["squares_daat:squares", "x.h5"], "; did you mean 'squares_data'?; run this from the"),
+        (["squares_data.py:sqares", "x.h5"], "at its top level; did you mean 'squares'?"),
+        (["torch.utils.data:Subset", "x.h5"], "cannot be called without arguments (missing a req"),
+        (
+            ["squares_data.py:squares", "x.h5", "--imges=raw"],
+            "--imges=raw; did you mean '--images'?",
+        ),
         (["nowhere.py:data", "x.h5"], "'nowhere.py' does not exist"),
         (["no_such_module:data", "x.h5"], "there is no module 'no_such_module'"),
         (["squares_data.py:absent", "x.h5"], "has no 'absent' at its top level"),
@@ -175,10 +185,17 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
 def test_a_dataset_that_is_none(
     command: Callable[..., Done], words: list[str], message: str
 ) -> None:
+    Path("photos").mkdir()
+    Path("squares_data").mkdir()
     done = build(command, *words)
     assert done.status == 2
     assert message in done.err
     assert not Path("x.h5").exists()
+
+
+def test_a_class_that_takes_no_arguments_is_a_dataset_too(command: Callable[..., Done]) -> None:
+    assert build(command, "squares_data.py:Loose", "x.h5", "--allow-random").status == 0
+    assert len(CachedDataset("x.h5")) == 4
 
 
 def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., Done]) -> None:
@@ -193,6 +210,22 @@ def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., 
     assert "RandomCrop" in done.out.split("transforms left to run live: ")[1].splitlines()[0]
     with Image.open("sheet.png") as sheet:
         assert np.asarray(sheet)[4, 128 + 4].tolist() == [40, 0, 0]  # the second image
+
+
+def test_a_sheet_replaces_no_cache(command: Callable[..., Done]) -> None:
+    build(command, "squares_data.py:squares", "squares.h5")
+    before = Path("squares.h5").read_bytes()
+    Path("squares.png").symlink_to("squares.h5")
+    for path, sheet, message in (
+        ("squares.h5", "squares.h5", "give a name that ends in .png"),
+        ("squares.h5", "sheet.jpgg", "give a name that ends in .png"),
+        ("squares.png", "squares.png", "is the cache itself"),
+        ("squares.h5", "absent/sheet.png", "cannot be written: No such file or directory"),
+    ):
+        done = command("info", path, "--sheet", sheet)
+        assert done.status == 2, sheet
+        assert message in done.err
+        assert Path("squares.h5").read_bytes() == before
 
 
 def test_verify_finds_a_flipped_bit(command: Callable[..., Done]) -> None:
@@ -343,6 +376,7 @@ def test_what_is_no_cache_is_told_and_not_opened(command: Callable[..., Done]) -
     done = command("verify", "text.h5")
     assert done.status == 1
     assert "text.h5 is no cache" in done.out
+    assert "--overwrite" not in done.out  # it may be somebody's file of another kind
     for action in ("info", "verify"):
         done = command(action, "absent.h5")
         assert done.status == 2, action
