@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset
+from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
 from helpers.cached import MODES, TORCH_DTYPES
@@ -150,6 +152,51 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
     assert "left out, since reading them failed: 1 samples" in info.out
     assert "sample 2: " in info.out
     assert "no square 2" in info.out
+
+
+INTERRUPTED = """
+import torch
+
+class Interrupted:
+    at = 30
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise KeyboardInterrupt
+        return torch.full((3,), index)
+
+interrupted = Interrupted()
+"""
+
+
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
+    command: Callable[..., Done],
+) -> None:
+    Path("interrupted.py").write_text(INTERRUPTED)
+    done = build(command, "interrupted.py:interrupted", "x.h5")
+    assert done.status == 130
+    kept = r"dataloaders cache: interrupted: \d+ of 40 samples are kept in .*x.h5.building; call"
+    assert re.search(kept, done.err)
+    sys.modules.pop("interrupted")
+    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 30", "at = -1"))
+    assert build(command, "interrupted.py:interrupted", "x.h5").status == 0
+    assert len(CachedDataset("x.h5")) == 40
+
+
+def test_output_that_is_closed_is_done_without(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    words = "build squares_data.py:squares x.h5 --workers 0"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m dataloaders cache {words} >&- 2>&-', sys.executable],
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert len(CachedDataset(tmp_path / "x.h5")) == 6
 
 
 def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None:
@@ -408,6 +455,23 @@ def test_the_users_folder_is_listed_and_pruned(
     command("prune", "--yes", "--unused", 0)
     assert not list(folder.iterdir())
     assert "nothing in" in command("prune").out
+
+
+def test_a_build_under_way_is_not_pruned(command: Callable[..., Done], tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "h5" / "abc.h5.building"
+    folder.mkdir(parents=True)
+    lock = BuildLock(folder)
+    assert lock.try_acquire()
+    done = command("prune", "--unused", 0, "--yes")
+    assert done.status == 0
+    assert f"kept, since somebody builds it: {folder}" in done.out
+    assert folder.is_dir()
+    lock.release()
+    (folder.parent / "link.h5.building").symlink_to(tmp_path)
+    assert "would delete" in command("prune", "--unused", 0).out
+    assert "somebody" not in command("prune", "--unused", 0, "--yes").out
+    assert list(folder.parent.iterdir()) == []
+    assert (tmp_path / "squares_data.py").exists()
 
 
 def test_help_teaches() -> None:

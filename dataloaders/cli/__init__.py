@@ -108,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DataLoadersError as error:
         print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if error.args:  # what of its work is kept
+            print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
         return 130
 
 
