@@ -585,6 +585,46 @@ def test_an_error_that_cannot_be_sent_is_told(tmp_path: Path) -> None:
 # Random samples
 
 
+class Ends(Samples):
+    """Raises what is no ordinary error, or cannot be shown, at sample 20."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def sample(self, index: int) -> Any:
+        if index == 20:
+            raise self.error("enough")
+        return super().sample(index)
+
+
+class Unshowable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, GeneratorExit])
+def test_what_ends_loops_and_programs_ends_a_build_with_its_sample(
+    error: type[BaseException], num_workers: int, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match="enough") as raised:
+        precompute(Ends(error), tmp_path / "a.h5", num_workers=num_workers, rows=4)
+    notes = raised.value.__notes__
+    assert any("raised by sample 20 of Ends" in note for note in notes), notes
+    assert any("20 of 40 samples are kept" in note for note in notes), notes
+    assert not (tmp_path / "a.h5").exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_whose_text_cannot_be_shown_is_left_out_too(
+    num_workers: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.h5"
+    cached = precompute(Ends(Unshowable), path, num_workers=num_workers, on_error="skip")
+    assert cached.failed == [(20, "Unshowable: (its text cannot be shown)")]
+
+
 def test_a_random_dataset_is_refused_with_its_leaf(tmp_path: Path) -> None:
     for num_workers in (0, 2):
         with pytest.raises(

@@ -24,6 +24,7 @@ from dataloaders.cache.about import About
 from dataloaders.cache.checksums import BLOCK
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.file import assemble
+from dataloaders.cache.hdf5 import _hdf5
 from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
@@ -354,6 +355,17 @@ def check_no_room(output: str, reason: str) -> None:
     first, second = output.splitlines()
     assert re.search(f"the cache a.h5 .*cannot be (written|laid out).*{reason}", first)
     assert "no finished cache" in second
+
+
+def test_a_full_disk_that_hdf5_tells_in_its_text_only() -> None:
+    text = (
+        "Disable slist on flush dest failure failed (file write failed: time = Sun Nov  2 10:01:20 "
+        "2025\n, filename = 'a.h5', file descriptor = 5, errno = 28, error message = 'No space "
+        "left on device', buf = 0x1, total write size = 2048)"
+    )
+    told = r"by HDF5 [\d.]+: No space left on device; make room"
+    with pytest.raises(CacheError, match=told), _hdf5(h5py, "a.h5"):
+        raise RuntimeError(text)
 
 
 def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dataloaders.cache.lock import BuildLock, builder_of
+from dataloaders.errors import CacheError
 
 
 @contextmanager
@@ -137,8 +138,28 @@ def test_a_folder_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     lock = BuildLock(tmp_path / "missing" / "building")
-    with pytest.raises(FileNotFoundError, match="missing"):
+    with pytest.raises(CacheError, match="missing"):
         lock.try_acquire()
     (tmp_path / "missing").mkdir()
     assert lock.try_acquire()  # the failed try left nothing locked
     lock.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("x" * 256, "File name too long"),
+        ("absent/building", "No such file or directory"),
+        ("file", "Not a directory"),
+        ("link", "No such file or directory"),
+        ("loop", "Too many levels of symbolic links"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_told(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    lock = BuildLock(tmp_path / name)
+    for _ in range(2):  # it is not kept by the first try
+        with pytest.raises(CacheError, match=rf"\({why}\).* give a path in a folder"):
+            lock.try_acquire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset
+from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
 from helpers.cached import MODES, TORCH_DTYPES
@@ -152,6 +154,51 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
     assert "no square 2" in info.out
 
 
+INTERRUPTED = """
+import torch
+
+class Interrupted:
+    at = 30
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise KeyboardInterrupt
+        return torch.full((3,), index)
+
+interrupted = Interrupted()
+"""
+
+
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
+    command: Callable[..., Done],
+) -> None:
+    Path("interrupted.py").write_text(INTERRUPTED)
+    done = build(command, "interrupted.py:interrupted", "x.h5")
+    assert done.status == 130
+    kept = r"dataloaders cache: interrupted: \d+ of 40 samples are kept in .*x.h5.building; call"
+    assert re.search(kept, done.err)
+    sys.modules.pop("interrupted")
+    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 30", "at = -1"))
+    assert build(command, "interrupted.py:interrupted", "x.h5").status == 0
+    assert len(CachedDataset("x.h5")) == 40
+
+
+def test_output_that_is_closed_is_done_without(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    words = "build squares_data.py:squares x.h5 --workers 0"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m dataloaders cache {words} >&- 2>&-', sys.executable],
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert len(CachedDataset(tmp_path / "x.h5")) == 6
+
+
 def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None:
     done = build(command, "squares_data.py:loose", "loose.h5")
     assert done.status == 2
@@ -165,6 +212,16 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
     ("words", "message"),
     [
         (["nowhere", "x.h5"], "'nowhere' names no dataset; give module:name, file.py:name or a"),
+        (["squares_dta", "x.h5"], "no dataset; did you mean 'squares_data'?; give module:name"),
+        (["squares_data.py", "x.h5"], "is a file, and which dataset in it is not said; give squ"),
+        (["./photso", "x.h5"], "there is no folder './photso'; did you mean 'photos'?; give"),
+        (["squares_daat:squares", "x.h5"], "; did you mean 'squares_data'?; run this from the"),
+        (["squares_data.py:sqares", "x.h5"], "at its top level; did you mean 'squares'?"),
+        (["torch.utils.data:Subset", "x.h5"], "cannot be called without arguments (missing a req"),
+        (
+            ["squares_data.py:squares", "x.h5", "--imges=raw"],
+            "--imges=raw; did you mean '--images'?",
+        ),
         (["nowhere.py:data", "x.h5"], "'nowhere.py' does not exist"),
         (["no_such_module:data", "x.h5"], "there is no module 'no_such_module'"),
         (["squares_data.py:absent", "x.h5"], "has no 'absent' at its top level"),
@@ -175,10 +232,17 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
 def test_a_dataset_that_is_none(
     command: Callable[..., Done], words: list[str], message: str
 ) -> None:
+    Path("photos").mkdir()
+    Path("squares_data").mkdir()
     done = build(command, *words)
     assert done.status == 2
     assert message in done.err
     assert not Path("x.h5").exists()
+
+
+def test_a_class_that_takes_no_arguments_is_a_dataset_too(command: Callable[..., Done]) -> None:
+    assert build(command, "squares_data.py:Loose", "x.h5", "--allow-random").status == 0
+    assert len(CachedDataset("x.h5")) == 4
 
 
 def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., Done]) -> None:
@@ -193,6 +257,22 @@ def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., 
     assert "RandomCrop" in done.out.split("transforms left to run live: ")[1].splitlines()[0]
     with Image.open("sheet.png") as sheet:
         assert np.asarray(sheet)[4, 128 + 4].tolist() == [40, 0, 0]  # the second image
+
+
+def test_a_sheet_replaces_no_cache(command: Callable[..., Done]) -> None:
+    build(command, "squares_data.py:squares", "squares.h5")
+    before = Path("squares.h5").read_bytes()
+    Path("squares.png").symlink_to("squares.h5")
+    for path, sheet, message in (
+        ("squares.h5", "squares.h5", "give a name that ends in .png"),
+        ("squares.h5", "sheet.jpgg", "give a name that ends in .png"),
+        ("squares.png", "squares.png", "is the cache itself"),
+        ("squares.h5", "absent/sheet.png", "cannot be written: No such file or directory"),
+    ):
+        done = command("info", path, "--sheet", sheet)
+        assert done.status == 2, sheet
+        assert message in done.err
+        assert Path("squares.h5").read_bytes() == before
 
 
 def test_verify_finds_a_flipped_bit(command: Callable[..., Done]) -> None:
@@ -343,6 +423,7 @@ def test_what_is_no_cache_is_told_and_not_opened(command: Callable[..., Done]) -
     done = command("verify", "text.h5")
     assert done.status == 1
     assert "text.h5 is no cache" in done.out
+    assert "--overwrite" not in done.out  # it may be somebody's file of another kind
     for action in ("info", "verify"):
         done = command(action, "absent.h5")
         assert done.status == 2, action
@@ -374,6 +455,23 @@ def test_the_users_folder_is_listed_and_pruned(
     command("prune", "--yes", "--unused", 0)
     assert not list(folder.iterdir())
     assert "nothing in" in command("prune").out
+
+
+def test_a_build_under_way_is_not_pruned(command: Callable[..., Done], tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "h5" / "abc.h5.building"
+    folder.mkdir(parents=True)
+    lock = BuildLock(folder)
+    assert lock.try_acquire()
+    done = command("prune", "--unused", 0, "--yes")
+    assert done.status == 0
+    assert f"kept, since somebody builds it: {folder}" in done.out
+    assert folder.is_dir()
+    lock.release()
+    (folder.parent / "link.h5.building").symlink_to(tmp_path)
+    assert "would delete" in command("prune", "--unused", 0).out
+    assert "somebody" not in command("prune", "--unused", 0, "--yes").out
+    assert list(folder.parent.iterdir()) == []
+    assert (tmp_path / "squares_data.py").exists()
 
 
 def test_help_teaches() -> None:

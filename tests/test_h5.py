@@ -743,6 +743,82 @@ def test_another_dataset_on_the_same_loader_is_another_cache() -> None:
     assert set(next(iter(loader))) == {"image", "label", "name"}
 
 
+def other_chain(images: Images) -> None:
+    images.transform = v2.Compose([v2.RandomCrop(12), v2.ToImage()])
+
+
+def other_member(images: Images) -> None:
+    images.transform.transforms[0] = v2.RandomCrop(9)
+
+
+def other_number(images: Images) -> None:
+    images.transform.transforms[1].p = 1.0
+
+
+def other_code(images: Images) -> None:
+    images.transform = v2.Compose([v2.RandomCrop(16), Shifted(7), v2.ToImage()])
+
+
+class Shifted:
+    """Code of one's own, which looks the same whatever its number."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, image: Any) -> Any:
+        return image.point(lambda value: value + self.by)
+
+    def __repr__(self) -> str:
+        return "Shifted()"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("change", [other_chain, other_member, other_number, other_code])
+def test_transforms_that_are_changed_between_epochs_are_those_of_the_next(
+    change: Callable[[Images], None], num_workers: int
+) -> None:
+    def loader(backend: Any) -> DataLoader[Any]:
+        chain = [v2.RandomCrop(16), v2.RandomHorizontalFlip(0.0), Shifted(1), v2.ToImage()]
+        images = Images(v2.Compose(chain))
+        return DataLoader(images, 4, shuffle=True, seed=5, num_workers=num_workers, backend=backend)
+
+    ours, stock = loader(H5()), loader("stock")
+    for epoch in range(3):
+        assert_same(list(ours), list(stock))
+        if epoch == 0:
+            for each in (ours, stock):
+                change(each.dataset)
+
+
+def test_workers_that_stay_have_the_transforms_that_they_began_with() -> None:
+    images = Images(v2.Compose([v2.RandomCrop(16), v2.ToImage()]))
+    loader = DataLoader(images, 4, num_workers=1, persistent_workers=True, backend=H5())
+    list(loader)
+    other_member(images)
+    assert next(iter(loader))["image"].shape == (4, 3, 16, 16)
+
+
+def test_a_head_that_is_changed_between_epochs_is_another_cache(tmp_path: Path) -> None:
+    def chain(side: int) -> Any:
+        return v2.Compose([v2.Resize((side, side)), v2.RandomCrop(8), v2.ToImage()])
+
+    images = Images(chain(10))
+    loader, fixed = (DataLoader(images, 4, backend=H5(path)) for path in (None, tmp_path / "a.h5"))
+    list(loader), list(fixed)
+    images.transform = chain(12)
+    list(loader)
+    with pytest.raises(CacheError, match=r"head: .*10, 10.* when it was built, .*12, 12.* now"):
+        list(fixed)
+
+
+def test_a_dataset_that_grows_between_epochs_is_another_cache() -> None:
+    images = Images(v2.Compose([v2.CenterCrop(8), v2.ToImage()]))
+    loader = DataLoader(images, 4, backend=H5())
+    assert len(list(loader)) == 3
+    images.count = 16
+    assert [int(label) for batch in loader for label in batch["label"]] == list(range(16))
+
+
 def test_samples_that_were_left_out_have_no_row() -> None:
     class Partly(Columns):
         def __getitem__(self, index: int) -> Any:

@@ -53,6 +53,7 @@ from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
 from .batches import Batches, Late, NotThisBatch, batches_of
 from .pictures import steps_of
+from .settled import Settled
 from .team import Team
 
 __all__ = ["H5"]
@@ -259,6 +260,7 @@ class _H5Session(Session):
         self._loader = weakref.ref(loader)
         self._pool = HostPool()
         self._dataset: Any = None
+        self._settled: Settled | None = None
         self._view: Specification | None = None
         self._changed: dict[str, Any] = {}
         self._collated: _Collated | None = None
@@ -285,13 +287,14 @@ class _H5Session(Session):
             self._inner.close()
         if self._collated is not None:
             self._collated.close()
-        self._inner = self._view = self._collated = self._dataset = None
+        self._inner = self._view = self._collated = self._dataset = self._settled = None
 
     def _opened(self) -> Session:
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
-        if self._inner is None or self._dataset is not loader.dataset:
+        settled = Settled(loader.dataset)
+        if self._inner is None or self._is_changed(loader, settled):
             self.close()
             cached = self._backend.cached(loader.dataset)
             if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
@@ -303,12 +306,21 @@ class _H5Session(Session):
                 with random_states_kept():  # the file has their names, the samples their classes
                     cached.namedtuples = classes_in(loader.dataset[0])
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
+            self._settled = settled
             self._view = view_of(loader, **self._changed)
             self._inner = _stock().open(self._view)
         elif self._view is not None:  # the epoch, and what the user has set since
             now = {**state_of(loader), **self._changed, "_iterator": self._view._iterator}
             self._view.__dict__.update(now)
         return self._inner
+
+    def _is_changed(self, loader: Specification, settled: Settled) -> bool:
+        """Whether samples are to be others than those that this session was opened for."""
+        if self._dataset is not loader.dataset or self._settled is None:
+            return True
+        # Under torch too, workers that stay have the dataset as it was when they started.
+        stay = loader.persistent_workers and loader.num_workers > 0
+        return not stay and not self._settled.is_as(settled)
 
     def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
         plain = {"dataset": cached}

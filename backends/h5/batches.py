@@ -323,8 +323,7 @@ class _Images:
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         images = self._images(rows)
-        heights = np.array([image.shape[1] for image in images])
-        widths = np.array([image.shape[2] for image in images])
+        heights, widths = self._sides(images)
         moves = self.geometry.draw(heights, widths, rows.draws)
         if moves is None:
             raise NotThisBatch
@@ -345,6 +344,12 @@ class _Images:
         else:
             _fill_with_border(batch, images, windows)
         return batch
+
+    def _sides(self, images: list[Image]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self._files is not None:  # they have one shape
+            _, height, width = images[0].shape
+            return np.full(len(images), height), np.full(len(images), width)
+        return np.array([i.shape[1] for i in images]), np.array([i.shape[2] for i in images])
 
     def _images(self, rows: Rows) -> list[Image]:
         files = self._files

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -200,6 +201,12 @@ def writing_pieces(path: str, names: Sequence[str]) -> Iterator[PieceWriter]:
         file.close()
 
 
+def _number_in(text: str) -> int | None:
+    """The system's number of an error that HDF5 tells only in its text, if there is one."""
+    found = re.search(r"\berrno = (\d+)", text)
+    return None if found is None else int(found[1])
+
+
 @contextmanager
 def _hdf5(h5py: ModuleType, path: str) -> Iterator[None]:
     """Turn errors of HDF5 into ours."""
@@ -207,7 +214,7 @@ def _hdf5(h5py: ModuleType, path: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        number = getattr(error, "errno", None)
+        number = getattr(error, "errno", None) or _number_in(str(error))
         if number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             reason = f"{os.strerror(number)}; make room, or give a path elsewhere"
         raise CacheError(

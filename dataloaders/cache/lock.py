@@ -80,12 +80,19 @@ class BuildLock:
         """The locked file, or -1 if another process has it."""
         path = self._folder / "lock"
         while True:
-            with suppress(FileExistsError):  # not exist_ok=True: it looks again, and may miss it
-                self._folder.mkdir()
             try:
+                # Not exist_ok=True: it looks again, and may miss it.
+                with suppress(FileExistsError):
+                    self._folder.mkdir()
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:
-                continue  # its last owner removed the folder in between
+            except OSError as error:
+                gone = isinstance(error, FileNotFoundError) and not self._folder.is_symlink()
+                if gone and self._folder.parent.is_dir():
+                    continue  # its last owner removed the folder in between
+                raise CacheError(
+                    f"{self._folder} cannot be made or written to ({error.strerror}), and a build "
+                    "keeps there what it has so far; give a path in a folder that can be written to"
+                ) from error
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(file, path):

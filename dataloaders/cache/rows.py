@@ -129,7 +129,7 @@ class Failure:
     def reraise(self) -> None:
         """Raise it where it was sent to, the worker's traceback as its cause."""
         pickled = self.error
-        error: Exception = CacheError(self.text) if pickled is None else pickle.loads(pickled)
+        error: BaseException = CacheError(self.text) if pickled is None else pickle.loads(pickled)
         raise error from _InWorker(f"\n{self.trace}")
 
 
@@ -152,14 +152,19 @@ class Made:
 
 def fail(error: BaseException) -> Failure:
     """``error`` to be sent to the parent; raised at once where there is none."""
-    if get_worker_info() is None:
+    # Out of an iterator StopIteration would be its end, and the samples left would be lost.
+    if get_worker_info() is None and not isinstance(error, StopIteration):
         raise error
     return Failure.of(error)
 
 
 def told(error: BaseException) -> str:
     """``ValueError: its text``, of bounded length."""
-    return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+    try:
+        text = str(error)
+    except Exception:  # it is somebody else's code
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text}"[:_LONGEST_MESSAGE]
 
 
 def read_row(
@@ -176,12 +181,16 @@ def read_row(
         return split(row)
     except CacheError as error:
         raise CacheError(f"sample {index} cannot be kept: {error}") from error
-    except Exception as error:
-        add_note(
-            error,
+    except KeyboardInterrupt:  # no sample's own
+        raise
+    except BaseException as error:
+        note = (
             f"dataloaders: raised by sample {index} of {type(cut.dataset).__name__} while its "
-            'cache was built; on_error="skip" leaves such samples out',
+            "cache was built"
         )
+        if isinstance(error, Exception):
+            note += '; on_error="skip" leaves such samples out'
+        add_note(error, note)
         raise
 
 
@@ -216,7 +225,9 @@ class Chunks(Dataset[Made]):
                     self._earlier = read
                 else:
                     self._done.append(read.finished())
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a worker that a sample's sys.exit() ends tells nothing
             with suppress(Exception):  # the first error is the one to be told
                 self._finish_earlier()
             failure = fail(error)

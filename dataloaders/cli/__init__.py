@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from dataloaders.cli.cache import add_parsers as add_cache_parsers
+from dataloaders.cli.similar import options_of, similar
 
 __all__ = ["main"]
 
@@ -95,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] and given[0] in ("check", "run", "tune"):
         split = 1 + _program_at(given[1:])
         options, program = given[:split], given[split:]
-    parsed = parser.parse_args(options)
+    parsed, unknown = parser.parse_known_args(options)
+    if unknown:
+        near = similar(unknown[0].partition("=")[0], options_of(parser))
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     if parsed.command is None:
         parser.print_help()
         return 2
@@ -106,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DataLoadersError as error:
         print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if error.args:  # what of its work is kept
+            print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
         return 130
 
 

@@ -269,6 +269,9 @@ def _verify(parsed: argparse.Namespace) -> int:
     if shards:
         print(f"{parsed.path} is damaged: delete these shards ({listed(shards)}) and build again")
         return 1
+    if damages and "is no cache" in damages[0].what:  # overwriting it may not be what is wanted
+        print(f"if {parsed.path} was one, its first bytes are damaged: delete it, build it again")
+        return 1
     if damages:
         print(f"{parsed.path} is damaged: build it again, dataloaders cache build --overwrite")
         return 1

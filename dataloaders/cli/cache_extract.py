@@ -76,7 +76,8 @@ def extract(path: str, folder: str, *, rows: str | None, overwrite: bool = False
             f"{folder} cannot be written to: {error.strerror or error}; make room, or give another "
             "folder"
         ) from error
-    print(f"{folder}: {len(wanted)} samples")
+    of_all = f" of {len(cached):,}" if len(wanted) < len(cached) else ""
+    print(f"{folder}: {len(wanted)}{of_all} samples")
     return 0
 
 

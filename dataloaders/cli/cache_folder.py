@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import Index
+from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.printable import printable
 from dataloaders.cache.shards import names_of
 from dataloaders.errors import CacheError
@@ -55,17 +56,36 @@ def prune(unused_days: float, *, delete: bool) -> int:
     """Delete what was not used for so long, or say what would be deleted."""
     old = [kept for kept in _found() if kept.unused_days >= unused_days]
     for kept in old:
-        if delete and kept.path.is_dir():
-            shutil.rmtree(kept.path)
-        elif delete:
-            for path in (kept.path, *kept.shards):
-                path.unlink(missing_ok=True)
-        print(f"{'deleted' if delete else 'would delete'} {kept.path} ({size_of(kept.size)})")
+        deleted = delete and _deleted(kept)
+        did = (
+            "deleted"
+            if deleted
+            else "kept, since somebody builds it:"
+            if delete
+            else "would delete"
+        )
+        print(f"{did} {kept.path} ({size_of(kept.size)})")
     if not old:
         print(f"nothing in {_folder()} was unused for {unused_days:g} days")
     elif not delete:
         print("give --yes to delete them")
     return 0
+
+
+def _deleted(kept: _Kept) -> bool:
+    """Delete it, and whether that was done: not to a build that is under way."""
+    if not kept.path.is_dir() or kept.path.is_symlink():
+        for path in (kept.path, *kept.shards):
+            path.unlink(missing_ok=True)
+        return True
+    lock = BuildLock(kept.path)
+    if not lock.try_acquire():
+        return False
+    try:
+        shutil.rmtree(kept.path)
+    finally:
+        lock.release()
+    return True
 
 
 def _folder() -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dataloaders.cache.disk import size_of
 from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.printable import printable
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.errors import CacheError
+from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["info"]
 
@@ -33,8 +34,17 @@ _LONGEST = 10_000  # characters of a line
 
 
 def info(path: str, *, sheet: str | None = None) -> int:
-    """Print what the cache at ``path`` holds, and draw its first images into ``sheet``."""
+    """Print what the cache at ``path`` holds, and draw its first images into ``sheet``.
+
+    Raises:
+        OptionError: ``sheet`` is not the name of a PNG file.
+        CacheError: the cache cannot be used, or ``sheet`` cannot be written.
+    """
+    if sheet is not None and Path(sheet).suffix.lower() != ".png":
+        raise OptionError(f"--sheet {sheet}: a PNG file is drawn; give a name that ends in .png")
     cached = CachedDataset(path)
+    if sheet is not None and os.path.exists(sheet) and os.path.samefile(sheet, path):
+        raise OptionError(f"--sheet {sheet} is the cache itself; give another name")
     console = Console()
 
     def print_(text: str) -> None:
@@ -120,7 +130,10 @@ def _draw(cached: CachedDataset, path: Path) -> None:
     canvas = Image.new("RGB", (across * _THUMBNAIL, down * _THUMBNAIL), "white")
     for place, image in enumerate(thumbnails):
         canvas.paste(image, (place % across * _THUMBNAIL, place // across * _THUMBNAIL))
-    canvas.save(path)
+    try:
+        canvas.save(path, "PNG")
+    except OSError as error:
+        raise CacheError(f"--sheet {path} cannot be written: {error.strerror or error}") from error
 
 
 def _is_image(kind: str, dimensions: int) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import os
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 from dataloaders.cache.images import Choice, Encoded
+from dataloaders.cli.similar import similar
 from dataloaders.errors import MissingDependency, OptionError
 
 __all__ = ["dataset_of", "images_of"]
@@ -35,18 +38,42 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
         )
     source, colon, name = text.rpartition(":")
     if not colon or not source or not name.isidentifier():
-        raise OptionError(
-            f"{text!r} names no dataset; give module:name, file.py:name or a folder of images"
-        )
+        raise OptionError(_no_dataset(text))
     found = _found(source, name)
-    if callable(found) and not hasattr(found, "__getitem__"):
-        found = found()
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+        found = _called(text, found)
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise OptionError(
             f"{text!r} is a {type(found).__name__}; a cache is built of a dataset with __getitem__ "
             "and __len__, or of a function without arguments that returns one"
         )
     return found
+
+
+def _no_dataset(text: str) -> str:
+    rule = "give module:name, file.py:name or a folder of images"
+    if text.endswith(".py"):
+        return f"{text!r} is a file, and which dataset in it is not said; give {text}:name"
+    if os.sep in text and ":" not in text:
+        folder = Path(text)
+        there = folder.parent.is_dir()
+        near = similar(folder.name, os.listdir(folder.parent)) if there else ""
+        return f"there is no folder {text!r}{near}; {rule}"
+    return f"{text!r} names no dataset{similar(text, os.listdir())}; {rule}"
+
+
+def _called(text: str, function: Any) -> Any:
+    """What ``function`` returns, called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:  # its own errors are not caught here: it is not called
+        raise OptionError(
+            f"{text!r} cannot be called without arguments ({error}); give the name of a dataset, "
+            "or of a function without arguments that returns one"
+        ) from None
+    except ValueError:  # it does not say what it takes
+        pass
+    return function()
 
 
 def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
@@ -100,13 +127,15 @@ def _found(source: str, name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not (source + ".").startswith(error.name + "."):
                 raise
+            near = similar(source, [path.stem for path in Path().glob("*.py")])
             raise OptionError(
-                f"there is no module {source!r} ({error}); run this from the folder it is in"
+                f"there is no module {source!r} ({error}){near}; run this from the folder it is in"
             ) from None
     try:
         return getattr(module, name)
     except AttributeError:
-        raise OptionError(f"{source!r} has no {name!r} at its top level") from None
+        near = similar(name, [each for each in vars(module) if not each.startswith("_")])
+        raise OptionError(f"{source!r} has no {name!r} at its top level{near}") from None
 
 
 def _module_of(path: Path) -> Any:

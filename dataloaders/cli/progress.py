@@ -28,8 +28,9 @@ class ProgressLine:
 
     def __init__(self, file: TextIO | None = None, *, quiet: bool = False) -> None:
         self._file = sys.stderr if file is None else file
-        self._quiet = quiet
-        self._terminal = self._file.isatty()
+        # A program that was started without a stderr has none.
+        self._quiet = quiet or self._file is None
+        self._terminal = not self._quiet and self._file.isatty()
         self._last = float("-inf")
         self._shown = False
 

@@ -72,8 +72,8 @@ class Sizes:
     ) -> None:
         self.height = np.array(height, np.int64)
         self.width = np.array(width, np.int64)
-        self.channels = np.array(np.broadcast_to(np.asarray(channels, np.int64), len(self)))
-        self.tensors = np.array(np.broadcast_to(np.asarray(tensors, np.bool_), len(self)))
+        self.channels = np.full(len(self), channels, np.int64)
+        self.tensors = np.full(len(self), tensors, np.bool_)
 
     def __len__(self) -> int:
         return len(self.height)

@@ -243,6 +243,10 @@ class Draws:
         width = self._window.shape[1]
         if self._furthest + count <= width:
             return
+        if not width and self._together == 0:  # the first one: all begin where their streams do
+            self._window = self._following(self._rows, max(_WINDOW, count))
+            self._window.flags.writeable = False
+            return
         # The bound was a rough one: samples that did not draw count as if they had.
         column = self._column
         self._furthest = int(column.max(initial=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import zlib
@@ -87,6 +88,12 @@ def cells(folder: Path) -> Iterator[bytes]:
         for cell in (cell for sample in samples for cell in split(sample)[1]):
             head = [cell.kind, cell.values.dtype.str, list(cell.values.shape)]
             yield json.dumps(head).encode() + b"\n" + cell.values.tobytes()
+    image = io.BytesIO()
+    Image.new("L", (5, 4), 7).save(image, "PNG")
+    # Of what it cannot read, Pillow loads all that it has before it says so.
+    for kind in ("encoded:PNG:L", "file:RGB"):
+        for file in (image.getvalue(), b"no image"):
+            yield json.dumps([kind, "|u1", [len(file)]]).encode() + b"\n" + file
 
 
 class Built:
