@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from dataloaders.cache import BuildProgress, CachedDataset, precompute
 from dataloaders.cache.build import building_folder, estimate
@@ -586,15 +587,29 @@ def test_an_error_that_cannot_be_sent_is_told(tmp_path: Path) -> None:
 
 
 class Ends(Samples):
-    """Raises what is no ordinary error, or cannot be shown, at sample 20."""
+    """Raises what is no ordinary error, or cannot be shown, at a sample."""
 
-    def __init__(self, error: type[BaseException]) -> None:
+    def __init__(self, error: type[BaseException], at: int = 20) -> None:
         super().__init__()
         self.error = error
+        self.at = at
 
     def sample(self, index: int) -> Any:
-        if index == 20:
+        if index == self.at:
             raise self.error("enough")
+        return super().sample(index)
+
+
+class Dies(Samples):
+    """Ends the worker that reads sample 20."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__()
+        self.end = end
+
+    def sample(self, index: int) -> Any:
+        if index == 20 and get_worker_info() is not None:
+            self.end()
         return super().sample(index)
 
 
@@ -614,6 +629,29 @@ def test_what_ends_loops_and_programs_ends_a_build_with_its_sample(
     assert any("raised by sample 20 of Ends" in note for note in notes), notes
     assert any("20 of 40 samples are kept" in note for note in notes), notes
     assert not (tmp_path / "a.h5").exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("at", [0, SIZE - 1])
+def test_what_the_study_reads_may_end_programs_too(
+    at: int, num_workers: int, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="enough") as raised:
+        precompute(Ends(SystemExit, at), tmp_path / "a.h5", num_workers=num_workers)
+    assert any(f"raised by sample {at} of Ends" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGSEGV)], ids=["exit", "segv"]
+)
+def test_a_worker_that_dies_is_told_with_what_to_do(
+    end: Callable[[], object], tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
+        precompute(Dies(end), tmp_path / "a.h5", num_workers=1, rows=4)
+    notes = raised.value.__notes__
+    assert any("num_workers=0 shows where" in note for note in notes), notes
+    assert any("samples are kept" in note for note in notes), notes
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

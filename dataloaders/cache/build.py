@@ -449,6 +449,7 @@ class _Builder:
         self._compute(told, token)
         if folder.drop_damaged() or self._missing(told):
             self._compute(told, token)
+        self._refuse_missing(told)
         self._refuse_nothing_left()
         self._assemble()
 
@@ -544,6 +545,14 @@ class _Builder:
         """The numbers of the chunks that are not finished."""
         chunks = -(-len(self._part) // told.rows)
         return [number for number in range(chunks) if not self.folder.has(number)]
+
+    def _refuse_missing(self, told: Estimate) -> None:
+        missing = self._missing(told)
+        if missing:  # a file without them would be finished, and short
+            raise CacheError(
+                f"{len(missing)} of {-(-len(self._part) // told.rows)} chunks were not made, and "
+                "no worker said why; call precompute again with the same arguments to go on"
+            )
 
     def _refuse_other_structure(self, new: Record, job: Job) -> None:
         known = (record for record in self.folder.records if record.structure)

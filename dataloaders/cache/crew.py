@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.cache.heap import settle_in
+from dataloaders.errors import add_note
 
 __all__ = ["AHEAD", "Once", "results"]
 
@@ -24,6 +26,7 @@ AHEAD = 2
 """Numbers that each worker is given at a time, one of which it reads; while there are that many."""
 
 _WATCH_S = 0.2
+_DIED = re.compile(r"DataLoader worker \(pid.*(killed by|exited)")  # in torch's words
 
 
 @contextmanager
@@ -62,7 +65,14 @@ def results(
     samples = iter(loader)
     try:
         yield samples
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, RuntimeError) and _DIED.match(str(error)):
+            add_note(
+                error,
+                "dataloaders: it was killed (by the system, if memory ran out), crashed in native "
+                "code or ended itself while it read samples; fewer workers take less memory, and "
+                "num_workers=0 shows where it crashes",
+            )
         if stop is not None:
             with suppress(OSError):  # then they end with their chunks
                 Path(stop).touch()

@@ -23,7 +23,7 @@ from dataloaders.cache.encoding import Encoder
 from dataloaders.cache.images import Images
 from dataloaders.cache.layout import Layouts
 from dataloaders.cache.packed import packed
-from dataloaders.cache.rows import Failure, fail, read_row
+from dataloaders.cache.rows import Failure, fail, read_row, told
 from dataloaders.cache.sample import (
     Cell,
     Structure,
@@ -200,7 +200,9 @@ class Study:
         for index in _spread(self._samples, _PROVED):
             try:
                 theirs = self._theirs(index)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # sys.exit() among them: a worker that ends tells nothing
                 continue  # its row is read too, further on: there it is told
             try:
                 self._seed(index, 0)
@@ -213,7 +215,7 @@ class Study:
                 self._seed(index, 0)
                 ours = Finish(cut.tails, now)(again)
             except Exception as error:
-                return f"a row could not be made or finished ({type(error).__name__}: {error})"
+                return f"a row could not be made or finished ({told(error)})"
             if calls not in (None, now):
                 return "samples go through its transforms in different ways"
             calls = now
@@ -236,8 +238,10 @@ class Study:
                 break
             try:
                 self._measure_one(found, cut, index, index in must, started)
-            except Exception as error:
-                if not self._skip:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if not self._skip or not isinstance(error, Exception):
                     raise _Failed(error) from error
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
