@@ -90,7 +90,10 @@ class Each(Step):
 
     def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
         """See `Step`."""
-        own = [self._quicker(actions[place]) for place in self._part.places]
+        own = [
+            self._quicker(actions[place], form)
+            for place, form in zip(self._part.places, self._part.forms, strict=True)
+        ]
         touched = [i for i in range(len(images)) if any(action.takes(i) for action in own)]
         if not touched:
             return images
@@ -132,7 +135,7 @@ class Each(Step):
         return None
 
     def _made(self, own: Sequence[Action], sample: int, image: torch.Tensor) -> Any:
-        value: Any = image
+        value: Any = _wrapped(image) if self._part.wraps else image
         stands_for_picture = self._part.form == "pil"
         if stands_for_picture and not self._fast:
             value, stands_for_picture = _picture(value), False
@@ -144,19 +147,18 @@ class Each(Step):
             value = action.apply(sample, value)
         return value
 
-    def _quicker(self, action: Action) -> Action:
+    def _quicker(self, action: Action, form: str) -> Action:
         primitive = action.primitive
-        if self._fast and isinstance(primitive, Resize) and self._part.form == "pil":
+        if self._fast and isinstance(primitive, Resize) and form == "pil":
             return replace(action, primitive=replace(primitive, antialias=True, v2=True))
         return action
 
 
 def resizes_quickly(part: Behind, fast: Collection[str]) -> bool:
     """Whether something of ``part`` is resized by torch on bytes, in place of Pillow."""
-    return (
-        "resize" in fast
-        and part.form == "pil"
-        and any(isinstance(step, Resize) and _is_alike(step) for step in part.primitives)
+    return "resize" in fast and any(
+        isinstance(step, Resize) and _is_alike(step) and form == "pil"
+        for step, form in zip(part.primitives, part.forms, strict=True)
     )
 
 
@@ -181,6 +183,8 @@ class OnDevice(Step):
     @staticmethod
     def exactness(part: Behind) -> str | None:
         """How far the kernels of ``part`` are from torchvision; None: one of them is missing."""
+        if part.by_type:
+            return None  # a kernel sees tensors of torch's own class only
         form = cast(Form, part.form)
         told: list[str] = []
         for primitive in part.primitives:
@@ -287,6 +291,13 @@ def apart(images: Images, taken: Images) -> Images:
 
 def _tensors(images: Images) -> Sequence[torch.Tensor]:
     return [images] if isinstance(images, torch.Tensor) else images
+
+
+def _wrapped(image: torch.Tensor) -> torch.Tensor:
+    from torchvision.tv_tensors import Image
+
+    wrapped: torch.Tensor = image.as_subclass(Image)
+    return wrapped
 
 
 def _picture(image: torch.Tensor) -> Any:
