@@ -70,7 +70,7 @@ def changed_by_hand(transform: Any) -> str | None:
     Hooks of its own, methods replaced on the object or on its class; None: there are none, or it is
     of another class. (Not seen: hooks of all modules, and torchvision's functions replaced.)
     """
-    kind = type(transform)
+    kind: Any = type(transform)
     if not kind.__module__.startswith((_TORCHVISION, _CONTAINER)):
         return None
     own: dict[str, Any] = getattr(transform, "__dict__", {})
