@@ -106,6 +106,25 @@ CHAINS: dict[str, Callable[[], list[Any]]] = {
         v2.ToDtype(torch.float32, scale=True),
         v1.Normalize([0.5], [0.25]),
     ],
+    "sums of floats": lambda: [
+        v2.RandomCrop(16),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.ColorJitter(contrast=0.9),
+    ],
+    "sums of floats behind a turn": lambda: [
+        v2.RandomRotation(20),
+        v2.CenterCrop(16),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.ColorJitter(contrast=0.9),
+    ],
+    "sums of floats behind ToTensor": lambda: [
+        v1.RandomRotation(20),
+        v1.RandomCrop(16),
+        v1.ToTensor(),
+        v1.ColorJitter(contrast=0.9),
+    ],
     "plain behind v1": lambda: [v2.ToImage(), v1.RandomHorizontalFlip(), v2.ToPureTensor()],
 }
 
