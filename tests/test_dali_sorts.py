@@ -268,3 +268,13 @@ def test_what_is_read_otherwise_than_it_runs_is_found_on_samples(dataset: Any) -
             iter(ours)
     finally:
         handle.remove()
+
+
+def test_a_chain_that_always_raises_is_served_and_raises_its_own_error() -> None:
+    grey = v1.Compose([v1.Grayscale(), v1.RandomRotation(9, fill=(1, 2, 3)), v2.GaussianBlur(99)])
+    stock, ours = loaders(folder(v1.Compose([grey, v1.ToTensor()])))
+    with pytest.raises(ValueError, match="number of elements in 'fill'") as theirs:
+        next(iter(stock))
+    with pytest.raises(ValueError, match="number of elements in 'fill'") as found:
+        next(iter(ours))
+    assert str(found.value) == str(theirs.value)
