@@ -39,8 +39,9 @@ def sound(data: bytes, place: int, *, components: int, progressive: bool) -> boo
     """
     rest = np.frombuffer(data, np.uint8)[place:]
     whole = not progressive and data[place + 4 : place + 5] == bytes([components])
-    found = rest[:-1] == 0xFF  # passes that the processor makes by 32 bytes and more at a time
-    found &= rest[1:] != 0x00
+    # Two passes that the processor makes by 32 bytes and more at a time: FF, and no 00 behind it.
+    found = rest[:-1] == 0xFF
+    np.minimum(found.view(np.uint8), rest[1:], out=found.view(np.uint8))
     if whole and len(found) > 2:
         next_ = 2 + int(found[2:].argmax())  # of most files it is the end, and no list is needed
         if found[next_] and _STOPS[rest[next_ + 1]]:
