@@ -273,8 +273,15 @@ def test_what_is_read_otherwise_than_it_runs_is_found_on_samples(dataset: Any) -
 def test_a_chain_that_always_raises_is_served_and_raises_its_own_error() -> None:
     grey = v1.Compose([v1.Grayscale(), v1.RandomRotation(9, fill=(1, 2, 3)), v2.GaussianBlur(99)])
     stock, ours = loaders(folder(v1.Compose([grey, v1.ToTensor()])))
-    with pytest.raises(ValueError, match="number of elements in 'fill'") as theirs:
-        next(iter(stock))
-    with pytest.raises(ValueError, match="number of elements in 'fill'") as found:
-        next(iter(ours))
-    assert str(found.value) == str(theirs.value)
+    texts = {raised_by(loader) for loader in (stock, ours)}
+    assert len(texts) == 1
+    assert "The number of elements in 'fill' does not match" in texts.pop()
+
+
+def raised_by(loader: Any) -> str:
+    """The text of its first batch's error; no traceback keeps its threads."""
+    try:
+        next(iter(loader))
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
