@@ -194,10 +194,12 @@ def hand_written(
     device: str = "cpu",
     threads: int = 2,
     windows: bool = True,
+    as_ours: bool = False,
 ) -> Callable[[], Iterator[Any]]:
     """The pipeline of DALI's own examples for this chain; on the CPU each batch is copied.
 
     Without ``windows`` whole files are decoded, and the windows cut out as they are resized.
+    ``as_ours``: a device decodes as under ``backend="dali"``, by its cores, chroma as libjpeg's.
     """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -210,14 +212,16 @@ def hand_written(
         files, labels = fn.readers.file(
             file_root=str(photos), random_shuffle=True, name="reader", prefetch_queue_depth=2
         )
-        where = "mixed" if gpu else "cpu"
+        where: dict[str, Any] = {"device": "mixed" if gpu else "cpu"}
+        if gpu and as_ours:
+            where.update(jpeg_fancy_upsampling=True, hw_decoder_load=0.0)
         drawn = {"random_area": (0.08, 1.0), "random_aspect_ratio": (3 / 4, 4 / 3)}
         size: Any = {"size": (side, side), "interp_type": types.INTERP_TRIANGULAR}
         if windows:
-            images = fn.decoders.image_random_crop(files, device=where, **drawn)
+            images = fn.decoders.image_random_crop(files, **where, **drawn)
             images = fn.resize(images, **size)
         else:
-            images = fn.decoders.image(files, device=where)
+            images = fn.decoders.image(files, **where)
             images = fn.random_resized_crop(images, **drawn, **size)
         images = fn.crop_mirror_normalize(
             images,

@@ -63,7 +63,11 @@ def main() -> None:
     print(dali.explain())  # which transform runs where, and what stands in the way
     after = check_bottleneck(dali, step, budget_s=args.seconds)
     print(after)
-    old, new = (report.seconds_per_batch["real"].estimate for report in (before, after))
+    measured = [report.seconds_per_batch.get("real") for report in (before, after)]
+    if None in measured:
+        print("One of the checks had no time for a round of batches: raise --seconds.")
+        return
+    old, new = (interval.estimate for interval in measured)
     print(
         f"A batch took {old * 1e3:.1f} ms and takes {new * 1e3:.1f} ms: {old / new:.2f} x as fast."
     )

@@ -76,7 +76,7 @@ def test_members_that_change_no_value_are_in_nobodys_way() -> None:
 
 def test_floats_that_no_tail_makes_are_made_one_by_one() -> None:
     integers = cut(transforms.PILToTensor(), transforms.ConvertImageDtype(torch.int32))
-    assert integers == ["graph ", "pil PILToTensor ConvertImageDtype", "bytes"]
+    assert integers == ["graph ", "pil PILToTensor ConvertImageDtype", "ints"]
     twice = cut(transforms.ToTensor(), transforms.RandomErasing(), transforms.Normalize(MEAN, STD))
     assert twice == ["graph ", "tail ToTensor", "floats Erase Normalize", "floats"]
 

@@ -35,13 +35,14 @@ from dataloaders.transforms.primitives.geometry import (
     Resize,
     VerticalFlip,
 )
+from dataloaders.transforms.primitives.turns import Affine, Perspective, Rotate
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from nvidia.dali import Pipeline
 from nvidia.dali.ops import cpu_ops, gpu_ops, mixed_ops
 
-from backends.dali import colour_nodes, nodes
+from backends.dali import colour_nodes, nodes, turn_nodes
 from backends.dali.graph import Graph
 from backends.dali.nodes import FAST, Node, node_for
 
@@ -66,7 +67,13 @@ PRIMITIVES: dict[str, Primitive] = {
     "erase": Erase((7.0,)),
     "blur": GaussianBlur(5, 3),
     "hue": Hue(),
+    "rotate": Rotate(fill=9),
+    "rotate, colours": Rotate(fill=(1, 2, 3), expand=True),
+    "affine": Affine("bilinear", fill=(1, 2, 3)),
+    "perspective": Perspective("nearest"),
+    "perspective, bilinear": Perspective("bilinear", fill=(1, 2, 3)),
 }
+OF_COLOURED = ("pad", "grayscale", "rotate, colours", "affine", "perspective, bilinear")
 
 CHAINS: dict[str, Sequence[str]] = {
     "nothing": (),
@@ -102,7 +109,7 @@ def operators(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
 
 
 def test_each_kind_of_node_is_among_these() -> None:
-    known = {*nodes._MAKERS, *colour_nodes.MAKERS}
+    known = {*nodes._MAKERS, *colour_nodes.MAKERS, *turn_nodes.MAKERS}
     assert {type(primitive) for primitive in PRIMITIVES.values()} == known
 
 
@@ -112,7 +119,7 @@ def test_each_kind_of_node_is_among_these() -> None:
 def test_images_stay_on_the_device_and_numbers_come_from_the_host(
     chain: str, channels: int, device: str
 ) -> None:
-    names = [name for name in CHAINS[chain] if channels == 3 or name not in ("pad", "grayscale")]
+    names = [name for name in CHAINS[chain] if channels == 3 or name not in OF_COLOURED]
     for encoded in (True, False):
         graph = Graph(
             nodes_of(names),

@@ -261,3 +261,25 @@ def test_in_a_fork() -> None:
     assert found.get() == [4, 5]
     check([3], reader([3]).result(60))
     reader.close()
+
+
+class Slow(threading.Condition):
+    """The loop's thread goes on from here when all that it asked for is read."""
+
+    def __init__(self, readings: Callable[[], list[Any]]) -> None:
+        super().__init__()
+        self._readings = readings
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if threading.current_thread() is threading.main_thread():
+            until(lambda: all(reading is None or reading.done() for reading in self._readings()))
+
+
+@pytest.mark.parametrize("kind", [Numbers, AtOnce])
+def test_images_that_are_read_while_they_are_asked_for(kind: type[Numbers]) -> None:
+    reader = ReadAhead(kind(), threads=2)
+    shelf = reader._shelf
+    shelf._changed = Slow(lambda: [batch.reading() for batch in list(shelf._kept)])
+    assert [len(reader([n] * n).result()) for n in (1, 3, 0, 2)] == [1, 3, 0, 2]
+    reader.close()

@@ -6,7 +6,7 @@ torch's     threads   GPU, or its CPU operators    exact, by batch      exact   
 job.py       what is made, settled at each iter()     describe.py   the same, as a plan
 numbers.py   threads and batches on their way
 plan.py      the chain cut up: graph, behind, tail    nodes.py      what DALI does, and how exactly
-                                                      (colour_nodes.py, turn_nodes.py: more of it)
+sorts.py     what an image is along the chain         (colour_nodes.py, turn_nodes.py: more of it)
 sources/     the images of a dataset, by index        header, odd   files that Pillow decodes
 graph.py     DALI's pipeline                          behind.py     what is done behind it
 line.py      both, on a thread: courier.py            task.py       a batch on its way

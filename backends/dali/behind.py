@@ -77,20 +77,31 @@ class Each(Step):
         threads, count: that share the images, and how many.
         memory: for a batch of them.
         fast: whether "resize" may be torch's on bytes, 1 or 2 levels off, in place of Pillow's.
+        ordered: whether images stay in the order of memory that torchvision makes them in.
     """
 
     def __init__(
-        self, part: Behind, threads: Executor, count: int, memory: Memory, *, fast: bool = False
+        self,
+        part: Behind,
+        threads: Executor,
+        count: int,
+        memory: Memory,
+        *,
+        fast: bool = False,
+        ordered: bool = False,
     ) -> None:
         self._part = part
         self._threads = threads
         self._count = count
-        self._memory = memory
+        self._memory = _ordered(memory) if ordered else _dense(memory)
         self._fast = fast
 
     def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
         """See `Step`."""
-        own = [self._quicker(actions[place]) for place in self._part.places]
+        own = [
+            self._quicker(actions[place], form)
+            for place, form in zip(self._part.places, self._part.forms, strict=True)
+        ]
         touched = [i for i in range(len(images)) if any(action.takes(i) for action in own)]
         if not touched:
             return images
@@ -123,7 +134,7 @@ class Each(Step):
     def _batch(self, images: Images, first: torch.Tensor, touched: int) -> torch.Tensor | None:
         """Where images like ``first`` are put as they are made; None: they are stacked."""
         if touched == len(images):
-            return self._memory((touched, *first.shape), first.dtype, first.device)
+            return self._memory(first, touched, first.dtype)
         if isinstance(images, torch.Tensor) and (images.shape[1:], images.dtype) == (
             first.shape,
             first.dtype,
@@ -132,7 +143,7 @@ class Each(Step):
         return None
 
     def _made(self, own: Sequence[Action], sample: int, image: torch.Tensor) -> Any:
-        value: Any = image
+        value: Any = _wrapped(image) if self._part.wraps else image
         stands_for_picture = self._part.form == "pil"
         if stands_for_picture and not self._fast:
             value, stands_for_picture = _picture(value), False
@@ -144,19 +155,18 @@ class Each(Step):
             value = action.apply(sample, value)
         return value
 
-    def _quicker(self, action: Action) -> Action:
+    def _quicker(self, action: Action, form: str) -> Action:
         primitive = action.primitive
-        if self._fast and isinstance(primitive, Resize) and self._part.form == "pil":
+        if self._fast and isinstance(primitive, Resize) and form == "pil":
             return replace(action, primitive=replace(primitive, antialias=True, v2=True))
         return action
 
 
 def resizes_quickly(part: Behind, fast: Collection[str]) -> bool:
     """Whether something of ``part`` is resized by torch on bytes, in place of Pillow."""
-    return (
-        "resize" in fast
-        and part.form == "pil"
-        and any(isinstance(step, Resize) and _is_alike(step) for step in part.primitives)
+    return "resize" in fast and any(
+        isinstance(step, Resize) and _is_alike(step) and form == "pil"
+        for step, form in zip(part.primitives, part.forms, strict=True)
     )
 
 
@@ -181,6 +191,8 @@ class OnDevice(Step):
     @staticmethod
     def exactness(part: Behind) -> str | None:
         """How far the kernels of ``part`` are from torchvision; None: one of them is missing."""
+        if part.by_type:
+            return None  # a kernel sees tensors of torch's own class only
         form = cast(Form, part.form)
         told: list[str] = []
         for primitive in part.primitives:
@@ -215,12 +227,19 @@ class Whole(Step):
     """A `TailRun`: the values that its members make of each byte, for all images at once.
 
     The values are tables, made by the members themselves: torchvision's to the bit.
+
+    Args:
+        run: what is done.
+        memory: for a batch.
+        ordered: see `Each`; ToTensor makes all of them dense.
     """
 
-    def __init__(self, run: TailRun, memory: Memory) -> None:
+    def __init__(self, run: TailRun, memory: Memory, *, ordered: bool = False) -> None:
         self._members = [member.transform for member in run.members]
         self._tables, self._channels = tables_of(arithmetic_of(run.members))
-        self._memory = memory
+        first = torchvision_name(arithmetic_of(run.members)[0])
+        keeps = ordered and first != "ToTensor"
+        self._memory = _ordered(memory) if keeps else _dense(memory)
         self._ways: dict[tuple[torch.device, int], Way] = {}
 
     def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
@@ -240,7 +259,7 @@ class Whole(Step):
             self._ways[images.device, after] = way
         if after != images.shape[1]:
             images = images.expand(-1, after, -1, -1)
-        out = self._memory(images.shape, self._tables[after].values.dtype, images.device)
+        out = self._memory(images[0], len(images), self._tables[after].values.dtype)
         way.run(images, out)
         return out
 
@@ -253,6 +272,26 @@ class Whole(Step):
                 value = transform(value)
             made.append(value)
         return torch.stack(made)
+
+
+_Like: TypeAlias = "Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]"
+"""(an image, how many, dtype) -> memory for so many images of that shape, on its device."""
+
+
+def _dense(memory: Memory) -> _Like:
+    return lambda image, count, dtype: memory((count, *image.shape), dtype, image.device)
+
+
+def _ordered(memory: Memory) -> _Like:
+    """Memory in which the dimensions of an image follow each other as in the image itself."""
+
+    def like(image: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+        strides = image.stride()
+        order = sorted(range(image.ndim), key=lambda place: -strides[place])
+        out = memory((count, *(image.shape[place] for place in order)), dtype, image.device)
+        return out.permute(0, *(1 + order.index(place) for place in range(image.ndim)))
+
+    return like
 
 
 def memory_of(pool: HostPool) -> Memory:
@@ -287,6 +326,13 @@ def apart(images: Images, taken: Images) -> Images:
 
 def _tensors(images: Images) -> Sequence[torch.Tensor]:
     return [images] if isinstance(images, torch.Tensor) else images
+
+
+def _wrapped(image: torch.Tensor) -> torch.Tensor:
+    from torchvision.tv_tensors import Image
+
+    wrapped: torch.Tensor = image.as_subclass(Image)
+    return wrapped
 
 
 def _picture(image: torch.Tensor) -> Any:

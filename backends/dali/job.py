@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
 from dataloaders.specification import device_of, iterates_itself
@@ -98,6 +99,12 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
     work = _work(source, options, device)
     if isinstance(work, str):
         return work
+    if work.wraps is None and not _hides_types(loader):
+        return (
+            "behind ToImage() a transform of v1 leaves some images tv_tensors.Image and makes "
+            "plain tensors of others, and this loader hands them on one by one; take all of them "
+            "from torchvision.transforms.v2, or put ToPureTensor() at the end"
+        )
     opaque = isinstance(source, Opaque)
     numbers = numbers_of(options, loader)
     return Job(
@@ -111,6 +118,11 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
         loader.num_workers if opaque else 0,
         opaque and loader.persistent_workers,
     )
+
+
+def _hides_types(loader: Specification) -> bool:
+    """Whether images are stacked, which makes a plain tensor of any class of theirs."""
+    return loader.batch_sampler is not None and loader.collate_fn is default_collate
 
 
 def _work(source: Source | Opaque, options: Dali, device: torch.device) -> Work | str:

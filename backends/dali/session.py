@@ -71,7 +71,7 @@ class DaliSession(Session):
             job.source,
             loader.collate_fn,
             batched=loader.batch_sampler is not None,
-            wraps=job.work.wraps,
+            wraps=bool(job.work.wraps),
         )
         holds = (lane, self._view, order)
         pins = loader.pin_memory and torch.accelerator.is_available()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
-__all__ = ["Kind", "kind_of", "torchvision_name"]
+__all__ = ["Kind", "changed_by_hand", "kind_of", "torchvision_name"]
 
 
 class Kind(enum.Enum):
@@ -46,15 +47,47 @@ _RANDOM = frozenset(
 )  # fmt: skip
 
 
+_TORCHVISION = "torchvision.transforms."
+_CONTAINER = "torch.nn.modules.container"
+_LIBRARIES = ("torchvision.", "torch.")
+_CALLED = ("__call__", "forward", "transform", "make_params", "get_params")
+
+
 def torchvision_name(transform: Any) -> str | None:
     """``"Normalize"`` for torchvision's own class of that name, v1 or v2; None for any other.
 
-    A subclass is somebody's own: it may do anything.
+    A subclass is somebody's own, and so is what was `changed_by_hand`: it may do anything.
     """
     kind = type(transform)
-    if kind.__module__.startswith("torchvision.transforms."):
+    if kind.__module__.startswith(_TORCHVISION) and changed_by_hand(transform) is None:
         return kind.__qualname__
     return None
+
+
+def changed_by_hand(transform: Any) -> str | None:
+    """What makes a transform of torchvision's, or an nn.Sequential, do something else, in words.
+
+    Hooks of its own, methods replaced on the object or on its class; None: there are none, or it is
+    of another class. (Not seen: hooks of all modules, and torchvision's functions replaced.)
+    """
+    kind: Any = type(transform)
+    if not kind.__module__.startswith((_TORCHVISION, _CONTAINER)):
+        return None
+    own: dict[str, Any] = getattr(transform, "__dict__", {})
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
+        return "it has forward hooks"
+    for name in own.keys() & _methods_of(kind):
+        return f"its {name} was replaced"
+    for name in _CALLED:
+        written_in = getattr(getattr(kind, name, None), "__globals__", {}).get("__name__", "torch.")
+        if not written_in.startswith(_LIBRARIES):
+            return f"{kind.__name__}.{name} was replaced"
+    return None
+
+
+@functools.cache
+def _methods_of(kind: Any) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def kind_of(transform: Any) -> Kind:

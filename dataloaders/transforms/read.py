@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dataloaders.transforms.kinds import Kind, kind_of, torchvision_name
+from dataloaders.transforms.kinds import Kind, changed_by_hand, kind_of, torchvision_name
 
 __all__ = ["Kind", "Member", "Run", "is_chain", "read"]
 
@@ -85,13 +85,17 @@ def _read(transform: Any, where: str) -> Iterator[Member]:
         yield Member(transform, where, kind_of(transform))
         return
     for position, member in enumerate(inner):
-        place = "" if type(transform) is torch.nn.Sequential else ".transforms"
+        place = "" if _is_sequential(transform) else ".transforms"
         yield from _read(member, f"{where}{place}[{position}]")
 
 
 def _members_of(transform: Any) -> list[Any] | None:
-    if type(transform) is torch.nn.Sequential:
+    if _is_sequential(transform):
         return list(transform)
     if type(transform) is Run or torchvision_name(transform) == "Compose":
         return list(transform.transforms)
     return None
+
+
+def _is_sequential(transform: Any) -> bool:
+    return type(transform) is torch.nn.Sequential and changed_by_hand(transform) is None

@@ -24,7 +24,7 @@ from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
 from dataloaders.transforms.operators.table import operator_of
 from dataloaders.transforms.read import Member, Run
 
-from .proof import attempts, generators_kept, spread
+from .proof import as_read, attempts, generators_kept, spread, words_of
 from .recorder import ManyRecording, Recorder, Recording
 from .recordings import Placeholder, Recorded, Recordings
 from .streams import all_states, put_back, same_states
@@ -169,7 +169,8 @@ def _proved(dataset: Any, opaque: Opaque) -> str | None:
         late = not same_states(called, all_states())
         put_back(called)
         value = recorder.as_recorded(found.pixels)
-        return opaque.sample(found.sample, transform(value))
+        draws = Recordings.of([found]).draws([words_of(index)])
+        return opaque.sample(found.sample, as_read(transform, value, draws, recorder.channels))
 
     with generators_kept(dataset) as restart:
         read = 0

@@ -23,8 +23,9 @@ Array: TypeAlias = "npt.NDArray[Any]"
 Images: TypeAlias = "Tensor | list[Tensor]"
 """uint8 [k, C, H, W]; or k tensors [C, H, W] where sizes differ. C: 1 or 3, Pillow's L and RGB."""
 
-Form: TypeAlias = Literal["pil", "bytes", "floats"]
-"""What an image is to the user's transform: a PIL image, a tensor of bytes, one of floats."""
+Form: TypeAlias = Literal["pil", "bytes", "ints", "floats"]
+"""What an image is to the user's transform: a PIL image, or a tensor of bytes, other whole numbers
+or floats."""
 
 EXACT = "exact"
 """Every byte is that of torchvision's functional on a PIL image."""

@@ -285,8 +285,7 @@ def _blur(transform: Any, v2: bool) -> Operator:
 def _noise(transform: Any, v2: bool) -> Operator:
     raise NotRead(
         "GaussianNoise draws as many numbers as the layout of a tensor in memory asks for, which "
-        "is not known before the image is; put it behind what else is random, or add the noise "
-        "to whole batches"
+        "is not known before the image is; add the noise to whole batches, in the loop"
     )
 
 

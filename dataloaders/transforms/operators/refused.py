@@ -42,3 +42,10 @@ def _of_batches(transform: Any, v2: bool) -> Operator:
         f"{type(transform).__name__} mixes the samples of a batch; call it in collate_fn or in "
         "the loop"
     )
+
+
+@reads("UniformTemporalSubsample")
+def _of_videos(transform: Any, v2: bool) -> Operator:
+    raise NotRead(
+        "UniformTemporalSubsample takes frames out of a video, and only images are read here"
+    )

@@ -11,6 +11,7 @@ import torch
 
 from dataloaders.transforms.actions import Action, Operator, SampleError, Sizes
 from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.kinds import changed_by_hand
 from dataloaders.transforms.read import Member, read
 
 __all__ = ["Chain", "NotRead", "chain_of", "mode_of", "operator_of", "reads"]
@@ -54,7 +55,8 @@ def operator_of(member: Member) -> Operator | str:
 
     name = member.torchvision
     if name is None:
-        return "it is code of your own"
+        changed = changed_by_hand(member.transform)
+        return "it is code of your own" if changed is None else f"{changed}, and may do anything"
     reader = _READERS.get(name)
     if reader is None:
         return f"torchvision's {name} is not among the transforms that are read"
