@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -376,17 +375,13 @@ def test_the_users_folder_is_listed_and_pruned(
     assert "nothing in" in command("prune").out
 
 
-def test_help_teaches() -> None:
+def test_help_teaches(command: Callable[..., Done]) -> None:
     for words in ([], ["build"], ["info"], ["verify"], ["extract"], ["list"], ["prune"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "dataloaders", "cache", *words, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert f"dataloaders cache {' '.join(words)}".strip() in done.stdout
+        done = command(*words, "--help")
+        assert done.status == 0
+        assert f"dataloaders cache {' '.join(words)}".strip() in done.out
         if not words:
-            assert "examples:" in done.stdout
+            assert "examples:" in done.out
 
 
 def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_threads_live_between_epochs_and_end_with_the_loader_without_the_collect
 
 
 def test_no_thread_outlives_a_loader_for_a_moment() -> None:
-    for _ in range(8):
+    for _ in range(40):
         kept = loader()
         list(kept)
         assert "dataloaders-dali-behind_0" in ours()
