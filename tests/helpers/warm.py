@@ -120,6 +120,7 @@ class _Server:
 
     def _end(self) -> None:
         if os.getpid() == self.pid:
+            self._ours.shutdown(socket.SHUT_RDWR)  # for forks of this process that hold it too
             self._ours.close()
             self._process.wait()
 
@@ -242,8 +243,9 @@ def _program(given: Sequence[int]) -> Callable[[], object]:
     if kind == "-m":
         return lambda: runpy._run_module_as_main(what)  # type: ignore[attr-defined]
     if kind == "script":
-        main.__dict__.update(__file__=what, __cached__=None)
-        source, name = Path(what).read_bytes(), what
+        name = os.path.join(request["cwd"], what)
+        main.__dict__.update(__file__=name, __cached__=None)
+        source = Path(name).read_bytes()
     else:
         source, name = what.encode(), "<string>"
     return lambda: exec(compile(source, name, "exec"), main.__dict__)
