@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 import torch.utils.data._utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+hypothesis.settings.register_profile(
+    "no deadline", deadline=None
+)  # how long is the machine's doing
+hypothesis.settings.load_profile("no deadline")
+# What is sent to workers is pickled for "forkserver" as for "spawn", whose workers import torch for
+# seconds each: the contract of backends and a few others look at both, all else at the first.
+multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,6 +32,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector off what was imported: it would copy that in each worker that it runs in.
+
+    And a test that calls it would wait for a million objects.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter take down what it was kept off."""
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 from dataloaders import DataLoader, auto, learned, workers
 from dataloaders.errors import CapacityWarning
 from dataloaders.learned import Learned
+from helpers import warm
 
 NO_CUDA = torch.cuda.device_count() == 0
 
@@ -155,7 +156,7 @@ class TestRule:
             "from dataloaders import DataLoader\n"
             "print(DataLoader([0] * 100, num_workers='auto').num_workers)"
         )
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        run = warm.run(["-c", code])
         assert (run.stdout.strip(), run.returncode) == ("1", 0), run.stderr
 
     @given(

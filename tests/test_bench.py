@@ -11,6 +11,7 @@ import pytest
 
 from bench import transforms
 from bench.harness import Case, Result, Scale, Timings, discover, interleave, markdown, save
+from helpers import warm
 
 CASES = discover()  # those for a GPU too: on the CPU, as far as that goes
 
@@ -73,8 +74,7 @@ def test_results_are_saved_as_json_and_markdown(tmp_path: Path) -> None:
 def test_the_command_line() -> None:
     def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         root = Path(__file__).resolve().parent.parent
-        command = [sys.executable, "-m", "bench", *arguments]
-        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        return warm.run(["-m", "bench", *arguments], cwd=root)
 
     listed = bench("--list")
     assert listed.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from bench.gpu_plan import ROOT, Step, run_steps, steps_of_cases, steps_of_tests
 from bench.harness import discover
+from helpers import warm
 
 JUNIT = """
 def test_good(): pass
@@ -104,8 +104,7 @@ def test_every_test_and_case_for_a_gpu_is_in_the_plan() -> None:
 
 
 def test_the_help_says_what_it_needs() -> None:
-    command = [sys.executable, "-m", "bench", "--help"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = warm.run(["-m", "bench", "--help"], cwd=ROOT).stdout
     assert "PYTHONPATH=FOLDER" in told
     assert "device_tail_gpu" in told
 
@@ -113,8 +112,8 @@ def test_the_help_says_what_it_needs() -> None:
 def test_a_case_alone_writes_its_result(tmp_path: Path) -> None:
     out = tmp_path / "case.json"
     name = "device_tail_cpu"
-    command = [sys.executable, "-m", "bench", name, "--alone", "--tiny", f"--json={out}"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    done = warm.run(["-m", "bench", name, "--alone", "--tiny", f"--json={out}"], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert [case["name"] for case in json.loads(out.read_text())["cases"]] == [name]
 
 

@@ -155,7 +155,7 @@ def test_nor_on_being_interrupted_anywhere(rows: int, at: list[int], tmp_path: P
     assert not building_folder(path).exists()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_nor_on_how_workers_start(context: str, expected: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     precompute(Samples(), path, num_workers=2, multiprocessing_context=context)

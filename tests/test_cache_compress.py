@@ -236,7 +236,7 @@ def test_h5dump_reads_the_same_values(tmp_path: Path, codec: str) -> None:
 
 
 @BOTH
-def test_threads_and_forks_and_spawned_workers_read_at_once(tmp_path: Path, codec: str) -> None:
+def test_threads_and_forks_and_other_workers_read_at_once(tmp_path: Path, codec: str) -> None:
     samples = rows_of(400)
     build(tmp_path / "a.h5", samples, compress=Compressed(codec))
     cached = CachedDataset(tmp_path / "a.h5")
@@ -254,7 +254,7 @@ def test_threads_and_forks_and_spawned_workers_read_at_once(tmp_path: Path, code
     for thread in threads:
         thread.join()
     assert wrong == []
-    for context in ("fork", "spawn") if codec == "zstd" else ("fork",):
+    for context in ("fork", "forkserver") if codec == "zstd" else ("fork",):
         loader: Any = torch.utils.data.DataLoader(
             cached,
             batch_size=None,

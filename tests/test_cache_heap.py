@@ -6,6 +6,7 @@ import ctypes
 import gc
 import resource
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ PAGES = 10 * (3 << 20) // resource.getpagesize()
 needs_glibc = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="malloc is not glibc's"
 )
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is frozen when the test begins; what conftest.py froze is so again after it."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class Faults(Dataset[Any]):
@@ -42,16 +53,15 @@ def test_a_sample_s_memory_is_not_faulted_in_anew(tmp_path: Path) -> None:
     assert statistics.median(cached[index] for index in range(len(cached))) < PAGES / 10
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_process_that_builds_is_left_as_it_is(tmp_path: Path) -> None:
     frozen = gc.get_freeze_count()
     precompute(Faults(), tmp_path / "a.h5", num_workers=0, allow_random=True)
     assert gc.get_freeze_count() == frozen
 
 
+@pytest.mark.usefixtures("thawed")
 def test_another_malloc_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    try:
-        settle_in()
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    settle_in()
+    assert gc.get_freeze_count() > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torchvision.transforms import v2
 
 from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
+from helpers import warm
 from helpers.forbidding import KNOWN
 from helpers.photos import picture
 
@@ -80,10 +80,7 @@ class Numbers(Dataset[Any]):
 
 def ran(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     """What a process does that this is the code of; skips where the kernel has no filters."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, folder],
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
+    done = warm.run(["-c", code, folder], timeout=100)
     if "no seccomp filter" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     return done

@@ -296,7 +296,7 @@ def as_bits(samples: list[Any]) -> list[Any]:
     return [bits(sample) for sample in samples]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
+@pytest.mark.parametrize("context", ["fork", "forkserver", None])
 def test_workers(cached: CachedDataset, context: str | None) -> None:
     loader: DataLoader[Any] = DataLoader(
         cached,

@@ -474,17 +474,13 @@ def test_a_build_under_way_is_not_pruned(command: Callable[..., Done], tmp_path:
     assert (tmp_path / "squares_data.py").exists()
 
 
-def test_help_teaches() -> None:
+def test_help_teaches(command: Callable[..., Done]) -> None:
     for words in ([], ["build"], ["info"], ["verify"], ["extract"], ["list"], ["prune"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "dataloaders", "cache", *words, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert f"dataloaders cache {' '.join(words)}".strip() in done.stdout
+        done = command(*words, "--help")
+        assert done.status == 0
+        assert f"dataloaders cache {' '.join(words)}".strip() in done.out
         if not words:
-            assert "examples:" in done.stdout
+            assert "examples:" in done.out
 
 
 def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: Path) -> None:

@@ -15,10 +15,16 @@ NOT_KEPT = ("Record, which a cache does not keep", "MapDataset is random")
 """Datasets whose samples a cache must refuse: objects of a user's class, numbers drawn anew."""
 
 
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where caches are: one that a test has built is opened by those after it."""
+    return tmp_path_factory.mktemp("caches")
+
+
 class TestH5(BackendContract):
     @pytest.fixture
-    def backend(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
-        monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
+    def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+        monkeypatch.setenv("DATALOADERS_CACHE", str(caches))
         return H5()
 
     def loader(self, backend: Backend, **arguments: Any) -> DataLoader[Any]:
@@ -46,6 +52,6 @@ class TestH5(BackendContract):
 
 class TestPrefetchOfH5(TestH5):
     @pytest.fixture
-    def backend(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
-        monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path))
+    def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+        monkeypatch.setenv("DATALOADERS_CACHE", str(caches))
         return Prefetch(inner=H5())

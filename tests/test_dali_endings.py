@@ -72,6 +72,15 @@ def test_threads_live_between_epochs_and_end_with_the_loader_without_the_collect
         gc.enable()
 
 
+def test_no_thread_outlives_a_loader_for_a_moment() -> None:
+    for _ in range(40):
+        kept = loader()
+        list(kept)
+        assert "dataloaders-dali-behind_0" in ours()
+        del kept
+        assert ours() == []
+
+
 def test_a_break_a_dropped_iterator_and_an_error_in_the_step_end_the_epoch_alone() -> None:
     kept = loader()
     whole = list(kept)
@@ -254,6 +263,7 @@ def test_an_interpreter_that_exits_with_live_iterators_exits_cleanly(tmp_path: P
     other = iter(make())
     print("done")
 """,
+        fresh=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
@@ -273,6 +283,7 @@ def test_a_forked_child_that_exits_with_live_iterators_exits_cleanly(tmp_path: P
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     print(len(list(one)), len(list(kept)))
 """,
+        fresh=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 6\n", "")
 

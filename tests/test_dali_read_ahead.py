@@ -77,8 +77,23 @@ def settled(numbers: Numbers) -> int:
     return before
 
 
+BEFORE: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _of_others() -> None:
+    """Threads of readers that another test's traceback still holds are not looked at here."""
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
+
+
 def ours() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("dataloaders-dali-read")]
+    """Threads of this test's readers that live."""
+    return [
+        each
+        for each in set(threading.enumerate()) - BEFORE
+        if each.name.startswith("dataloaders-dali-read")
+    ]
 
 
 def check(keys: list[int], found: list[Found]) -> None:

@@ -209,6 +209,7 @@ def test_an_interpreter_that_exits_with_live_iterators_exits_cleanly(tmp_path: P
             next(one), next(two)
             print(*[c.pid for c in psutil.Process().children()])
         """,
+        fresh=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert wait_until_gone([int(word) for word in done.stdout.split()]) == []

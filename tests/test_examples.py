@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from helpers import warm
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 OUR_IMPORT = "from dataloaders import DataLoader\n"
@@ -30,10 +29,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(script: Path, *words: object) -> str:
     """What the script prints, run from its own folder."""
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, words)],
-        cwd=script.parent, env=os.environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = warm.run([script, *words], cwd=script.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -404,7 +404,7 @@ def test_index_lists_that_change_between_epochs(owner: str) -> None:
     ("name", "start"),
     [
         ("TensorDataset", "fork"),
-        ("Subset", "spawn"),  # everything that is sent to a worker can be pickled
+        ("Subset", "forkserver"),  # everything that is sent to a worker can be pickled
         ("StackDataset dict", "fork"),
         ("tensor", "fork"),
     ],

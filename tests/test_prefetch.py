@@ -504,6 +504,7 @@ class TestEndings:
                 next(one), next(two), next(three)
                 print(*[c.pid for c in psutil.Process().children()])
             """,
+            fresh=True,
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert wait_until_gone([int(word) for word in done.stdout.split()]) == []

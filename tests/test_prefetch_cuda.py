@@ -179,6 +179,7 @@ def test_out_of_memory_names_the_batch_and_ahead(tmp_path: Path) -> None:
             except torch.OutOfMemoryError as error:
                 print(error)
         """,
+        fresh=True,
     )
     assert "128.0 MB" in done.stdout, done.stderr
     assert "ahead=2" in done.stdout
@@ -221,6 +222,7 @@ def test_an_interpreter_exits_cleanly_while_copies_are_under_way(tmp_path: Path)
                 next(iterator)
             torch.cuda._sleep(100_000_000)
         """,
+        fresh=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -113,7 +113,6 @@ REFERENCE = {"batch_size": 4, "shuffle": True, "seed": 7}
         {"num_workers": 1},
         {"num_workers": 2},
         {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
         {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
         {"batch_size": 5},
         {"batch_size": None},
@@ -360,8 +359,8 @@ def test_iterable_datasets_are_seeded_by_position():
     two = rows(DataLoader(Stream(), 8, seed=6, num_workers=2))
     assert torch.equal(two[:8], first)
     assert two[:, 1].unique().numel() == 16
-    spawned = DataLoader(Stream(), 3, seed=6, num_workers=1, multiprocessing_context="spawn")
-    assert torch.equal(rows(spawned), first)
+    sent = DataLoader(Stream(), 3, seed=6, num_workers=1, multiprocessing_context="forkserver")
+    assert torch.equal(rows(sent), first)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -394,7 +393,7 @@ def mark(worker_id: int) -> None:
     get_worker_info().dataset.marked = True
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 @pytest.mark.parametrize("kind", [Inspected, InspectedStream])
 def test_workers_see_the_users_own_dataset(kind, context):
     loader = DataLoader(
@@ -417,7 +416,8 @@ class CountsPickles(Augmented):
 
 def test_the_dataset_is_pickled_once_a_worker():
     before = CountsPickles.pickled
-    loader = DataLoader(CountsPickles(1), num_workers=1, multiprocessing_context="spawn", seed=1)
+    data = CountsPickles(1)
+    loader = DataLoader(data, num_workers=1, multiprocessing_context="forkserver", seed=1)
     rows(loader)
     assert CountsPickles.pickled == before + 1
 

@@ -939,8 +939,8 @@ def test_a_dataset_that_no_set_epoch_was_called_for_keeps_its_own() -> None:
         assert {int(e) for batch in ours for e in batch[3]} == {5}
 
 
-def test_spawned_workers_are_told_too(resumes: Resumes) -> None:
-    ours = driven(**persistent(Augmented(), num_workers=1, multiprocessing_context="spawn"))
+def test_workers_that_are_not_forks_are_told_too(resumes: Resumes) -> None:
+    ours = driven(**persistent(Augmented(), num_workers=1, multiprocessing_context="forkserver"))
     for epoch in range(2):
         ours.loader.set_epoch(epoch)
         assert {int(e) for batch in ours for e in batch[3]} == {epoch}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from helpers import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -155,8 +156,7 @@ class TestJudging:
 
 
 def test_an_unknown_workload_names_the_known_ones() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "bench.verdicts", "nonesuch"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    run = warm.run(["-W", "ignore", "-m", "bench.verdicts", "nonesuch"], cwd=ROOT)
     assert run.returncode == 2
     assert "nonesuch" in run.stdout
     assert "serial_double" in run.stdout

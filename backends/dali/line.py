@@ -134,7 +134,7 @@ class Line:
         self.close()
         threads, self._threads = self._threads, None
         if threads is not None:
-            threads.shutdown(wait=False)
+            threads.shutdown()  # nothing runs in them: whoever waits for the end waits for theirs
 
     def _made(self, task: Task, graph: Graph) -> Made:
         with self._on_stream():

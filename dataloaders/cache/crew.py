@@ -27,6 +27,7 @@ AHEAD = 2
 
 _WATCH_S = 0.2
 _DIED = re.compile(r"DataLoader worker \(pid.*(killed by|exited)")  # in torch's words
+_PUT_S = 5.0
 
 
 @contextmanager
@@ -76,6 +77,8 @@ def results(
         if stop is not None:
             with suppress(OSError):  # then they end with their chunks
                 Path(stop).touch()
+        for queue in getattr(samples, "_index_queues", ()):
+            _let_go(queue)
         raise
     finally:
         # Not left to the collector: an error's traceback holds the iterator, and its workers
@@ -83,6 +86,18 @@ def results(
         shutdown = getattr(samples, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+
+
+def _let_go(queue: Any) -> None:
+    """Release the lock of a queue that this thread, interrupted in ``put``, may have kept.
+
+    torch raises out of its SIGCHLD handler, as Ctrl-C does: at any place, also where a lock was
+    just taken and nothing yet gives it back. Closing the queue would then wait for ever.
+    """
+    kept = getattr(queue, "_notempty", None)
+    if kept is not None:
+        kept.acquire(timeout=_PUT_S)  # the queue's own thread has it for moments only
+        kept.release()
 
 
 class Once(Dataset[Any]):

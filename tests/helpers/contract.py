@@ -13,6 +13,7 @@ skipped with its own reason, unless the class says that it ``serves_everything``
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import itertools
 import pickle
@@ -27,6 +28,7 @@ from torch.utils.data import SequentialSampler, get_worker_info
 from dataloaders import Backend, DataLoader, wrap
 from dataloaders.batch import leaves, to_device
 from helpers.compare import (
+    Epochs,
     assert_same,
     assert_same_epochs,
     run_epochs,
@@ -333,9 +335,8 @@ class BackendContract:
     # What subclasses may use
 
     def check_equal(self, backend: Backend, case: Case, epochs: int = 2, **options: Any) -> None:
-        theirs = torch.utils.data.DataLoader(**case.make(), **options)
         ours = self.loader(backend, **case.make(), **options)
-        expected = run_epochs(theirs, epochs)
+        expected = torchs(case, epochs, **options)
         got = run_epochs(ours, epochs)
         if backend.same_samples:
             assert_same_epochs(got, expected, states=self.same_random_streams)
@@ -352,6 +353,12 @@ class BackendContract:
             assert_same(ours, theirs)
         else:
             assert len(ours) == len(theirs)
+
+
+@functools.cache
+def torchs(case: Case, epochs: int, **options: Any) -> Epochs:
+    """What torch's loader gives, the same for each backend; none of it in workers' memory."""
+    return copy.deepcopy(run_epochs(torch.utils.data.DataLoader(**case.make(), **options), epochs))
 
 
 class Unloadable(Exception):

@@ -13,15 +13,34 @@ from pathlib import Path
 
 import psutil
 
+from . import warm
+
 
 def run_script(
-    folder: Path, source: str, *, env: Mapping[str, str] | None = None, timeout: float = 60
+    folder: Path,
+    source: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Write ``source`` to ``folder/script.py`` and run it there; output is text."""
+    """Write ``source`` to ``folder/script.py`` and run it there; output is text.
+
+    Args:
+        folder: the script's.
+        source: of the script; warnings are errors in it.
+        env: variables besides ours.
+        timeout: in seconds.
+        fresh: in an interpreter that has imported nothing, and is taken down in the end: see
+            `warm`.
+    """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
+    arguments = ["-W", "error", str(script)]
+    if not fresh:
+        return warm.run(arguments, cwd=folder, env={**os.environ, **(env or {})}, timeout=timeout)
     return subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -65,7 +84,7 @@ def children() -> set[int]:
             line = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if "resource_tracker" not in line and "forkserver" not in line:
+        if not any(helper in line for helper in ("resource_tracker", "forkserver", warm.__file__)):
             found.add(child.pid)
     return found
 
