@@ -582,9 +582,10 @@ class _Builder:
 
         folder, records, about = self.folder, self._in_order(), self._about()
         pace = Pace(len(self._part), 0)
+        pace.computing(records)
 
         def report(done: int, whole: int) -> None:
-            self._options.report(pace.assembling(records, done, whole))
+            self._options.report(pace.assembling(done, whole))
 
         placed = folder.placed
         with writing(folder.path):

@@ -96,15 +96,16 @@ class Pace:
             now, bytes_expected=self._expected, samples_per_second=rate, seconds_left=left
         )
 
-    def assembling(self, records: Collection[Record], done: int, whole: int) -> BuildProgress:
-        """Of the phase that makes the file."""
-        now, done = self._now(records), min(done, whole)
+    def assembling(self, done: int, whole: int) -> BuildProgress:
+        """Of the phase that makes the file, of the chunks that `computing` was last told of."""
+        seconds, done = time.monotonic() - self._started, min(done, whole)
         return replace(
-            now,
+            self._told,
             phase="assemble",
             bytes_done=done,
             bytes_expected=whole,
-            seconds_left=now.seconds * (whole - done) / done if done else None,
+            seconds=seconds,
+            seconds_left=seconds * (whole - done) / done if done else None,
         )
 
     def _now(self, records: Collection[Record]) -> BuildProgress:
