@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from dataloaders.transforms.actions import Fixed, Primitive
+from dataloaders.transforms.kernels.kernel import Form
 from dataloaders.transforms.kinds import torchvision_name
 from dataloaders.transforms.operators import Chain, chain_of
 from dataloaders.transforms.primitives.convert import Converted
@@ -23,7 +24,7 @@ from dataloaders.transforms.read import Member
 from dataloaders.transforms.trailing import arithmetic_of, trailing
 
 from .nodes import Node, node_for
-from .sorts import Form, NotServed, Sort, behind, looks_at_types
+from .sorts import NotServed, Sort, behind, looks_at_types
 
 __all__ = ["Behind", "InGraph", "Part", "TailRun", "Work", "work_of"]
 

@@ -11,21 +11,20 @@ every image, or what differs from image to image where it must not, is an obstac
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
 from dataloaders.transforms.actions import Primitive
+from dataloaders.transforms.kernels.kernel import Form
 from dataloaders.transforms.kinds import torchvision_name
 from dataloaders.transforms.primitives.auto import AugMixed
 from dataloaders.transforms.primitives.convert import Converted
 from dataloaders.transforms.primitives.fills import ByType
 
-__all__ = ["Form", "NotServed", "Sort", "behind", "looks_at_types"]
+__all__ = ["NotServed", "Sort", "behind", "looks_at_types"]
 
 _WIDE = ("1", "F", "I", "I;16")
-
-Form: TypeAlias = Literal["pil", "bytes", "ints", "floats"]
 
 
 class Sort(NamedTuple):

@@ -550,8 +550,8 @@ class _Builder:
         missing = self._missing(told)
         if missing:  # a file without them would be finished, and short
             raise CacheError(
-                f"{len(missing)} of {-(-len(self._part) // told.rows)} chunks were not made, and "
-                "no worker said why; call precompute again with the same arguments to go on"
+                f"{len(missing)} chunks were not made, and no worker said why; call precompute "
+                "again with the same arguments to go on"
             )
 
     def _refuse_other_structure(self, new: Record, job: Job) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 
 from dataloaders.cache.disk import sync, writing
 
@@ -46,17 +45,12 @@ class Syncing:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
         with self._changed:
             self._ended = True
             self._changed.notify()
         self._thread.join()
-        if error is None:
+        if kind is None:
             self._raise()
 
     def add(self, files: Collection[Path]) -> None:

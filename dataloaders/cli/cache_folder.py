@@ -56,14 +56,12 @@ def prune(unused_days: float, *, delete: bool) -> int:
     """Delete what was not used for so long, or say what would be deleted."""
     old = [kept for kept in _found() if kept.unused_days >= unused_days]
     for kept in old:
-        deleted = delete and _deleted(kept)
-        did = (
-            "deleted"
-            if deleted
-            else "kept, since somebody builds it:"
-            if delete
-            else "would delete"
-        )
+        if not delete:
+            did = "would delete"
+        elif _deleted(kept):
+            did = "deleted"
+        else:
+            did = "kept, since somebody builds it:"
         print(f"{did} {kept.path} ({size_of(kept.size)})")
     if not old:
         print(f"nothing in {_folder()} was unused for {unused_days:g} days")

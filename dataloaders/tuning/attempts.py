@@ -178,14 +178,15 @@ class Attempts:
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
     """Inside: torch computes with ``count`` threads; None leaves them as they are."""
+    if count is None:
+        yield
+        return
     before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        if count is not None:
-            torch.set_num_threads(count)
         yield
     finally:
-        if count is not None:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def _is_workers_fault(error: Exception) -> bool:
