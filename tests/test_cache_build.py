@@ -568,6 +568,37 @@ def test_samples_that_are_built_differently_are_named(rows: int, tmp_path: Path)
         precompute(Differing(), tmp_path / "a.h5", num_workers=0, rows=rows)
 
 
+class OneBuffer(Samples):
+    """Each sample is a view of the same memory, or of one of a few in turn."""
+
+    def __init__(self, buffers: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.buffers = [np.zeros(5, np.float32) for _ in range(buffers)]
+
+    def sample(self, index: int) -> Any:
+        buffer = self.buffers.pop(0)
+        self.buffers.append(buffer)
+        buffer[:] = index
+        return {"label": index, "values": torch.from_numpy(buffer)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("buffers", [1, 3])
+def test_memory_that_is_used_again_for_the_next_sample(
+    num_workers: int, buffers: int, tmp_path: Path
+) -> None:
+    rule = r"sample 0 of OneBuffer changed while others were read, .* return copies"
+    for on_error in ("raise", "skip"):
+        with pytest.raises(CacheError, match=rule):
+            precompute(
+                OneBuffer(buffers),
+                tmp_path / "a.h5",
+                num_workers=num_workers,
+                on_error=on_error,  # type: ignore[arg-type]
+            )
+    assert list(tmp_path.iterdir()) == []
+
+
 class Unsendable(Samples):
     def sample(self, index: int) -> Any:
         class Local(Exception):
@@ -752,6 +783,8 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
         precompute(Iterable(), path)
     with pytest.raises(OptionError, match="Lengthless has no len"):
         precompute(Lengthless(), path)
+    with pytest.raises(OptionError, match=r"Samples has no len\(\) \(.*>= 0\)"):
+        precompute(Samples(-1), path)
     with pytest.raises(OptionError, match="set has no __getitem__"):
         precompute({1, 2}, path)
     with pytest.raises(CacheError, match=r"missing is no folder.*make it"):

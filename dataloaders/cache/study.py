@@ -122,6 +122,7 @@ class Study:
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
+        self._first: tuple[int, _Cells, str] | None = None
 
     def __call__(self) -> Findings:
         """Read; the random states are then what they were."""
@@ -245,6 +246,23 @@ class Study:
                     raise _Failed(error) from error
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
+        self._refuse_memory_used_again()
+
+    def _refuse_memory_used_again(self) -> None:
+        """Rows wait for each other before they are written; torch's batches do, too."""
+        first, self._first = self._first, None
+        if first is None:
+            return
+        index, row, before = first
+        if _digest(row) != before:
+            raise _Failed(
+                CacheError(
+                    f"sample {index} of {type(self._dataset).__name__} changed while others were "
+                    "read, since the dataset gives its memory to the next sample, too; torch's own "
+                    "batches of it are wrong for that reason. Have the dataset return copies: "
+                    ".clone() of a tensor, .copy() of an array"
+                )
+            )
 
     def _measure_one(
         self, found: Findings, cut: Cut, index: int, must: bool, started: float
@@ -272,7 +290,9 @@ class Study:
         found.bytes.append(sum(cell.values.nbytes + 8 * cell.values.ndim + 1 for cell in cells))
         if not must:
             return
-        found.digests[index] = _digest(first)
+        found.digests[index] = digest = _digest(first)
+        if self._first is None:
+            self._first = index, first, digest
         turn = 1
         while turn < (_TURNS_WHERE_DRAWN if drawn else _TURNS):
             if turn >= _TURNS and time.monotonic() - started > _SECONDS:
