@@ -21,6 +21,7 @@ from typing import Any
 from torch.utils.data import default_collate, default_convert
 
 from dataloaders import workers
+from dataloaders.errors import OptionError
 
 __all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
 
@@ -91,12 +92,22 @@ class Learned:
 
 
 def cache_folder() -> Path:
-    """Where this package keeps files between runs; it may not exist yet."""
+    """Where this package keeps files between runs; it may not exist yet.
+
+    Raises:
+        OptionError: the user has no home, and none of the variables says where.
+    """
     own = os.environ.get("DATALOADERS_CACHE")
     if own:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpu-dataloaders"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "gpu-dataloaders"
+    except RuntimeError as error:  # as in containers that are started under a number
+        raise OptionError(
+            "no folder for caches is known, since this user has no home; set DATALOADERS_CACHE to "
+            "a folder that can be written to"
+        ) from error
 
 
 def key_of(
@@ -124,15 +135,15 @@ def key_of(
 
 def recall(key: Key) -> Learned | None:
     """What was learned for ``key``, or None."""
-    path = _file_of(key)
     try:
+        path = _file_of(key)
         if path.stat().st_size > _LARGEST_FILE:
             return None
         entry = json.loads(path.read_text())
         if entry["version"] != _VERSION or entry["key"] != _entry_of(key):
             return None
         learned = Learned(**entry["learned"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # OptionError, too
         return None
     return learned if learned.possible else None
 
@@ -142,12 +153,12 @@ def remember(key: Key, learned: Learned) -> Path | None:
 
     It is written beside its place and renamed: other processes see the old file or the new one.
     """
-    path = _file_of(key)
     entry = {"version": _VERSION, "key": _entry_of(key), "learned": asdict(learned)}
     try:
+        path = _file_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    except OSError:
+    except (OSError, OptionError):
         return None
     try:
         with os.fdopen(descriptor, "w") as file:

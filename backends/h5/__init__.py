@@ -151,14 +151,14 @@ class H5(Backend):
             BackendUnavailable: there is none, and ``build="never"``.
         """
         path = self._path(dataset)
-        if self.build == "never" and not path.exists():
+        there = self._is_there(path)
+        if self.build == "never" and not there:
             raise BackendUnavailable(
                 f"H5(build='never'): there is no cache at {path}; build it with: "
                 "dataloaders cache build"
             )
-        if path.exists():  # it is only opened
+        if there:  # it is only opened
             return precompute(dataset, path, images=self.images, on_error="skip")
-        path.parent.mkdir(parents=True, exist_ok=True)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.cli.progress import ProgressLine
 
@@ -177,6 +177,28 @@ class H5(Backend):
         finally:
             line.close()
 
+    def _is_there(self, path: Path) -> bool:
+        """Whether there is a file; its folder is made where one may be built.
+
+        Raises:
+            CacheError: the folder cannot be made, or its files cannot be seen.
+        """
+        try:
+            there = path.exists()
+            if not there and self.build != "never":
+                path.parent.mkdir(parents=True, exist_ok=True)
+            return there
+        except OSError as error:
+            instead = "give a path in a folder that can be written to"
+            if self.path is None:
+                instead = (
+                    "set DATALOADERS_CACHE to a folder that can be written to, or give "
+                    'H5("train.h5") as the backend'
+                )
+            raise CacheError(
+                f"{path.parent} cannot be made or looked into ({error.strerror}); {instead}"
+            ) from error
+
     def _obstacle(self, loader: Specification) -> str | None:
         if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
             return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
@@ -184,7 +206,7 @@ class H5(Backend):
             return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
         if not hasattr(loader.dataset, "__len__"):
             return f"{type(loader.dataset).__name__} has no __len__, so its end is not known"
-        if self.build == "never" and self.path is not None and not Path(self.path).exists():
+        if self.build == "never" and self.path is not None and not os.path.exists(self.path):
             return (
                 f"there is no cache at {os.fspath(self.path)!r} and build='never'; build it with: "
                 "dataloaders cache build"

@@ -149,8 +149,7 @@ def precompute(
         context=multiprocessing_context,
     )
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise CacheError(f"{target.parent} is no folder, so no cache can be built in it; make it")
+    _refuse_no_folder(target)
     if shard is None:
         builder = _Builder(dataset, target, options)
         _have_built(builder, resume=resume, overwrite=overwrite, wait=wait)
@@ -173,6 +172,19 @@ def precompute(
         return cached
     ranks.join(builder.of_dataset, options.report, anew=overwrite)
     return builder.open(target)
+
+
+def _refuse_no_folder(target: Path) -> None:
+    try:
+        there = target.parent.is_dir()
+        target.exists()
+    except OSError as error:
+        raise CacheError(
+            f"{target.parent} cannot be looked into ({error.strerror}); give a path in a folder "
+            "that you may read and write"
+        ) from error
+    if not there:
+        raise CacheError(f"{target.parent} is no folder, so no cache can be built in it; make it")
 
 
 def _have_built(builder: _Builder, *, resume: bool, overwrite: bool, wait: bool) -> None:
@@ -561,8 +573,8 @@ class _Builder:
             one, other = (job.first + record.chunk * job.rows for record in (first, new))
             raise CacheError(
                 f"samples from {one} on and from {other} on are built differently; a cache needs "
-                "the same keys and lengths in all of them. Return what varies as one tensor, "
-                "array, str or plain list"
+                "the same keys in the same order, and the same lengths, in all of them. Return "
+                "what varies as one tensor, array, str or plain list"
             )
 
     def _refuse_nothing_left(self) -> None:

@@ -50,14 +50,14 @@ def extract(path: str, folder: str, *, rows: str | None, overwrite: bool = False
     cached = CachedDataset(path)
     wanted = range(len(cached))[:_FEW] if rows is None else _wanted(rows, len(cached))
     target = Path(folder)
-    if not overwrite and target.is_dir() and any(target.iterdir()):
-        raise OptionError(
-            f"{folder} is not empty, and files in it could be replaced; give a new folder, or "
-            "--overwrite"
-        )
     names = [column.name for column in cached.columns]
     files = _file_names(names)
     try:
+        if not overwrite and target.is_dir() and any(target.iterdir()):
+            raise OptionError(
+                f"{folder} is not empty, and files in it could be replaced; give a new folder, or "
+                "--overwrite"
+            )
         target.mkdir(parents=True, exist_ok=True)
         with open(target / "samples.jsonl", "w", encoding="utf-8") as lines:
             for row in wanted:

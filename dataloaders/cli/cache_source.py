@@ -29,7 +29,7 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
         OptionError: there is none; the message says how to name one.
         MissingDependency: a folder of images needs torchvision.
     """
-    if Path(text).is_dir():
+    if os.path.isdir(text):  # of a Path, it raises where one may not look
         return _images(Path(text), resize, crop)
     if resize is not None or crop is not None:
         raise OptionError(
@@ -54,6 +54,8 @@ def _no_dataset(text: str) -> str:
     rule = "give module:name, file.py:name or a folder of images"
     if text.endswith(".py"):
         return f"{text!r} is a file, and which dataset in it is not said; give {text}:name"
+    if os.path.isfile(text):
+        return f"{text!r} is a file, and the dataset comes before the path of the cache; {rule}"
     if os.sep in text and ":" not in text:
         folder = Path(text)
         there = folder.parent.is_dir()
@@ -116,7 +118,7 @@ def _way(format: str, quality: int | None, max_side: int | None) -> Encoded:
 def _found(source: str, name: str) -> Any:
     if source.endswith(".py"):
         path = Path(source)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise OptionError(f"{source!r} does not exist; give the path of a Python file")
         sys.path.insert(0, str(path.resolve().parent))
         module = _module_of(path)
@@ -161,7 +163,7 @@ def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
         steps.append(v2.CenterCrop(crop))
     try:
         return ImageFolder(str(folder), transform=v2.Compose(steps) if steps else None)
-    except FileNotFoundError as error:
+    except OSError as error:
         raise OptionError(
             f"{str(folder)!r} is no folder of images: {error}; it must hold one folder of images "
             "for each class"

@@ -8,6 +8,7 @@ import torch
 import torch.utils.data
 
 from dataloaders import auto, learned
+from dataloaders.errors import OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.choice import Need
@@ -110,4 +111,7 @@ def why_threads_stay(choice: Settings, others: Settings, attempts: Attempts) -> 
 
 def not_kept() -> str:
     """That the choice could not be written."""
-    return f"the choice could not be written under {learned.cache_folder()}"
+    try:
+        return f"the choice could not be written under {learned.cache_folder()}"
+    except OptionError as error:
+        return f"the choice could not be written: {error}"
