@@ -168,16 +168,26 @@ class Odd:
         ([2**63], r"sample\[0\] is an int beyond 64 bits"),
         (np.array(["a"]), "array of <U1; a cache keeps arrays of numbers"),
         (np.array([Odd()]), "array of object"),
-        (np.ma.masked_array([1], [True]), "array of int64"),
+        (np.ma.masked_array([1], [True]), r"a masked array, .*return \.filled\(\)"),
         (torch.zeros(2).to_sparse(), r"torch.sparse_coo; .*call .to_dense\(\)"),
         (torch.zeros(2, device="meta"), r"is on meta; return .cpu\(\)"),
-        (Image.new("P", (2, 2)), r"mode 'P', which has no pixels.*\.convert\(\"RGB\"\)"),
+        (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested .* as a list"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "tensor of torch.float8_e4m3fnuz, which"),
+        (Image.new("P", (2, 2)), r"mode 'P', .*for its colours, or return numpy.array\(image\)"),
+        (Image.new("I;16B", (2, 2)), r"mode 'I;16B', .*\.convert\(\"I\"\)$"),
+        (Image.new("RGBa", (2, 2)), r"mode 'RGBa', .*\.convert\(\"RGBA\"\)$"),
         (namedtuple("A", "x")(Odd()), "Odd"),
     ],
 )
 def test_what_cannot_be_kept_is_named(sample: Any, message: str) -> None:
     with pytest.raises(CacheError, match=message):
         split(sample)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_of_the_older_kind_is_named() -> None:
+    with pytest.raises(CacheError, match=r"is a Tensor of .*return nested tensors as a list"):
+        split(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
 
 
 def test_a_sample_without_an_end() -> None:

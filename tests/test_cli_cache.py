@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from dataloaders.cache import CachedDataset
 from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
+from dataloaders.cli.cache import add_parsers
 from helpers.cached import MODES, TORCH_DTYPES
 from helpers.cached import build as build_cache
 
@@ -88,6 +90,12 @@ def command(
         return Done(status, captured.out, captured.err)
 
     return carry_out
+
+
+def cache_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_parsers(parser.add_subparsers())
+    return parser
 
 
 def build(command: Callable[..., Done], *words: object) -> Done:
@@ -214,6 +222,7 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
         (["nowhere", "x.h5"], "'nowhere' names no dataset; give module:name, file.py:name or a"),
         (["squares_dta", "x.h5"], "no dataset; did you mean 'squares_data'?; give module:name"),
         (["squares_data.py", "x.h5"], "is a file, and which dataset in it is not said; give squ"),
+        (["notes.txt", "x.h5"], "is a file, and the dataset comes before the path of the c"),
         (["./photso", "x.h5"], "there is no folder './photso'; did you mean 'photos'?; give"),
         (["squares_daat:squares", "x.h5"], "; did you mean 'squares_data'?; run this from the"),
         (["squares_data.py:sqares", "x.h5"], "at its top level; did you mean 'squares'?"),
@@ -227,6 +236,7 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
         (["squares_data.py:absent", "x.h5"], "has no 'absent' at its top level"),
         (["squares_data.py:number", "x.h5"], "is a int; a cache is built of a dataset"),
         (["squares_data.py:squares", "x.h5", "--crop", "3"], "are for a folder of images"),
+        (["photos", "x.h5", "--resize", "0"], "--resize: 0: give a whole number of pixels"),
     ],
 )
 def test_a_dataset_that_is_none(
@@ -234,6 +244,7 @@ def test_a_dataset_that_is_none(
 ) -> None:
     Path("photos").mkdir()
     Path("squares_data").mkdir()
+    Path("notes.txt").touch()
     done = build(command, *words)
     assert done.status == 2
     assert message in done.err
@@ -415,6 +426,20 @@ def test_what_a_cache_says_is_shown_as_text(command: Callable[..., Done]) -> Non
     assert done.out.replace("\n", "").isprintable()
 
 
+def test_folders_and_pipes_are_no_damaged_caches(command: Callable[..., Done]) -> None:
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    for name, what in (("folder", "a folder"), ("pipe", "no plain"), ("/dev/null", "no plain")):
+        for action in ("info", "verify"):
+            done = command(action, name)
+            assert done.status == 2
+            assert f"{name} is {what}" in done.err
+            assert "--overwrite" not in done.out
+    done = build(command, "squares_data.py:squares", "folder")
+    assert done.status == 2
+    assert "folder is a folder; give the path of a file" in done.err
+
+
 def test_what_is_no_cache_is_told_and_not_opened(command: Callable[..., Done]) -> None:
     Path("text.h5").write_text("no cache")
     done = command("info", "text.h5")
@@ -457,6 +482,25 @@ def test_the_users_folder_is_listed_and_pruned(
     assert "nothing in" in command("prune").out
 
 
+def test_links_that_lead_nowhere_and_odd_names_are_listed(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "h5"
+    folder.mkdir(parents=True)
+    (folder / "gone.h5").symlink_to(tmp_path / "not there")
+    (folder / "gone.h5.building").symlink_to(tmp_path / "not there")
+    (folder / "[bold]a.h5").touch()
+    (folder / "not ours.h5").mkdir()
+    listed = command("list").out
+    assert "cannot be read: No such file" in listed
+    assert "gone.h5.building" in listed
+    assert "[bold]a.h5" in listed
+    done = command("prune", "--unused", 0, "--yes")
+    assert done.status == 0
+    assert done.out.count("\ndeleted ") + done.out.startswith("deleted ") == 3
+    assert [path.name for path in folder.iterdir()] == ["not ours.h5"]
+
+
 def test_a_build_under_way_is_not_pruned(command: Callable[..., Done], tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "h5" / "abc.h5.building"
     folder.mkdir(parents=True)
@@ -474,13 +518,35 @@ def test_a_build_under_way_is_not_pruned(command: Callable[..., Done], tmp_path:
     assert (tmp_path / "squares_data.py").exists()
 
 
-def test_help_teaches(command: Callable[..., Done]) -> None:
-    for words in ([], ["build"], ["info"], ["verify"], ["extract"], ["list"], ["prune"]):
-        done = command(*words, "--help")
-        assert done.status == 0
-        assert f"dataloaders cache {' '.join(words)}".strip() in done.out
-        if not words:
-            assert "examples:" in done.out
+@pytest.mark.parametrize(
+    ("words", "lessons"),
+    [
+        ([], ["what a dataset gives before anything random", "cache build photos/train train.h5"]),
+        (["build"], ["goes on where it stopped", "cache build photos/train train.h5 --resize"]),
+        (["join"], ["have to stay beside it", "--shard 1/2 --no-wait", "cache join train.h5"]),
+        (["info"], ["(the head)", "(the tail)", "cache info train.h5 --sheet train.png"]),
+        (["verify"], ["any flipped bit is found", "Exit status 0: whole"]),
+        (["extract"], ["one line a row", "cache extract train.h5 look --rows 100:200"]),
+        (["list"], ["$DATALOADERS_CACHE/h5", "~/.cache/gpu-dataloaders/h5", "interrupted"]),
+        (["prune"], ["$DATALOADERS_CACHE/h5", "noatime", "cache prune --unused 7 --yes"]),
+    ],
+)
+def test_help_teaches(command: Callable[..., Done], words: list[str], lessons: list[str]) -> None:
+    done = command(*words, "--help")
+    assert done.status == 0
+    for lesson in lessons:
+        assert lesson in done.out
+    for line in done.out.splitlines():  # each example is one that can be given
+        given = line.split("#")[0].split()
+        if given[:2] == ["dataloaders", "cache"]:
+            cache_parser().parse_args(given[1:])
+
+
+def test_numbers_that_cannot_be(command: Callable[..., Done]) -> None:
+    for number in ("-1", "nan", "often"):
+        done = command("prune", f"--unused={number}")
+        assert done.status == 2
+        assert f"{number}: give a number of days from 0 on" in done.err
 
 
 def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ byte 64  text: JSON, ASCII, keys sorted
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from hashlib import blake2b
 from typing import NamedTuple
@@ -75,16 +76,22 @@ def open_file(name: str) -> int:
     """A descriptor for reading ``name``.
 
     Raises:
-        CacheError: it cannot be opened.
+        CacheError: it cannot be opened, or is no plain file.
     """
     try:
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise CacheError(f"there is no cache at {name}; build one with precompute()") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CacheError(f"the cache {name} cannot be opened: {reason}") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(mode) else "no plain file"
+        raise CacheError(f"{name} is {what}; give the path of a file that precompute() built")
+    return descriptor
 
 
 def block_for(text: int) -> int:

@@ -129,6 +129,21 @@ _PLANES = {
 }
 _PLAIN = (bool, int, float, str, type(None))
 
+_IN_COLOUR = 'call .convert("RGB")'
+_NUMBERS = (
+    f"{_IN_COLOUR} for its colours, or return numpy.array(image) for its numbers (those of a mask)"
+)
+# What to do with modes that are not kept. RGB would change what a mask or 16 bits mean.
+_INSTEAD = {
+    "P": _NUMBERS,
+    "PA": _NUMBERS,
+    "I;16B": 'call .convert("I")',
+    "I;16L": 'call .convert("I")',
+    "I;16N": 'call .convert("I")',
+    "La": 'call .convert("LA")',
+    "RGBa": 'call .convert("RGBA")',
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -202,11 +217,16 @@ def _tensor_cell(value: torch.Tensor, where: str) -> Cell:
     prefix = "tensor"
     if kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in _TV_TENSORS:
         known, prefix = True, f"tv_tensor:{kind.__name__}"
-    if not known or value.layout != torch.strided or name not in _TORCH or value.is_quantized:
+    if not known or value.layout != torch.strided or value.is_nested or value.is_quantized:
         raise CacheError(
             f"{where} is a {kind.__name__} of {value.dtype} and layout {value.layout}; a cache "
-            "keeps dense tensors without a class of their own: call .to_dense() or "
-            ".as_subclass(torch.Tensor) in the dataset"
+            "keeps dense tensors without a class of their own: call .to_dense(), .dequantize() or "
+            ".as_subclass(torch.Tensor) in the dataset, or return nested tensors as a list"
+        )
+    if name not in _TORCH:
+        raise CacheError(
+            f"{where} is a tensor of {value.dtype}, which a cache does not keep; convert it to "
+            "another dtype in the dataset, such as float32"
         )
     if value.device.type != "cpu":
         raise CacheError(f"{where} is on {value.device}; return .cpu() from the dataset")
@@ -222,7 +242,12 @@ def _needs_bits(name: str) -> bool:
 
 def _array_cell(value: Any, where: str) -> Cell:
     array = np.asarray(value)
-    if array.dtype.str not in DTYPES or isinstance(value, np.ma.MaskedArray):
+    if isinstance(value, np.ma.MaskedArray):
+        raise CacheError(
+            f"{where} is a masked array, of which a cache would lose the mask; return .filled(), "
+            "or .data and .mask, from the dataset"
+        )
+    if array.dtype.str not in DTYPES:
         raise CacheError(
             f"{where} is an array of {array.dtype}; a cache keeps arrays of numbers and bool. "
             "Turn it into one, or into str, bytes or a list"
@@ -234,8 +259,8 @@ def _array_cell(value: Any, where: str) -> Cell:
 def _image_cell(value: Any, where: str) -> Cell:
     if value.mode not in _MODES:
         raise CacheError(
-            f"{where} is a PIL image of mode {value.mode!r}, which has no pixels of its own to "
-            'keep; call .convert("RGB") in the dataset'
+            f"{where} is a PIL image of mode {value.mode!r}, which a cache does not keep; in the "
+            f"dataset, {_INSTEAD.get(value.mode, _IN_COLOUR)}"
         )
     dtype, channels = _MODES[value.mode]
     kind = f"image:{value.mode}"

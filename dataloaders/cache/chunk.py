@@ -91,8 +91,9 @@ class Chunk:
             elif found != structure:
                 raise CacheError(
                     f"samples {first} and {number} are built differently: {_shown(structure)} and "
-                    f"{_shown(found)}; a cache needs the same keys and lengths in all of them. "
-                    "Return what varies as one tensor, array, str or plain list"
+                    f"{_shown(found)}; a cache needs the same keys in the same order, and the same "
+                    "lengths, in all of them. Return what varies as one tensor, array, str or "
+                    "plain list"
                 )
             table.append(list(cells))
             numbers.append(number)

@@ -56,10 +56,10 @@ def length_of(dataset: Any) -> int:
         )
     try:
         length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
         raise OptionError(
-            f"{name} has no len(), and a cache is built of samples by index; give a map-style "
-            "dataset, with __len__ and __getitem__"
+            f"{name} has no len() ({error}), and a cache is built of samples by index; give a "
+            "map-style dataset, with __len__ and __getitem__"
         ) from error
     if not hasattr(dataset, "__getitem__"):
         raise OptionError(

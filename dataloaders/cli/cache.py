@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -60,9 +61,37 @@ $SLURM_PROCID/$SLURM_NTASKS), and --no-wait where the machines share no folder: 
 into one and run dataloaders cache join.
 """
 
+_BUILD_EPILOG = """\
+examples:
+  dataloaders cache build photos/train train.h5 --resize 256 --crop 256
+  dataloaders cache build mypackage.data:training_set train.h5 --workers 8
+  dataloaders cache build data.py:training_set train.h5 --images image=jpeg,mask=png --quality 95
+
+Exit status 0: the file is there and whole; 2: it cannot be built as it was asked for; 130: Ctrl-C.
+"""
+
 _JOIN = """\
 Joins shards that were built with --no-wait and copied into one folder: writes the file PATH that
 reads as one cache of all of them. They stay as they are, and have to stay beside it.
+"""
+
+_JOIN_EPILOG = """\
+example:
+  dataloaders cache build data:train train.h5 --shard 0/2 --no-wait   # on one machine
+  dataloaders cache build data:train train.h5 --shard 1/2 --no-wait   # on another one
+  dataloaders cache join train.h5      # where train.00000-of-00002.h5 and the other one now are
+"""
+
+_INFO = """\
+Prints each column with its kind, type, the shape of a row and its size; the transforms that were
+computed (the head) and those that are left to run live (the tail); classes; what the cache was
+built from; and the samples that were left out. --sheet draws the first 64 images as they are kept:
+a look at what a training will see.
+"""
+
+_INFO_EPILOG = """\
+example:
+  dataloaders cache info train.h5 --sheet train.png
 """
 
 _VERIFY = """\
@@ -72,11 +101,39 @@ line for each damaged part.
 """
 
 _EXTRACT = """\
-Images as PNG, encoded and packed ones as the files that they are, the rest as JSON lines.
+Writes samples as plain files into a new folder: images as PNG (TIFF where PNG lacks their mode),
+encoded and packed ones as the files that they are, large arrays as .npy, and the rest as
+samples.jsonl, one line a row.
 """
 
-_PRUNE = """\
-Deletes caches from the user's cache folder (see list). Says what it would delete; --yes does it.
+_EXTRACT_EPILOG = """\
+examples:
+  dataloaders cache extract train.h5 look               # the first 16 rows
+  dataloaders cache extract train.h5 look --rows 100:200
+  dataloaders cache extract train.h5 all --rows :       # every row
+"""
+
+_FOLDER = """\
+the user's cache folder: $DATALOADERS_CACHE/h5, else
+$XDG_CACHE_HOME/gpu-dataloaders/h5, else ~/.cache/gpu-dataloaders/h5
+"""
+
+_LIST = f"""\
+Name, size, last use and contents of the caches that backend="h5" built without a path, interrupted
+builds included, in {_FOLDER}
+"""
+
+_PRUNE = f"""\
+Deletes what was not used for some time from {_FOLDER}
+Says what it would delete; --yes does it. A build that is under way is kept. A cache that is deleted
+is built again when it is next asked for. The time of the last use is the file system's: where that
+does not keep it (noatime), it is the time when the cache was built.
+"""
+
+_PRUNE_EPILOG = """\
+examples:
+  dataloaders cache prune                    # what was not used for 30 days
+  dataloaders cache prune --unused 7 --yes
 """
 
 Subparsers = Any
@@ -84,18 +141,23 @@ Subparsers = Any
 
 def add_parsers(commands: Subparsers) -> None:
     """Add ``cache`` and what it can do to the subcommands of the parser."""
-    cache = _add(commands, "cache", "precompute a dataset into one file, and look after it", _CACHE)
-    cache.epilog = _CACHE_EPILOG
+    cache = _add(
+        commands,
+        "cache",
+        "precompute a dataset into one file, and look after it",
+        _CACHE,
+        _CACHE_EPILOG,
+    )
     actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    build = _add(actions, "build", "compute a dataset's samples once", _BUILD)
+    build = _add(actions, "build", "compute a dataset's samples once", _BUILD, _BUILD_EPILOG)
     build.add_argument(
         "dataset", help="module:name or file.py:name of a dataset, or a folder of images"
     )
     build.add_argument("path", help="the file to write, such as train.h5")
     build.add_argument("--workers", type=int, metavar="N", help="processes (as many as cores)")
-    build.add_argument("--resize", type=int, metavar="N", help="of a folder: the shorter side")
-    build.add_argument("--crop", type=int, metavar="N", help="of a folder: the middle N x N")
+    build.add_argument("--resize", type=_pixels, metavar="N", help="of a folder: the shorter side")
+    build.add_argument("--crop", type=_pixels, metavar="N", help="of a folder: the middle N x N")
     build.add_argument(
         "--images",
         metavar="HOW",
@@ -134,10 +196,12 @@ def add_parsers(commands: Subparsers) -> None:
     )
     build.add_argument("--quiet", action="store_true", help="no progress")
 
-    join = _add(actions, "join", "make one cache of shards that were built apart", _JOIN)
+    join = _add(
+        actions, "join", "make one cache of shards that were built apart", _JOIN, _JOIN_EPILOG
+    )
     join.add_argument("path", help="the file to write, such as train.h5, beside its shards")
 
-    info = _add(actions, "info", "what is in a cache", "Columns, sizes, transforms, failures.")
+    info = _add(actions, "info", "what is in a cache", _INFO, _INFO_EPILOG)
     info.add_argument("path", help="of the cache")
     info.add_argument("--sheet", metavar="F", help="draw the first images into this PNG file")
 
@@ -145,18 +209,36 @@ def add_parsers(commands: Subparsers) -> None:
     verify.add_argument("path", help="of the cache")
     verify.add_argument("--quiet", action="store_true", help="no progress")
 
-    extract = _add(actions, "extract", "samples as plain files", _EXTRACT)
+    extract = _add(actions, "extract", "samples as plain files", _EXTRACT, _EXTRACT_EPILOG)
     extract.add_argument("path", help="of the cache")
     extract.add_argument("folder", help="made if it does not exist")
     extract.add_argument("--rows", metavar="A:B", help="which rows (the first 16)")
     extract.add_argument("--overwrite", action="store_true", help="though something is in it")
 
-    _add(actions, "list", "caches in the user's cache folder", "Name, size, rows, last use.")
-    prune = _add(actions, "prune", "delete caches from the user's cache folder", _PRUNE)
+    _add(actions, "list", "caches in the user's cache folder", _LIST)
+    prune = _add(
+        actions, "prune", "delete caches from the user's cache folder", _PRUNE, _PRUNE_EPILOG
+    )
     prune.add_argument(
-        "--unused", type=float, default=30.0, metavar="DAYS", help="not used for so long (30)"
+        "--unused", type=_days, default=30.0, metavar="DAYS", help="not used for so long (30)"
     )
     prune.add_argument("--yes", action="store_true", help="delete them")
+
+
+def _pixels(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number of pixels from 1 on")
+    return int(text)
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = math.nan
+    if not days >= 0:
+        raise argparse.ArgumentTypeError(f"{text}: give a number of days from 0 on")
+    return days
 
 
 def carry_out(parsed: argparse.Namespace) -> int:
@@ -366,11 +448,14 @@ class _Bar:
         )
 
 
-def _add(commands: Subparsers, name: str, help_: str, text: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Subparsers, name: str, help_: str, text: str, epilog: str | None = None
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_,
         description=text,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

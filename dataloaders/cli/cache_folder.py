@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +47,10 @@ def show() -> int:
         table.add_column(heading, no_wrap=heading == "cache")
     for kept in found:
         table.add_row(
-            kept.path.name, size_of(kept.size), f"{kept.unused_days:.0f} days ago", Text(kept.what)
+            Text(printable(kept.path.name, 200)),
+            size_of(kept.size),
+            f"{kept.unused_days:.0f} days ago",
+            Text(kept.what),
         )
     console.print(table)
     console.print(Text(f"in {folder}"), soft_wrap=True)
@@ -56,12 +61,7 @@ def prune(unused_days: float, *, delete: bool) -> int:
     """Delete what was not used for so long, or say what would be deleted."""
     old = [kept for kept in _found() if kept.unused_days >= unused_days]
     for kept in old:
-        if not delete:
-            did = "would delete"
-        elif _deleted(kept):
-            did = "deleted"
-        else:
-            did = "kept, since somebody builds it:"
+        did = _deleted(kept) if delete else "would delete"
         print(f"{did} {kept.path} ({size_of(kept.size)})")
     if not old:
         print(f"nothing in {_folder()} was unused for {unused_days:g} days")
@@ -70,20 +70,23 @@ def prune(unused_days: float, *, delete: bool) -> int:
     return 0
 
 
-def _deleted(kept: _Kept) -> bool:
-    """Delete it, and whether that was done: not to a build that is under way."""
-    if not kept.path.is_dir() or kept.path.is_symlink():
-        for path in (kept.path, *kept.shards):
-            path.unlink(missing_ok=True)
-        return True
-    lock = BuildLock(kept.path)
-    if not lock.try_acquire():
-        return False
+def _deleted(kept: _Kept) -> str:
+    """Delete it, unless somebody builds it, and say so."""
     try:
-        shutil.rmtree(kept.path)
-    finally:
-        lock.release()
-    return True
+        if not kept.path.is_dir() or kept.path.is_symlink():
+            for path in (kept.path, *kept.shards):
+                path.unlink(missing_ok=True)
+            return "deleted"
+        lock = BuildLock(kept.path)
+        if not lock.try_acquire():
+            return "kept, since somebody builds it:"
+        try:
+            shutil.rmtree(kept.path)
+        finally:
+            lock.release()
+    except OSError as error:
+        return f"kept, since it cannot be deleted ({error.strerror}):"
+    return "deleted"
 
 
 def _folder() -> Path:
@@ -104,18 +107,27 @@ def _found() -> list[_Kept]:
         if path in of_others:  # counted, used and deleted with the file that joins them
             continue
         if path.suffix == ".building":
-            files = [each.stat() for each in path.iterdir() if each.is_file()]
-            size = sum(each.st_size for each in files)
-            used = max((each.st_mtime for each in files), default=path.stat().st_mtime)
+            files = _stats(path.glob("*"))
+            times = [each.st_mtime for each in files or _stats([path])]
             what = "a build that is under way, or was interrupted"
-        elif path.suffix == ".h5":
-            files = [each.stat() for each in (path, *joined.get(path, ()))]
-            size = sum(each.st_size for each in files)
-            used = max(max(each.st_atime, each.st_mtime) for each in files)
+        elif path.suffix == ".h5" and not path.is_dir():  # a folder of that name is not ours
+            files = _stats((path, *joined.get(path, ())))
+            times = [max(each.st_atime, each.st_mtime) for each in files]
             what = _described(indexes[path])
         else:
             continue
-        found.append(_Kept(path, size, (now - used) / _DAY_S, what, joined.get(path, ())))
+        size = sum(each.st_size for each in files)
+        unused = (now - max(times, default=now)) / _DAY_S
+        found.append(_Kept(path, size, unused, what, joined.get(path, ())))
+    return found
+
+
+def _stats(paths: Iterable[Path]) -> list[os.stat_result]:
+    """Of those that are still there: builders rename and remove their files meanwhile."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            found.append(path.stat() if path.exists() else path.lstat())
     return found
 
 
