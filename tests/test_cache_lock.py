@@ -153,13 +153,17 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         ("file", "Not a directory"),
         ("link", "No such file or directory"),
         ("loop", "Too many levels of symbolic links"),
+        ("linked lock", "No such file or directory"),
+        ("/proc/building", "No such file or directory|Permission denied"),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_told(name: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "linked lock").mkdir()
+    (tmp_path / "linked lock" / "lock").symlink_to("nowhere/at all")
     lock = BuildLock(tmp_path / name)
     for _ in range(2):  # it is not kept by the first try
-        with pytest.raises(CacheError, match=rf"\({why}\).* give a path in a folder"):
+        with pytest.raises(CacheError, match=rf"\(({why})\).* give a path in a folder"):
             lock.try_acquire()

@@ -177,8 +177,9 @@ def precompute(
 def _refuse_no_folder(target: Path) -> None:
     try:
         there = target.parent.is_dir()
-        target.exists()
-    except OSError as error:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            target.stat()
+    except OSError as error:  # not ours to see, a link to itself, a name that is too long
         raise CacheError(
             f"{target.parent} cannot be looked into ({error.strerror}); give a path in a folder "
             "that you may read and write"

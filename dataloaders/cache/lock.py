@@ -80,14 +80,16 @@ class BuildLock:
         """The locked file, or -1 if another process has it."""
         path = self._folder / "lock"
         while True:
+            made = False
             try:
                 # Not exist_ok=True: it looks again, and may miss it.
                 with suppress(FileExistsError):
                     self._folder.mkdir()
+                made = True
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                gone = isinstance(error, FileNotFoundError) and not self._folder.is_symlink()
-                if gone and self._folder.parent.is_dir():
+                linked = os.path.islink(self._folder) or os.path.islink(path)
+                if made and isinstance(error, FileNotFoundError) and not linked:
                     continue  # its last owner removed the folder in between
                 raise CacheError(
                     f"{self._folder} cannot be made or written to ({error.strerror}), and a build "
