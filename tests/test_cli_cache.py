@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,55 @@ def test_workers_build_the_same_file_and_progress_is_told(command: Callable[...,
     assert "of 6 samples" in done.err
     quiet = command("build", "squares_data.py:squares", "3.h5", "--workers", 0, "--quiet")
     assert quiet.err == ""
+
+
+GATED = """
+import os, time, torch
+
+class Gated(torch.utils.data.Dataset):
+    # Waits in the middle of the build, not in the look at the samples before it.
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        while index == 5 and os.path.exists("x.h5.building/journal") and not os.path.exists("go"):
+            time.sleep(0.01)
+        return torch.zeros(300_000, dtype=torch.uint8)
+
+gated = Gated()
+"""
+
+
+def test_a_terminal_shows_rate_bytes_and_time_left(tmp_path: Path) -> None:
+    (tmp_path / "gated_data.py").write_text(GATED)
+    ours, theirs = os.openpty()
+    words = ["cache", "build", "gated_data.py:gated", "x.h5", "--workers", "1"]
+    builder = subprocess.Popen(
+        [sys.executable, "-m", "dataloaders", *words],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "160", "TERM": "xterm", "NO_COLOR": "1"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    all_of_it = re.compile(
+        rb"[1-5] of 6 samples, [\d,]+/s, [\d.]+ [KM]iB of about 1.7 MiB \d:\d\d:\d"
+    )
+    shown = b""
+    try:
+        while not all_of_it.search(shown):
+            shown += os.read(ours, 4096)  # OSError: it has ended without having shown it
+        (tmp_path / "go").touch()
+        with suppress(OSError):  # so a terminal tells its end
+            while more := os.read(ours, 4096):
+                shown += more
+        assert builder.wait() == 0
+    finally:
+        builder.kill()
+        builder.wait()
+        os.close(ours)
+    text = re.sub(rb"\x1b\[[\d;?]*[a-zA-Z]", b"", shown)
+    assert re.search(rb"6 samples, about 1.7 MiB and 0:00:\d+ with 1 worker; .* are free", text)
+    assert text.rstrip().endswith(b"x.h5: 6 samples, 1.7 MiB")
 
 
 def test_a_folder_of_images_is_resized_and_cropped(

@@ -60,7 +60,9 @@ class Estimate:
         return self.disk_needed / max(1, self.bytes) * self.low_bytes
 
     def __str__(self) -> str:
-        by = f"{self.num_workers} workers" if self.num_workers else "this process"
+        by = "this process"
+        if self.num_workers:
+            by = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
         told = (
             f"{self.samples:,} samples, about {size_of(self.bytes)} and "
             f"{timedelta(seconds=max(1, round(self.seconds)))} with {by}"

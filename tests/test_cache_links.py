@@ -1,0 +1,114 @@
+"""HDF5 files that lead elsewhere or nowhere: nothing beside them is opened, and nothing hangs.
+
+Each is tried as it is, and with an index of ours in front whose digest is right, as somebody who
+forges a cache would have it. HDF5 itself follows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dataloaders.cache.block import SMALLEST_BLOCK
+from helpers.cached import build
+from helpers.hostile import Whole
+from helpers.processes import run_script
+
+SECRET = b"of somebody else"
+SIZE = len(SECRET)
+BYTES = 20_000  # of the file, so that it has room for what the index says
+
+
+def external_link(file: h5py.File, folder: Path) -> None:
+    file["columns/sample"] = h5py.ExternalLink(str(folder / "secret.h5"), "/secret")
+
+
+def external_storage(file: h5py.File, folder: Path) -> None:
+    elsewhere = [(str(folder / "secret.bin"), 0, SIZE)]
+    file.create_dataset("columns/sample", (SIZE,), "u1", external=elsewhere)
+
+
+def virtual_dataset(file: h5py.File, folder: Path) -> None:
+    layout = h5py.VirtualLayout((SIZE,), "u1")
+    layout[:] = h5py.VirtualSource(str(folder / "secret.h5"), "secret", (SIZE,))
+    file.create_virtual_dataset("columns/sample", layout)
+
+
+def soft_links_in_a_circle(file: h5py.File, folder: Path) -> None:
+    file["columns/sample"] = h5py.SoftLink("/columns/other")
+    file["columns/other"] = h5py.SoftLink("/columns/sample")
+
+
+def a_group_in_itself(file: h5py.File, folder: Path) -> None:
+    file["columns/sample"] = file["columns"]
+
+
+LEADS = [
+    external_link,
+    external_storage,
+    virtual_dataset,
+    soft_links_in_a_circle,
+    a_group_in_itself,
+]
+
+READ = """
+import sys
+import PIL.Image, rich.console, rich.table
+from dataloaders.cache import CachedDataset, join, verify
+from dataloaders.cli import main
+from dataloaders.errors import CacheError
+
+main(["cache", "info", "sound.h5"])  # whatever this imports
+main(["cache", "extract", "sound.h5", "sound"])
+print("---")
+opened = []
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+for path in ("plain.h5", "forged.h5"):
+    try:
+        cached = CachedDataset(path)
+        print("rows", [cached[row] for row in range(len(cached))])
+    except CacheError as error:
+        print("error", error)
+    print("damages", len(verify(path)))
+    for words in (["info", path], ["verify", path], ["extract", path, path + ".out"]):
+        print(words[0], main(["cache", *words]))
+print("secrets", [path for path in opened if "secret" in path])
+print("h5py", "h5py" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=lambda lead: lead.__name__)
+def test_what_hdf5_would_follow(lead: Callable[[h5py.File, Path], None], tmp_path: Path) -> None:
+    (tmp_path / "secret.bin").write_bytes(SECRET)
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["secret"] = np.frombuffer(SECRET, "u1")
+    build(tmp_path / "sound.h5", [b"one", b"two!"])
+    with h5py.File(tmp_path / "plain.h5", "w", userblock_size=SMALLEST_BLOCK) as file:
+        file.create_group("columns")
+        file["room"] = np.zeros(BYTES, "u1")
+        lead(file, tmp_path)
+    if lead in (external_link, external_storage, virtual_dataset):
+        with h5py.File(tmp_path / "plain.h5", "r") as file:
+            assert file["columns/sample"][:].tobytes() == SECRET
+    whole, plain = Whole(tmp_path / "sound.h5"), (tmp_path / "plain.h5").read_bytes()
+    assert whole.index.user_block == SMALLEST_BLOCK
+    assert max(len(whole.data), len(plain)) - SMALLEST_BLOCK <= whole.fields["checksums"]["block"]
+    whole.fields["file_bytes"], whole.data = len(plain), plain
+    (tmp_path / "forged.h5").write_bytes(whole.with_fields(whole.fields))
+
+    done = run_script(tmp_path, READ)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.partition("---\n")[2]
+    lines = [line.split(maxsplit=1) for line in told.splitlines()]
+    assert told.startswith(f"error {tmp_path / 'plain.h5'} is no finished cache: it has no index")
+    assert [said for key, said in lines if key == "verify"] == ["1", "1"]
+    assert all(int(said) >= 1 for key, said in lines if key == "damages")
+    assert ["secrets", "[]"] in lines
+    assert ["h5py", "False"] in lines
+    written = [path for path in tmp_path.glob("*.out/*") if path.is_file()]
+    assert not any(SECRET in path.read_bytes() for path in written)
+    assert SECRET.decode() not in done.stdout + done.stderr
