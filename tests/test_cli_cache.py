@@ -25,6 +25,7 @@ from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
 from dataloaders.cli.cache import add_parsers
+from dataloaders.cli.photos import make_photos
 from helpers.cached import MODES, TORCH_DTYPES
 from helpers.cached import build as build_cache
 
@@ -273,6 +274,7 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
         (["squares_dta", "x.h5"], "no dataset; did you mean 'squares_data'?; give module:name"),
         (["squares_data.py", "x.h5"], "is a file, and which dataset in it is not said; give squ"),
         (["notes.txt", "x.h5"], "is a file, and the dataset comes before the path of the c"),
+        (["photso", "x.h5", "--resize", "8"], "names no dataset; did you mean 'photos'?; give"),
         (["./photso", "x.h5"], "there is no folder './photso'; did you mean 'photos'?; give"),
         (["squares_daat:squares", "x.h5"], "; did you mean 'squares_data'?; run this from the"),
         (["squares_data.py:sqares", "x.h5"], "at its top level; did you mean 'squares'?"),
@@ -590,6 +592,29 @@ def test_help_teaches(command: Callable[..., Done], words: list[str], lessons: l
         given = line.split("#")[0].split()
         if given[:2] == ["dataloaders", "cache"]:
             cache_parser().parse_args(given[1:])
+
+
+def test_the_readme_shows_what_is_printed(command: Callable[..., Done]) -> None:
+    """The block of the third use; what depends on machine and time is left out."""
+    make_photos(Path("photos"), count=64)
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    block = readme.partition("```\n$ dataloaders cache build photos")[2].partition("```")[0]
+    shown = re.split(r"\n\$ dataloaders cache .*\n", f"\n$ dataloaders cache build photos{block}")[
+        1:
+    ]
+    words = re.findall(
+        r"^\$ dataloaders cache (.*)$", f"$ dataloaders cache build photos{block}", re.M
+    )
+    assert [each.split()[0] for each in words] == ["build", "info", "verify"]
+    own = re.compile(r"^(build  |compute  |verify  |built from (PIL|numpy|torch)|\.\.\.)")
+    for given, expected in zip(words, shown, strict=True):
+        done = command(*given.split())
+        assert done.status == 0
+        printed = [line.rstrip() for line in done.out.splitlines()]
+        lines = [line for line in expected.splitlines() if line and not own.match(line)]
+        assert lines
+        assert [line for line in printed if not own.match(line)][: len(lines)] == lines
+    assert re.search(r"about 12\.0 MiB and 0:00:0\d with .*; [\d.]+ .iB are free", shown[0])
 
 
 def test_numbers_that_cannot_be(command: Callable[..., Done]) -> None:

@@ -31,14 +31,14 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
     """
     if os.path.isdir(text):  # of a Path, it raises where one may not look
         return _images(Path(text), resize, crop)
+    source, colon, name = text.rpartition(":")
+    if not colon or not source or not name.isidentifier():
+        raise OptionError(_no_dataset(text))
     if resize is not None or crop is not None:
         raise OptionError(
             f"--resize and --crop are for a folder of images, and {text!r} is none; put Resize and "
             "CenterCrop into the dataset's transforms"
         )
-    source, colon, name = text.rpartition(":")
-    if not colon or not source or not name.isidentifier():
-        raise OptionError(_no_dataset(text))
     found = _found(source, name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         found = _called(text, found)
