@@ -322,6 +322,17 @@ def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., 
         assert np.asarray(sheet)[4, 128 + 4].tolist() == [40, 0, 0]  # the second image
 
 
+def test_a_narrow_terminal_is_shown_all_of_it(
+    command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache" / "h5"
+    folder.mkdir(parents=True)
+    build(command, "squares_data.py:squares", folder / "squares.h5")
+    monkeypatch.setenv("COLUMNS", "30")
+    for words in (["info", folder / "squares.h5"], ["list"]):
+        assert "…" not in command(*words).out
+
+
 def test_a_sheet_replaces_no_cache(command: Callable[..., Done]) -> None:
     build(command, "squares_data.py:squares", "squares.h5")
     before = Path("squares.h5").read_bytes()

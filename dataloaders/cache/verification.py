@@ -218,7 +218,8 @@ class _PackedColumn:
 
 
 def _rows_text(first: int, last: int, rows: int) -> str:
-    first, last = max(first, 0), min(last, rows - 1)  # the last offset is of no row
+    # The last offset is of no row, and damaged ones end before their values do.
+    first, last = min(max(first, 0), rows - 1), min(last, rows - 1)
     return f" row {first}" if first >= last else f" rows {first} to {last}"
 
 

@@ -44,7 +44,7 @@ def show() -> int:
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("cache", "size", "last used", "what"):
-        table.add_column(heading, no_wrap=heading == "cache")
+        table.add_column(heading, overflow="fold")
     for kept in found:
         table.add_row(
             Text(printable(kept.path.name, 200)),

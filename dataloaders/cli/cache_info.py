@@ -85,7 +85,8 @@ def _columns_table(cached: CachedDataset) -> Table:
         headings.append("compressed")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
-        table.add_column(heading, justify="right" if heading == "in the file" else "left")
+        right = heading == "in the file"
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for reader in cached.readers:
         column = reader.entry
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
