@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from dataloaders.cache import BuildProgress, CachedDataset, precompute
+from dataloaders.cache import BuildProgress, CachedDataset, precompute, verify
 from dataloaders.cache.build import building_folder, estimate
 from dataloaders.cache.fingerprint import fingerprint
 from dataloaders.cache.folder import BuildFolder
@@ -384,6 +384,16 @@ def test_what_was_assembled_but_not_renamed_is_not_lost(tmp_path: Path) -> None:
     precompute(dataset, path, num_workers=0)
     assert len(CachedDataset(path)) == SIZE
     assert len(set(dataset.reads())) < SIZE
+
+
+def test_who_opens_an_unfinished_build_is_told_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    dataset = interrupted(path, tmp_path, 20)
+    rule = r"no cache at .*a\.h5 yet: .*a\.h5\.building holds an unfinished build; .* goes on"
+    for open_it in (CachedDataset, verify):
+        with pytest.raises(CacheError, match=rule):
+            open_it(path)
+    assert len(precompute(dataset, path, num_workers=0)) == SIZE
 
 
 def test_an_unfinished_build_never_opens_as_a_cache(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ def open_file(name: str) -> int:
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
+        from dataloaders.cache.folder import building_folder
+
+        unfinished = building_folder(name)
+        if unfinished.is_dir():
+            raise CacheError(
+                f"there is no cache at {name} yet: {unfinished} holds an unfinished build; the "
+                "command or call that began it goes on with it"
+            ) from error
         raise CacheError(f"there is no cache at {name}; build one with precompute()") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
