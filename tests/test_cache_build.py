@@ -803,6 +803,8 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "loop").unlink()
     with pytest.raises(CacheError, match=r"missing is no folder.*make it"):
         precompute(Samples(), tmp_path / "missing" / "a.h5")
+    with pytest.raises(CacheError, match=r"missing is no folder.*make it"):
+        estimate(Samples(), tmp_path / "missing" / "a.h5")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -227,7 +227,9 @@ def estimate(
         skip=True,
         context=multiprocessing_context,
     )
-    return _Builder(dataset, Path(os.path.realpath(path)), options).estimate()
+    target = Path(os.path.realpath(path))
+    _refuse_no_folder(target)
+    return _Builder(dataset, target, options).estimate()
 
 
 def _silent(told: Any) -> None:
