@@ -269,7 +269,7 @@ class Study:
         found.at_leaves &= all(path in paths for _, path in found.calls or ())
         found.cells = len(cells)
         self._lay_out(found, index, (structure, cells))
-        found.bytes.append(sum(cell.values.nbytes + 8 * cell.values.ndim + 1 for cell in cells))
+        found.bytes.append(sum(cell.array.nbytes + 8 * cell.array.ndim + 1 for cell in cells))
         if not must:
             return
         found.digests[index] = _digest(first)
