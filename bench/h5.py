@@ -7,7 +7,7 @@ Photos ──precompute──> train.h5 ──backend="h5"──> batches ──
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,8 @@ def measure(scale: Scale, folder: Path) -> Result:
         )
         rows += table(kind, timings, {peer.name: peer.kept for peer in peers}, 1000 / length)
         data[kind] = {name: times.cpu for name, times in timings.items()}
-        met = met and is_met(floats, timings, 1000 / length)
+        limits = {peer.name for peer in peers if peer.limit}
+        met = met and is_met(floats, timings, 1000 / length, limits)
     return Result(
         (
             "way",
@@ -97,8 +98,11 @@ def measure(scale: Scale, folder: Path) -> Result:
             "Every way was checked first: each image once an epoch, in a random order, each a "
             "random window of what was stored, to the bit (float32: to 1e-5). Where batches are "
             "not safe to keep, a later one overwrites them.",
-            "Files hold planar images (FFCV: interleaved, and its batches are channels last in "
-            "memory). The compiled gather is no loader: it does this one job.",
+            "Files hold planar images (FFCV and the compiled gather: interleaved, as they are "
+            "decoded; FFCV's batches are channels last in memory). The compiled gather is no "
+            "loader: it does this one job. That of planar rows, as ours are kept, is not a way of "
+            "reading that people have, but what the work takes without a loader around it: where "
+            "it is cheaper than ours, the difference is what ours could still lose.",
             f"Versions: {', '.join(versions(peers))}.",
             *(f"Not installed, so not measured: {name} ({why})." for name, why in missing.items()),
         ),
@@ -132,15 +136,18 @@ def table(
     return rows
 
 
-def is_met(floats: bool, timings: dict[str, Timings], per_thousand: float) -> bool:
-    """Whether ours is within its seconds, cheaper by enough, and the cheapest."""
+def is_met(
+    floats: bool, timings: dict[str, Timings], per_thousand: float, limits: Collection[str] = ()
+) -> bool:
+    """Whether ours is within its seconds, cheaper by enough, and the cheapest but for ``limits``."""
     ours, base = timings[OURS], timings.get(BASE)
     most, least = (BAR_FLOATS, BAR_FLOATS_RATIO) if floats else (BAR_BYTES, BAR_BYTES_RATIO)
     if ours.median("cpu") * per_thousand > most:
         return False
     if base is not None and base.ratio(ours, "cpu").median < least:
         return False
-    return all(ours.median("cpu") <= times.median("cpu") for times in timings.values())
+    peers = (times for name, times in timings.items() if name not in limits)
+    return all(ours.median("cpu") <= times.median("cpu") for times in peers)
 
 
 def versions(peers: Iterable[Peer]) -> list[str]:
@@ -161,7 +168,7 @@ CASES = [
         "What does a precomputed sample cost, beside the other ways of reading it?",
         f"CPU s a 1,000 samples: uint8 <= {BAR_BYTES}, float32 <= {BAR_FLOATS}; "
         f">= {BAR_BYTES_RATIO:g} and >= {BAR_FLOATS_RATIO:g} times fewer than torch over h5py with "
-        "2 workers; no way cheaper",
+        "2 workers; no way cheaper but the compiled gather of planar rows",
         run,
     ),
 ]

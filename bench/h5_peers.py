@@ -68,6 +68,16 @@ class Job:
             self.images.tofile(path)
         return np.memmap(path, np.uint8, "c", shape=self.images.shape).view(np.ndarray)
 
+    @cached_property
+    def interleaved(self) -> npt.NDArray[np.uint8]:
+        """The same, each image [H, W, C], as it is decoded."""
+        path = self.folder / "interleaved.bin"
+        if not path.exists():
+            np.ascontiguousarray(self.images.transpose(0, 2, 3, 1)).tofile(path)
+        count, channels, height, width = self.images.shape
+        shape = (count, height, width, channels)
+        return np.memmap(path, np.uint8, "c", shape=shape).view(np.ndarray)
+
     def transform(self) -> Any:
         """Torchvision's transforms of one image, a uint8 tensor."""
         from torchvision.transforms import v2
@@ -93,6 +103,7 @@ class Peer:
         open: the batches for a job. Raises ImportError where something is not installed.
         kept: whether a batch stays what it is when the next one is made.
         workers: worker processes.
+        limit: whether it is no way of reading that people have, but the least that the work takes.
     """
 
     name: str
@@ -100,6 +111,7 @@ class Peer:
     open: Callable[[Job], Batches]
     kept: bool = True
     workers: int = 0
+    limit: bool = False
 
 
 class Epochs:
@@ -340,19 +352,51 @@ def over_dali(job: Job, fresh: bool) -> Batches:
     return Epochs(own)
 
 
-def compiled(job: Job, fresh: bool) -> Batches:
+Gather: TypeAlias = Callable[..., None]
+
+
+def compiled(job: Job, planar: bool, fresh: bool) -> Batches:
     """What a person who knows how writes: a gather for just this case, compiled by numba.
 
     One thread, no loader around it; scale and normalisation are one multiplication and addition.
-    """
-    import numba
 
-    source, side = job.mapped, job.side
-    stored = source.shape[2]
+    Args:
+        job: what is asked for.
+        planar: whether rows are kept as ours are, [C, H, W]; else as images are decoded, [H, W, C].
+        fresh: whether each batch is in memory of its own.
+    """
+    gather = (_of_planes if planar else _of_pixels)(job)
+    source = job.mapped if planar else job.interleaved
+    stored, side = job.images.shape[2], job.side
+
+    def memory(count: int) -> npt.NDArray[Any]:
+        return np.empty((count, 3, side, side), np.float32 if job.floats else np.uint8)
+
+    buffer, pixels = memory(job.batch), source.reshape(-1)
+
+    def epoch() -> Iterator[Any]:
+        for rows in job.orders():
+            count = len(rows)
+            tops, lefts = np.random.randint(0, stored - side + 1, (2, count))
+            out = memory(count) if fresh else buffer[:count]
+            gather(pixels, rows, tops, lefts, np.random.rand(count) < 0.5, out.reshape(-1))
+            yield torch.from_numpy(out), torch.from_numpy(rows)
+
+    return Epochs(epoch)
+
+
+def _scale_and_offset() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """By which bytes become normalised floats: times, plus; of each channel."""
     deviation = np.array(STD, np.float32)
     scale = (1 / (255 * deviation)).astype(np.float32)
-    offset = (-np.array(MEAN, np.float32) / deviation).astype(np.float32)
-    floats = job.floats
+    return scale, (-np.array(MEAN, np.float32) / deviation).astype(np.float32)
+
+
+def _of_planes(job: Job) -> Gather:
+    import numba
+
+    side, stored, floats = job.side, job.images.shape[2], job.floats
+    scale, offset = _scale_and_offset()
 
     # Unsigned places: numba then vectorises the loops, as nothing counts from the end.
     @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -379,20 +423,40 @@ def compiled(job: Job, fresh: bool) -> Batches:
                         for x in range(width):
                             out[to + x] = pixels[first + x]
 
-    def memory(count: int) -> npt.NDArray[Any]:
-        return np.empty((count, 3, side, side), np.float32 if floats else np.uint8)
+    return gather
 
-    buffer, pixels = memory(job.batch), source.reshape(-1)
 
-    def epoch() -> Iterator[Any]:
-        for rows in job.orders():
-            count = len(rows)
-            tops, lefts = np.random.randint(0, stored - side + 1, (2, count))
-            out = memory(count) if fresh else buffer[:count]
-            gather(pixels, rows, tops, lefts, np.random.rand(count) < 0.5, out.reshape(-1))
-            yield torch.from_numpy(out), torch.from_numpy(rows)
+def _of_pixels(job: Job) -> Gather:
+    import numba
 
-    return Epochs(epoch)
+    side, stored, floats = job.side, job.images.shape[2], job.floats
+    scale, offset = _scale_and_offset()
+
+    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+    def gather(pixels: Any, rows: Any, tops: Any, lefts: Any, mirrored: Any, out: Any) -> None:
+        width, one, three = np.uintp(side), np.uintp(1), np.uintp(3)
+        for place in range(len(rows)):
+            for line in range(side):
+                above = rows[place] * stored + tops[place] + line
+                first = np.uintp((above * stored + lefts[place]) * 3)
+                last = first + (width - one) * three
+                for channel in range(3):
+                    by, plus, more = scale[channel], offset[channel], np.uintp(channel)
+                    to = np.uintp(((place * 3 + channel) * side + line) * side)
+                    if floats and mirrored[place]:
+                        for x in range(width):
+                            out[to + x] = pixels[last - x * three + more] * by + plus
+                    elif floats:
+                        for x in range(width):
+                            out[to + x] = pixels[first + x * three + more] * by + plus
+                    elif mirrored[place]:
+                        for x in range(width):
+                            out[to + x] = pixels[last - x * three + more]
+                    else:
+                        for x in range(width):
+                            out[to + x] = pixels[first + x * three + more]
+
+    return gather
 
 
 def _under_torch(
@@ -401,6 +465,12 @@ def _under_torch(
     for workers, told in ((2, "2 workers"), (0, "no workers")):
         way = partial(under_torch, dataset, workers=workers)
         yield Peer(f"{name}, {told}", packages, way, workers=workers)
+
+
+def _compiled(name: str, planar: bool, limit: bool = False) -> Iterator[Peer]:
+    for fresh, told in ((False, "one buffer"), (True, "fresh memory")):
+        way = partial(compiled, planar=planar, fresh=fresh)
+        yield Peer(f"{name}, {told}", ("numba",), way, kept=fresh, limit=limit)
 
 
 DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
@@ -415,6 +485,6 @@ PEERS = (
     Peer("FFCV, copied", ("ffcv",), partial(over_ffcv, copied=True)),
     Peer("DALI, its buffer", DALI, partial(over_dali, fresh=False), kept=False),
     Peer("DALI, fresh memory", DALI, partial(over_dali, fresh=True)),
-    Peer("compiled gather, one buffer", ("numba",), partial(compiled, fresh=False), kept=False),
-    Peer("compiled gather, fresh memory", ("numba",), partial(compiled, fresh=True)),
+    *_compiled("compiled gather", planar=False),
+    *_compiled("compiled gather of planar rows", planar=True, limit=True),
 )

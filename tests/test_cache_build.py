@@ -23,7 +23,9 @@ from dataloaders.cache import BuildProgress, CachedDataset, precompute, verify
 from dataloaders.cache.build import building_folder, estimate
 from dataloaders.cache.fingerprint import fingerprint
 from dataloaders.cache.folder import BuildFolder
+from dataloaders.cache.images import Images
 from dataloaders.cache.journal import Journal, read_journal
+from dataloaders.cache.study import Study
 from dataloaders.errors import CacheError, OptionError
 from helpers.processes import children, run_script, wait_until_gone
 
@@ -592,14 +594,16 @@ class OneBuffer(Samples):
         return {"label": index, "values": torch.from_numpy(buffer)}
 
 
+REUSED = r"sample 0 of OneBuffer changed while others were read, .* return copies"
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("buffers", [1, 3])
 def test_memory_that_is_used_again_for_the_next_sample(
     num_workers: int, buffers: int, tmp_path: Path
 ) -> None:
-    rule = r"sample 0 of OneBuffer changed while others were read, .* return copies"
     for on_error in ("raise", "skip"):
-        with pytest.raises(CacheError, match=rule):
+        with pytest.raises(CacheError, match=REUSED):
             precompute(
                 OneBuffer(buffers),
                 tmp_path / "a.h5",
@@ -607,6 +611,13 @@ def test_memory_that_is_used_again_for_the_next_sample(
                 on_error=on_error,  # type: ignore[arg-type]
             )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_used_again_is_seen_by_who_reads_one_sample() -> None:
+    """As many do the study as there are samples that must be read, each the first of its part."""
+    study = Study(OneBuffer(size=4), 4, skip=False, images=Images())
+    with pytest.raises(CacheError, match=REUSED):
+        study(0, study.parts)
 
 
 class Unsendable(Samples):

@@ -26,9 +26,9 @@ from dataloaders import DataLoader
 from dataloaders.cache import BuildProgress, CachedDataset, join, precompute, verify
 from dataloaders.cache import ranks as ranks_module
 from dataloaders.cache.estimation import workers_for
+from dataloaders.cache.findings import Findings
 from dataloaders.cache.folder import building_folder
 from dataloaders.cache.shards import names_of, shard_path
-from dataloaders.cache.study import Findings
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.transforms.draws import FreeDraws

@@ -27,7 +27,8 @@
     progress.py  how far a build is                  seeds.py      of samples that are random
     shards.py    the files of a joined cache         joined.py     the columns of one
     ranks.py     those who build shards meet         joining.py    shards -> one cache
-    merge.py     the columns of shards as one's
+    merge.py     the columns of shards as one's      findings.py   of a study, in parts
+    planes.py    the channels of PIL images
     printable.py what a file says, fit to be shown   changes.py    between fingerprints
     limits.py    what a row may take in memory
 

@@ -10,8 +10,8 @@ import statistics
 from typing import Any
 
 from dataloaders.cache.disk import size_of
+from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
-from dataloaders.cache.study import Findings
 from dataloaders.encoded import source_of
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Kind, Member

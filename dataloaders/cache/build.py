@@ -27,7 +27,7 @@ from dataloaders.cache.advice import advice_for
 from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
-from dataloaders.cache.crew import AHEAD, Once, results
+from dataloaders.cache.crew import AHEAD, Parts, results
 from dataloaders.cache.cut import Cut, Finish
 from dataloaders.cache.disk import writing
 from dataloaders.cache.estimation import (
@@ -37,6 +37,7 @@ from dataloaders.cache.estimation import (
     rows_of_chunk,
     workers_for,
 )
+from dataloaders.cache.findings import Findings, merged
 from dataloaders.cache.fingerprint import fingerprint_of, length_of
 from dataloaders.cache.folder import BuildFolder, building_folder
 from dataloaders.cache.images import Choice, Images
@@ -47,8 +48,9 @@ from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Chunks, Job
 from dataloaders.cache.shards import check_shard, range_of, shard_text
-from dataloaders.cache.study import Findings, Study
+from dataloaders.cache.study import Study
 from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
+from dataloaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from dataloaders.cache.about import About
@@ -320,24 +322,44 @@ class _Builder:
             images=self._images,
             encode=self._encode,
         )
-        if options.num_workers == 0 or not self._length:
-            found = study()
-        else:
-            # In a worker: a file that a sample opens must not be shared by all later workers.
-            once: Any = Once(study)
-            with results(once, [0], num_workers=1, context=options.context) as studied:
-                found = next(studied)
+        found = self._findings(study)
         if found.failure is not None:
             found.failure.reraise()
+        study.refuse_no_images(found)
         if found.random and not options.allow_random:
             raise CacheError(self._random_text(study, found))
         workers = options.num_workers
         if workers == "auto":
-            builders = 1 if self._shard is None else _ranks_here()
-            workers = workers_for(found, len(self._part), builders=builders)
+            workers = workers_for(found, len(self._part), builders=self._builders)
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
         return _Studied(found, study.cuts[found.choice], workers, fingerprint)
+
+    @property
+    def _builders(self) -> int:
+        """How many share this machine's cores."""
+        return 1 if self._shard is None else _ranks_here()
+
+    def _findings(self, study: Study) -> Findings:
+        """What ``study`` finds, in this process or by as many workers as it has parts."""
+        options = self._options
+        if options.num_workers == 0 or not self._length:
+            return study()
+        # In workers: a file that a sample opens must not be shared by all later ones.
+        own = max(1, usable_cores() // self._builders)
+        most = own if options.num_workers == "auto" else options.num_workers
+        for parts in (min(most, study.parts), 1):
+            crew = results(
+                Parts(study, parts), list(range(parts)), num_workers=parts, context=options.context
+            )
+            with crew as studied:
+                # In whatever order they come: as they are numbered, so that it is the same always.
+                numbered = sorted(studied, key=lambda each: each[0])
+            found = merged([each for _, each in numbered])
+            if found is not None:
+                break
+        assert found is not None  # one part agrees with itself
+        return found
 
     def _random_text(self, study: Study, found: Findings) -> str:
         text = f"{type(self._dataset).__name__} is random: {found.random}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.decode import decoded, decoded_file, is_encoded
+from dataloaders.cache.planes import PLANES, Planes, has_planes
 from dataloaders.encoded import EncodedFile
 from dataloaders.errors import CacheError, MissingDependency
 
@@ -31,12 +33,10 @@ __all__ = [
     "Cell",
     "cell_of",
     "fits",
-    "has_planes",
     "has_surrogates",
     "is_int64",
     "is_plain",
     "leaf_of",
-    "put_planes",
 ]
 
 DEEPEST = 64
@@ -118,15 +118,6 @@ _MODES = {
     "I": ("<i4", 1),
     "F": ("<f4", 1),
 }
-# Modes whose planes PIL itself takes apart (by these names, as a raw encoder) and puts together,
-# ten times as fast as NumPy.
-_PLANES = {
-    "RGB": ("R", "G", "B"),
-    "RGBA": ("R", "G", "B", "A"),
-    "CMYK": ("C", "M", "Y", "K"),
-    "YCbCr": ("Y", "Cb", "Cr"),
-    "HSV": ("H", "S", "V"),
-}
 _PLAIN = (bool, int, float, str, type(None))
 
 _IN_COLOUR = 'call .convert("RGB")'
@@ -154,14 +145,28 @@ class Cell:
             ``none``, ``json`` (a list of what JSON keeps), ``array``, ``scalar`` (NumPy's),
             ``tensor:<dtype>``, ``tv_tensor:<class>:<dtype>``, ``image:<mode>``,
             ``encoded:<format>:<mode>`` or ``file:<mode>``.
-        values: in C order; an image's planes one after the other, (channels, height, width); of an
-            encoded image the bytes of its file.
+        array: its values in C order; an image's planes one after the other, (channels, height,
+            width), perhaps not joined yet; of an encoded image the bytes of its file.
         pixels: of an encoded image, width times height; 0 of anything else.
     """
 
     kind: str
-    values: npt.NDArray[Any]
+    array: npt.NDArray[Any] | Planes
     pixels: int = 0
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """The array, joined if it was not."""
+        array = self.array
+        return array.joined() if isinstance(array, Planes) else array
+
+    @property
+    def pieces(self) -> Sequence[bytes | memoryview]:
+        """The bytes of the array, in C order."""
+        array = self.array
+        if isinstance(array, Planes):
+            return array.pieces
+        return (array.reshape(-1).view("|u1").data,)
 
 
 def cell_of(value: Any, where: str) -> Cell:
@@ -264,29 +269,11 @@ def _image_cell(value: Any, where: str) -> Cell:
         )
     dtype, channels = _MODES[value.mode]
     kind = f"image:{value.mode}"
-    if value.mode in _PLANES and value.width and value.height:
-        planes = np.empty((channels, value.height, value.width), np.uint8)
-        put_planes(value, planes)
-        return Cell(kind, planes)
+    if has_planes(value):
+        return Cell(kind, Planes(value))
     pixels = np.asarray(value).reshape(value.height, value.width, channels)
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     return Cell(kind, planes.astype(dtype, copy=False))
-
-
-def has_planes(image: Any) -> bool:
-    """Whether `put_planes` takes this PIL image: its mode consists of bytes, and it has some."""
-    return (image.mode == "L" or image.mode in _PLANES) and image.width > 0 and image.height > 0
-
-
-def put_planes(image: Any, planes: npt.NDArray[np.uint8]) -> None:
-    """Fill ``planes``, uint8 [channels, height, width], with the channels of a PIL image.
-
-    Raises:
-        ValueError: ``planes`` are of another shape.
-    """
-    for plane, name in zip(planes, _PLANES.get(image.mode, ("L",)), strict=True):
-        values = np.frombuffer(image.tobytes("raw", name), np.uint8)
-        plane[...] = values.reshape(image.height, image.width)
 
 
 # And back
@@ -361,7 +348,7 @@ def _image(mode: str, values: npt.NDArray[Any]) -> Any:
             raise ValueError("it has no pixels, and too many lines")
         return Image.new(mode, (width, height))
     size = (width, height)
-    if mode in _PLANES:
+    if channels > 1 and mode in PLANES:
         # The planes are views of the file until `merge` copies them.
         planes = (np.ascontiguousarray(plane) for plane in values)
         return Image.merge(mode, [Image.frombuffer("L", size, p, "raw", "L", 0, 1) for p in planes])

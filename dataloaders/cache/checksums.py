@@ -39,8 +39,9 @@ class Summed:
         self._some = False  # of the block that is not full
         self._full: list[int] = []
 
-    def add(self, data: memoryview) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         """The next bytes."""
+        data = memoryview(data)
         while data:
             piece = data[: BLOCK - self._at]
             self._crc = zlib.crc32(piece, self._crc)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from dataloaders.cache.heap import settle_in
 from dataloaders.errors import add_note
 
-__all__ = ["AHEAD", "Once", "results"]
+__all__ = ["AHEAD", "Parts", "results"]
 
 AHEAD = 2
 """Numbers that each worker is given at a time, one of which it reads; while there are that many."""
@@ -100,14 +100,15 @@ def _let_go(queue: Any) -> None:
         kept.release()
 
 
-class Once(Dataset[Any]):
-    """A function's result as the only sample."""
+class Parts(Dataset[Any]):
+    """As samples: numbers, and what a function gives for each of so many parts."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[int, int], Any], parts: int) -> None:
         self._function = function
+        self._parts = parts
 
     def __getitem__(self, index: int) -> Any:
-        return self._function()
+        return index, self._function(index, self._parts)
 
 
 def _end_with(builder: int | None, worker: int) -> None:

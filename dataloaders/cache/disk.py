@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from dataloaders.errors import CacheError
@@ -18,22 +16,29 @@ def free_bytes(folder: str | Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
-@contextmanager
-def writing(folder: str | Path) -> Iterator[None]:
-    """Turn the system's errors into a `CacheError` with the room that there is.
+class writing:
+    """Turn the system's errors into a `CacheError` with the room that there is; again and again.
 
     Only around writes: a sample's own OSError is the sample's.
     """
-    try:
-        yield
-    except OSError as error:
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError):
+            return
         try:
-            room = f"{size_of(free_bytes(folder))} are free there"
+            room = f"{size_of(free_bytes(self._folder))} are free there"
         except OSError:
             room = "the folder is gone"
         raise CacheError(
-            f"writing in {folder} failed: {error.strerror or error}; {room}. What was finished "
-            "is kept: make room, then call precompute again with the same arguments to go on"
+            f"writing in {self._folder} failed: {error.strerror or error}; {room}. What was "
+            "finished is kept: make room, then call precompute again with the same arguments to go "
+            "on"
         ) from error
 
 
@@ -46,12 +51,19 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def write_all(descriptor: int, offset: int, data: bytes | memoryview) -> None:
-    """Put all of ``data`` at this byte of an open file; the system may take it in parts."""
-    left = memoryview(data)
+def write_all(descriptor: int, offset: int, *pieces: bytes | memoryview) -> None:
+    """Put all of these, one behind the other, at this byte of an open file.
+
+    The system may take it in parts.
+    """
+    left = [memoryview(piece) for piece in pieces]
     while left:
-        count = os.pwrite(descriptor, left, offset)
-        left, offset = left[count:], offset + count
+        count = os.pwritev(descriptor, left, offset)
+        offset += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
 
 
 def size_of(count: float) -> str:

@@ -69,7 +69,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     from PIL import Image
 
     name, mode = how.format.upper(), cell.kind.partition(":")[2]
-    _, height, width = cell.values.shape
+    _, height, width = cell.array.shape
     told = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]

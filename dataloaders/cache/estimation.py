@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from dataloaders.cache.disk import free_bytes, size_of
+from dataloaders.cache.findings import Findings
 from dataloaders.cache.rows import BYTES_PER_CELL, PART_BYTES
-from dataloaders.cache.study import Findings
 from dataloaders.errors import CacheError
 from dataloaders.workers import available_memory, usable_cores
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
+from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Choice, Images
-from dataloaders.cache.study import Findings, Study
+from dataloaders.cache.study import Study
 from dataloaders.errors import OptionError
 
 __all__ = ["fingerprint", "fingerprint_of", "length_of"]

@@ -113,16 +113,37 @@ class Layouts:
             self.structure = chunk.structure
             self._columns = [_Merged(name) for name in column_names(chunk.structure)]
         elif chunk.structure != self.structure:
-            names, others = column_names(self.structure), column_names(chunk.structure)
-            raise CacheError(
-                f"rows 0 to {self.rows - 1} and the {chunk.rows} from {self.rows} on are built "
-                f"differently: {_listed(names)} and {_listed(others)}; a cache needs the same keys "
-                "and lengths in all samples. Return what varies as one tensor, array, str or plain "
-                "list"
-            )
+            raise self._other(chunk.structure, chunk.rows)
         for merged, column in zip(self._columns, chunk.columns, strict=True):
             merged.add(column, self.rows)
         self.rows += chunk.rows
+
+    def merge(self, later: Layouts) -> None:
+        """Take into account what ``later`` has seen, as if it was behind these chunks.
+
+        Raises:
+            CacheError: as `add`.
+        """
+        if later.structure is None:
+            return
+        if self.structure is None:
+            self.structure = later.structure
+            self._columns = [_Merged(name) for name in column_names(later.structure)]
+        elif later.structure != self.structure:
+            raise self._other(later.structure, later.rows)
+        for merged, column in zip(self._columns, later._columns, strict=True):
+            merged.merge(column, self.rows, later.rows)
+        self.rows += later.rows
+
+    def _other(self, structure: Structure, rows: int) -> CacheError:
+        assert self.structure is not None
+        names, others = column_names(self.structure), column_names(structure)
+        return CacheError(
+            f"rows 0 to {self.rows - 1} and the {rows} from {self.rows} on are built "
+            f"differently: {_listed(names)} and {_listed(others)}; a cache needs the same keys "
+            "and lengths in all samples. Return what varies as one tensor, array, str or plain "
+            "list"
+        )
 
     def done(self, rows: int | None = None, *, compress: bool = False) -> list[Layout]:
         """The columns of all rows; or of so many, if those to come are like those so far.
@@ -148,40 +169,42 @@ class _Merged:
         self.pixels: int | None = 0
 
     def add(self, column: Column, before: int) -> None:
-        for variant in column.variants:
-            self.variants.setdefault(variant)
+        self.merge(_Merged.of(self.name, column), before, len(column.codes))
+
+    @classmethod
+    def of(cls, name: str, column: Column) -> _Merged:
+        """What one chunk has."""
+        found = cls(name)
+        found.variants = dict.fromkeys(column.variants)
+        found.pixels = column.pixels
+        there = occupied(column)
+        if there.any():
+            found.dtype = column.dtype
+            found.size = len(column.values)
+            found.largest = int(sizes(column).max())
+            found.shape = _shape_of(column, there)
+            found.fixed = found.shape is not None
+        return found
+
+    def merge(self, later: _Merged, before: int, rows: int) -> None:
+        """Take ``later`` into account, of ``rows`` rows; ``before`` them there are so many."""
+        self.variants.update(later.variants)
         if len(self.variants) > MOST_VARIANTS:
             raise CacheError(f"column {self.name!r} holds more than {MOST_VARIANTS} kinds of value")
         if self.pixels is not None:
-            self.pixels = None if column.pixels is None else max(self.pixels, column.pixels)
-        there = occupied(column)
-        if not there.any():
+            self.pixels = None if later.pixels is None else max(self.pixels, later.pixels)
+        if later.dtype is None:  # None in every row
             return
-        if self.dtype is not None and column.dtype != self.dtype:
+        if self.dtype is not None and later.dtype != self.dtype:
             raise CacheError(
                 f"column {self.name!r} holds {self.dtype} in rows 0 to {before - 1} and "
-                f"{column.dtype} in the {len(there)} from {before} on; convert them to one type in "
+                f"{later.dtype} in the {rows} from {before} on; convert them to one type in "
                 "the dataset"
             )
-        self.dtype = column.dtype
-        self.size += len(column.values)
-        self.largest = max(self.largest, int(sizes(column).max()))
-        if self.fixed:
-            self.fixed = self._same(column, there)
-
-    def _same(self, column: Column, there: npt.NDArray[np.bool_]) -> bool:
-        """Whether its rows have the one shape that all rows before have."""
-        dimensions = {of for kind, of in column.variants if kind != "none"}
-        if len(dimensions) > 1:
-            return False
-        (of,) = dimensions
-        shapes = column.shapes[there, :of]
-        if of > MOST_FIXED or (shapes != shapes[0]).any():
-            return False
-        shape = tuple(int(size) for size in shapes[0])
-        if self.shape is None:
-            self.shape = shape
-        return self.shape == shape
+        self.fixed &= later.fixed and (self.dtype is None or self.shape == later.shape)
+        self.dtype, self.shape = later.dtype, later.shape
+        self.size += later.size
+        self.largest = max(self.largest, later.largest)
 
     def done(self, rows: int, scale: float, *, compress: bool) -> Layout:
         layout = self._layout(rows, scale)
@@ -215,6 +238,18 @@ def occupied(column: Column) -> npt.NDArray[np.bool_]:
     """Which rows of ``column`` are not None."""
     kinds = np.array([kind != "none" for kind, _ in column.variants], np.bool_)
     return kinds[column.codes]
+
+
+def _shape_of(column: Column, there: npt.NDArray[np.bool_]) -> tuple[int, ...] | None:
+    """The one shape that the rows of ``column`` have which are ``there``, if they have one."""
+    dimensions = {of for kind, of in column.variants if kind != "none"}
+    if len(dimensions) > 1:
+        return None
+    (of,) = dimensions
+    shapes = column.shapes[there, :of]
+    if of > MOST_FIXED or (shapes != shapes[0]).any():
+        return None
+    return tuple(int(size) for size in shapes[0])
 
 
 def _listed(names: list[str]) -> str:

@@ -66,10 +66,10 @@ class Place:
 
     def takes(self, cell: Cell) -> bool:
         """Whether ``cell`` is what was foreseen."""
-        values = cell.values
+        array = cell.array
         if self.shape is None:
-            return cell.kind == "none" or values.dtype.str == self.dtype
-        return (cell.kind, values.dtype.str, values.shape) == (self.kind, self.dtype, self.shape)
+            return cell.kind == "none" or array.dtype.str == self.dtype
+        return (cell.kind, array.dtype.str, array.shape) == (self.kind, self.dtype, self.shape)
 
     @property
     def bytes(self) -> int:
@@ -109,7 +109,8 @@ class Placer:
 
     def __init__(self, placement: Placement, chunk: int, first: int) -> None:
         self._chunk = chunk
-        self._sizes = Sizes(placement.sizes)
+        varies = any(place.shape is None for place in placement.places)
+        self._sizes = Sizes(placement.sizes) if varies else None
         self._size = 0  # of the column that the sizes are of
         self._begun = time.monotonic()
         self._spots = [_Spot(place, placement.user_block, first) for place in placement.places]
@@ -131,7 +132,7 @@ class Placer:
         """
         for spot in self._spots:
             if spot.place.shape is None and spot.place.column < len(cells):
-                self._size += cells[spot.place.column].values.nbytes
+                self._size += cells[spot.place.column].array.nbytes
         if not self._placing:
             return 0
         if len(cells) <= self._most or not all(
@@ -161,7 +162,7 @@ class Placer:
 
     def tell(self) -> None:
         """Tell the others how large the chunk is, whose rows are all read."""
-        if any(spot.place.shape is None for spot in self._spots):
+        if self._sizes is not None:
             self._sizes.put(self._chunk, self._size)
 
     def waits(self) -> bool:
@@ -207,8 +208,10 @@ class Placer:
         return [each for spot in self._spots for each in spot.sums()]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         os.close(self._file)
+        if self._sizes is not None:
+            self._sizes.close()
 
     def _written(self, *, fixed: bool) -> frozenset[int]:
         if not self._placing:
@@ -226,6 +229,7 @@ class Placer:
         missing = [spot for spot in self._spots if spot.begin is None and not spot.given_up]
         if not missing:
             return True
+        assert self._sizes is not None
         before = self._sizes.before(self._chunk)
         if before is None:
             return False
@@ -244,10 +248,10 @@ class Placer:
             if spot.begin is None or spot.given_up or offsets[n] >= 0:
                 continue
             cell = cells[spot.place.column]
-            data = cell.values.reshape(-1).view("|u1").data
-            offsets[n] = spot.add(data)
-            write_all(self._file, offsets[n], data)
-            written += len(data)
+            offsets[n] = spot.end
+            pieces = cell.pieces
+            written += sum(map(spot.add, pieces))
+            write_all(self._file, offsets[n], *pieces)
             cells[spot.place.column] = _ELSEWHERE if spot.place.shape is not None else _hollow(cell)
         return written
 
@@ -255,20 +259,20 @@ class Placer:
         kind, dtype, shape = place.kind, np.dtype(place.dtype), place.shape
         if shape is None:
             cell = cells[place.column]
-            kind, dtype, shape = cell.kind, cell.values.dtype, cell.values.shape
+            kind, dtype, shape = cell.kind, cell.array.dtype, cell.array.shape
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         data = os.pread(self._file, size, offset)
         if len(data) != size:
             raise CacheError(f"{size} bytes that were just written are not there")
         values = np.frombuffer(data, "|u1").view(dtype).reshape(shape)
-        cells[place.column] = replace(cells[place.column], kind=kind, values=values)
+        cells[place.column] = replace(cells[place.column], kind=kind, array=values)
 
 
 def _hollow(cell: Cell) -> Cell:
     """``cell`` with values of the same type and shape that take no room."""
-    dtype, shape = cell.values.dtype, cell.values.shape
+    dtype, shape = cell.array.dtype, cell.array.shape
     values = np.ndarray(shape, dtype, bytes(dtype.itemsize), strides=(0,) * len(shape))
-    return replace(cell, values=values)
+    return replace(cell, array=values)
 
 
 class _Spot:
@@ -296,13 +300,17 @@ class _Spot:
         self.begin = offset
         self._summed = Summed(offset - self._user_block)
 
-    def add(self, data: memoryview) -> int:
-        """Where these bytes go, which are the next ones."""
+    @property
+    def end(self) -> int:
+        """The byte where the next ones go."""
         assert self.begin is not None
-        offset = self.begin + self.bytes
+        return self.begin + self.bytes
+
+    def add(self, data: bytes | memoryview) -> int:
+        """Count these bytes, which are the next ones; how many they are."""
         self._summed.add(data)
         self.bytes += len(data)
-        return offset
+        return len(data)
 
     def sums(self) -> list[int]:
         """Checksums of all that was added."""

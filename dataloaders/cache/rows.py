@@ -200,6 +200,7 @@ class Chunks(Dataset[Made]):
     def __init__(self, job: Job) -> None:
         self._job = job
         self._encoder = Encoder(job.images)
+        self._writing = writing(job.folder)
         self._earlier: _Read | None = None  # the chunk that is put off
         self._done: list[Record] = []
 
@@ -217,7 +218,7 @@ class Chunks(Dataset[Made]):
         try:
             with random_states_kept(cuda=False):
                 failed = self._write(number, writer)
-            with writing(job.folder):
+            with self._writing:
                 writer.tell()
                 self._finish_earlier()
                 read = _Read(number, name, writer, failed)
@@ -257,7 +258,7 @@ class Chunks(Dataset[Made]):
                 looked = now
                 if os.path.exists(job.stop):
                     raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
-                with writing(job.folder):
+                with self._writing:
                     if self._earlier is not None and not self._earlier.writer.waits():
                         self._finish_earlier()
             seed_for(index)
@@ -270,7 +271,7 @@ class Chunks(Dataset[Made]):
                 failed.append((index, told(error)))
                 writer.place_no_more()  # the rows behind it move up
                 continue
-            with writing(job.folder):
+            with self._writing:
                 writer.write((index, structure, cells))
         return failed
 
@@ -298,7 +299,7 @@ class _Writer:
     def write(self, row: Row) -> None:
         """Add ``row``, whose cells are the writer's from now on."""
         _, _, cells = row
-        self._room -= sum(cell.values.nbytes + BYTES_PER_CELL for cell in cells)
+        self._room -= sum(cell.array.nbytes + BYTES_PER_CELL for cell in cells)
         if self._placer is not None:
             self._room += self._placer.put(cells)
         self._waiting.append(row)

@@ -22,10 +22,10 @@ _AT_ONCE = 4096  # sizes that are read together
 
 
 class Sizes:
-    """The file at ``path``, which `create` made; any number of processes use it."""
+    """The file at ``path``, which `create` made, until `close`; any number of processes use it."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._next = 0  # the chunk in front of which all are counted
         self._sum = 0
 
@@ -39,12 +39,8 @@ class Sizes:
 
     def put(self, chunk: int, size: int) -> None:
         """Tell all others that ``chunk`` is read, and has so many bytes."""
-        file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            # Eight bytes in one call, within a page: a reader has all of them or none.
-            write_all(file, _WIDTH * chunk, size.to_bytes(_WIDTH, "little"))
-        finally:
-            os.close(file)
+        # Eight bytes in one call, within a page: a reader has all of them or none.
+        write_all(self._file, _WIDTH * chunk, size.to_bytes(_WIDTH, "little"))
 
     def before(self, chunk: int) -> int | None:
         """Bytes of all chunks before this one; None while not all are known."""
@@ -52,18 +48,18 @@ class Sizes:
             self._count(chunk)
         return self._sum if self._next >= chunk else None
 
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
     def _count(self, chunk: int) -> None:
-        file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while self._next < chunk:
-                wanted = min(chunk - self._next, _AT_ONCE)
-                data = os.pread(file, _WIDTH * wanted, _WIDTH * self._next)
-                sizes = np.frombuffer(data, "<u8", len(data) // _WIDTH)
-                missing = np.flatnonzero(sizes == _UNKNOWN)
-                counted = int(missing[0]) if len(missing) else len(sizes)
-                self._sum += int(sizes[:counted].sum())
-                self._next += counted
-                if counted < wanted:
-                    return
-        finally:
-            os.close(file)
+        while self._next < chunk:
+            wanted = min(chunk - self._next, _AT_ONCE)
+            data = os.pread(self._file, _WIDTH * wanted, _WIDTH * self._next)
+            sizes = np.frombuffer(data, "<u8", len(data) // _WIDTH)
+            missing = np.flatnonzero(sizes == _UNKNOWN)
+            counted = int(missing[0]) if len(missing) else len(sizes)
+            self._sum += int(sizes[:counted].sum())
+            self._next += counted
+            if counted < wanted:
+                return

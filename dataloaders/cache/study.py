@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from dataloaders.batch import leaves
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.encoding import Encoder
+from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
-from dataloaders.cache.layout import Layouts
 from dataloaders.cache.packed import packed
-from dataloaders.cache.rows import Failure, fail, read_row, told
+from dataloaders.cache.rows import fail, read_row, told
 from dataloaders.cache.sample import (
     Cell,
     Structure,
@@ -39,7 +39,7 @@ from dataloaders.random_states import random_states_kept
 from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.table import same_bits
 
-__all__ = ["Findings", "Study", "same_samples"]
+__all__ = ["Study", "same_samples"]
 
 _PROVED = 4
 _MEASURED = 16
@@ -53,42 +53,8 @@ _UNREAD = "no sample could be read"
 _Cells = tuple[Structure, list[Cell]]
 
 
-@dataclass
-class Findings:
-    """What `Study` found.
-
-    Attributes:
-        choice: which of its cuts holds; the last one stands for whole samples.
-        calls: how its rows go through the transforms.
-        at_leaves: whether each part that a tail is applied to is one leaf.
-        reason: why it is not a better one; "" if it is the best.
-        random: what differs between two readings of one row; "" if nothing does.
-        digests: of the rows that were read, by sample; "random" where a digest means nothing, and
-            "failed" where there is none.
-        bytes: of each row that was read, its images encoded.
-        cells: in a row.
-        layouts: what the rows that were read have in common, encoded; None if nothing.
-        columns: the names of all columns, and whether a PIL image was in it.
-        seconds: that reading and encoding each row took.
-        failure: what reading a sample raised, if it was not to be skipped.
-    """
-
-    choice: int = -1
-    calls: tuple[Call, ...] | None = None
-    at_leaves: bool = True
-    reason: str = ""
-    random: str = ""
-    digests: dict[int, str] = field(default_factory=dict)
-    bytes: list[int] = field(default_factory=list)
-    cells: int = 0
-    layouts: Layouts | None = field(default_factory=Layouts)
-    columns: dict[str, bool] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
-    failure: Failure | None = None
-
-
 class Study:
-    """Callable that reads the samples and gives the `Findings`; to be run in a worker.
+    """Callable that reads the samples and gives the `Findings`; to be run in workers.
 
     Args:
         dataset: what is read.
@@ -102,6 +68,8 @@ class Study:
         images: how images are kept.
         cuts: the ways to cut the dataset, best first; the last one is the dataset itself. One that
             gives its files, if they are to be packed.
+
+        parts: into how many parts the reading can be divided, for workers that do one each.
 
     Raises:
         CacheError: the files are to be packed, and it is not known where they are.
@@ -122,26 +90,28 @@ class Study:
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
+        self.parts = max(1, len(_spread(samples, _PROVED)))
         self._first: tuple[int, _Cells, str] | None = None
 
-    def __call__(self) -> Findings:
-        """Read; the random states are then what they were."""
+    def __call__(self, part: int = 0, parts: int = 1) -> Findings:
+        """Read, or do this part of it; the random states are then what they were."""
         self._own = [(put, get()) for get, put in find_generators(self._dataset)]
         try:
             with random_states_kept(cuda=False):
-                return self._findings()
+                return self._findings(slice(part, None, parts))
         except _Failed as failed:
-            error: BaseException = failed.args[0]
+            error: BaseException
+            error, at = failed.args
         finally:
             for put, state in self._own:
                 put(state)
-        return Findings(failure=fail(error))
+        return Findings(failure=fail(error), failed_at=at)
 
-    def _findings(self) -> Findings:
+    def _findings(self, part: slice) -> Findings:
         found = Findings(reason=self._reason)
         if self.images.packed:
-            self._prove_packed(found)
-            self._measure(found)
+            self._prove_packed(found, part)
+            self._measure(found, part)
             return found
         reasons = []
         for choice, cut in enumerate(self.cuts):
@@ -153,28 +123,34 @@ class Study:
             break
         if reasons:
             found.reason = reasons[-1]
-        self._measure(found)
-        self._refuse_no_images(found)
+        self._measure(found, part)
         return found
 
-    def _prove_packed(self, found: Findings) -> None:
+    def _prove_packed(self, found: Findings, part: slice) -> None:
         """There is no other cut to fall back to: whoever asks for files must get files."""
         found.choice = 0
         calls = self._calls(self.cuts[0]) if self._samples else ()
         if calls == _UNREAD:
-            self._measure(found)  # which raises what reading raises, if it is not to be skipped
+            self._measure(
+                found, part
+            )  # which raises what reading raises, if it is not to be skipped
         if isinstance(calls, str):
             raise _Failed(
                 CacheError(
                     f'images="packed": {type(self._dataset).__name__} does more than decode its '
                     f"files to RGB and apply its transform: {calls}. Keep what it gives instead: "
                     'images="jpeg", "png" or "webp"'
-                )
+                ),
+                -1,
             )
         found.calls = calls
 
-    def _refuse_no_images(self, found: Findings) -> None:
-        """Nothing to encode is not what was asked for."""
+    def refuse_no_images(self, found: Findings) -> None:
+        """Nothing to encode is not what was asked for.
+
+        Raises:
+            CacheError: there is no image in the samples, or not in a column that was named.
+        """
         if self.images.rows != "images" or not self._encode or not found.bytes:
             return
         names = ", ".join(map(repr, found.columns)) or "none"
@@ -187,12 +163,10 @@ class Study:
         else:
             return
         why = f" ({found.reason})" if found.reason else ""
-        raise _Failed(
-            CacheError(
-                f"{text} of {type(self._dataset).__name__}{why}. Tensors are kept raw: have the "
-                "dataset give PIL images, with ToTensor or ToImage behind what is computed, or "
-                "leave images out"
-            )
+        raise CacheError(
+            f"{text} of {type(self._dataset).__name__}{why}. Tensors are kept raw: have the "
+            "dataset give PIL images, with ToTensor or ToImage behind what is computed, or "
+            "leave images out"
         )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
@@ -229,12 +203,12 @@ class Study:
         self._seed(index, 0)
         return sample_of(self._dataset, index)
 
-    def _measure(self, found: Findings) -> None:
+    def _measure(self, found: Findings, part: slice) -> None:
         cut = self.cuts[found.choice]
         must = set(_spread(self._samples, _PROVED))
         rest = [index for index in _scattered(self._samples, _MEASURED) if index not in must]
         started = time.monotonic()
-        for index in [*sorted(must), *rest]:
+        for at, index in list(enumerate([*sorted(must), *rest]))[part]:
             if index not in must and time.monotonic() - started > _SECONDS:
                 break
             try:
@@ -243,17 +217,20 @@ class Study:
                 raise
             except BaseException as error:
                 if not self._skip or not isinstance(error, Exception):
-                    raise _Failed(error) from error
+                    raise _Failed(error, at) from error
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
-        self._refuse_memory_used_again()
+        self._refuse_memory_used_again(found, cut)
 
-    def _refuse_memory_used_again(self) -> None:
+    def _refuse_memory_used_again(self, found: Findings, cut: Cut) -> None:
         """Rows wait for each other before they are written; torch's batches do, too."""
         first, self._first = self._first, None
         if first is None:
             return
         index, row, before = first
+        if index == 0 and len(found.seconds) == 1:  # this part has read no other one
+            with suppress(Exception):
+                cut.read((index + 1) % self._samples)
         if _digest(row) != before:
             raise _Failed(
                 CacheError(
@@ -261,7 +238,8 @@ class Study:
                     "read, since the dataset gives its memory to the next sample, too; torch's own "
                     "batches of it are wrong for that reason. Have the dataset return copies: "
                     ".clone() of a tensor, .copy() of an array"
-                )
+                ),
+                _spread(self._samples, _PROVED).index(index),
             )
 
     def _measure_one(
@@ -287,7 +265,7 @@ class Study:
         found.at_leaves &= all(path in paths for _, path in found.calls or ())
         found.cells = len(cells)
         self._lay_out(found, index, (structure, cells))
-        found.bytes.append(sum(cell.values.nbytes + 8 * cell.values.ndim + 1 for cell in cells))
+        found.bytes.append(sum(cell.array.nbytes + 8 * cell.array.ndim + 1 for cell in cells))
         if not must:
             return
         found.digests[index] = digest = _digest(first)
@@ -324,7 +302,7 @@ class Study:
 
 
 class _Failed(Exception):
-    """A sample raised its argument."""
+    """A sample raised the first argument; the second one says which reading it was."""
 
 
 def _spread(samples: int, count: int) -> list[int]:

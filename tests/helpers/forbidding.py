@@ -22,15 +22,15 @@ _NUMBERS = {
     "x86_64": {
         "seccomp": 317, "flock": 73, "fcntl": 72, "open": 2, "openat": 257,
         "rest": (85, 437, 76, 77, 82, 264, 316, 87, 263, 83, 258, 84, 86, 265, 88, 266, 90, 91, 268,
-                 280, 18, 285),
+                 280, 18, 285, 296, 328),
     },
     "aarch64": {
         "seccomp": 277, "flock": 32, "fcntl": 25, "open": None, "openat": 56,
-        "rest": (437, 45, 46, 38, 276, 35, 34, 37, 36, 52, 53, 88, 68, 47),
+        "rest": (437, 45, 46, 38, 276, 35, 34, 37, 36, 52, 53, 88, 68, 47, 70, 287),
     },
 }  # fmt: skip
 """Of system calls; the rest: creat, openat2, truncate, rename, unlink, mkdir, link, chmod, utimes,
-pwrite, fallocate, and what these are called today."""
+pwrite, pwritev, fallocate, and what these are called today."""
 
 KNOWN = sys.platform == "linux" and platform.machine() in _NUMBERS
 
