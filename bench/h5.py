@@ -139,7 +139,7 @@ def table(
 def is_met(
     floats: bool, timings: dict[str, Timings], per_thousand: float, limits: Collection[str] = ()
 ) -> bool:
-    """Whether ours is within its seconds, cheaper by enough, and the cheapest but for ``limits``."""
+    """Whether ours is within its seconds, cheaper by enough, and cheapest but for ``limits``."""
     ours, base = timings[OURS], timings.get(BASE)
     most, least = (BAR_FLOATS, BAR_FLOATS_RATIO) if floats else (BAR_BYTES, BAR_BYTES_RATIO)
     if ours.median("cpu") * per_thousand > most:
