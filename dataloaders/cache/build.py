@@ -310,7 +310,14 @@ class _Builder:
         else:
             # In a worker: a file that a sample opens must not be shared by all later workers.
             once: Any = Once(study)
-            with results(once, [0], num_workers=1, context=options.context) as studied:
+            read = results(
+                once,
+                [0],
+                num_workers=1,
+                context=options.context,
+                named=lambda _: "the few samples that show what there is to build",
+            )
+            with read as studied:
                 found = next(studied)
         if found.failure is not None:
             found.failure.reraise()
@@ -530,7 +537,12 @@ class _Builder:
         if not missing:
             return
         crew = results(
-            Chunks(job), missing, num_workers=workers, context=options.context, stop=job.stop
+            Chunks(job),
+            missing,
+            num_workers=workers,
+            context=options.context,
+            stop=job.stop,
+            named=lambda chunk: f"samples {job.numbers(chunk)[0]} to {job.numbers(chunk)[-1]}",
         )
         with crew as finished, folder.syncing():  # its thread begins behind the workers' fork
             for made in finished:

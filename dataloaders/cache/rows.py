@@ -97,6 +97,11 @@ class Job:
         """The file that tells workers to end before their chunk is finished."""
         return os.path.join(self.folder, f"stop.{self.token}")
 
+    def numbers(self, chunk: int) -> range:
+        """Of the samples in the chunk, in the dataset."""
+        end = min((chunk + 1) * self.rows, self.samples)
+        return range(self.first + chunk * self.rows, self.first + end)
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -249,9 +254,8 @@ class Chunks(Dataset[Made]):
     def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
         job = self._job
         failed: list[tuple[int, str]] = []
-        first, end = number * job.rows, min((number + 1) * job.rows, job.samples)
         looked = float("-inf")
-        for index in range(job.first + first, job.first + end):
+        for index in job.numbers(number):
             now = time.monotonic()
             if now - looked >= _LOOK_S:
                 looked = now
