@@ -33,7 +33,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as of_torch
 
 from dataloaders.cache.heap import settle_in
-from dataloaders.cache.rows import Failure
+from dataloaders.cache.rows import Failure, not_interrupted
 from dataloaders.errors import add_note
 
 __all__ = ["AHEAD", "Once", "results"]
@@ -294,10 +294,8 @@ def _work(
 def _answer(dataset: Dataset[Any], number: int) -> Any:
     try:
         return dataset[number]
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a worker that sys.exit() ends tells nothing
-        return Failure.of(error)
+        return Failure.of(not_interrupted(error))
 
 
 def _end_with(alive: Connection) -> None:
