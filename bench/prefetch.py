@@ -19,16 +19,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from bench.harness import (
-    Case,
-    Cell,
-    Result,
-    Scale,
-    Timings,
-    device_here,
-    finished,
-    interleave,
-)
+from bench.harness import Case, Cell, Result, Scale, Timings, device_here, finished, interleave
 from dataloaders import DataLoader
 
 __all__ = ["CASES"]

@@ -6,7 +6,12 @@ Loading a sample is a known amount of CPU work in one thread; the step is a smal
 network. The last line is samples per second, of all steps after the first second.
 """
 
+from __future__ import annotations
+
 import argparse
+import gc
+import os
+import sys
 import time
 
 import torch
@@ -35,7 +40,7 @@ def network() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 4))
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load-ms", type=float, required=True, help="CPU time of a sample")
     parser.add_argument("--side", type=int, default=128, help="pixels")
@@ -44,7 +49,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=1e9)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     dataset = Burns(args.load_ms / 1e3, args.side)
@@ -64,6 +69,23 @@ def main() -> None:
         if now - counted >= args.seconds:
             print(steps * args.batch_size / (now - counted))
             break
+
+
+def fork_for_each_line() -> None:
+    """Run the script with each line of stdin as its arguments, in forks that have imported torch.
+
+    This process itself computes nothing: OpenMP's threads are each fork's own.
+    """
+    gc.collect()
+    gc.freeze()  # else a collection copies what the fork shares
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            main(line.split())
+            sys.stdout.flush()
+            os._exit(0)
+        if os.waitpid(pid, 0)[1]:
+            sys.exit(f"this failed: {line}")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,13 @@ class Ahead(ABC):
                 torch does; or it is kept and raised by ``next()`` at the batch that it concerns.
         """
 
+    def awaited(self) -> None:
+        """Told that the consumer waits for its next batch: whoever limits that time counts now.
+
+        On its thread, once for each batch and for the end; batches may have been taken already.
+        """
+        return
+
     def handed_over(self) -> None:
         """Told of each batch that the consumer gets; on its thread, which may be warned."""
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from dataloaders import DataLoader, workers
 from dataloaders.bottleneck.feed import Feed
+from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import analyse
 from dataloaders.stats import Interval, Timed, resample
@@ -32,6 +34,19 @@ def rounds_of(spread: float, count: int = 8, **seconds: float) -> list[dict[str,
     ]
 
 
+def report_of(loader: DataLoader[Any], **seconds: float) -> Report:
+    return summarise(
+        analyse(rounds_of(0.001, **seconds)),
+        loader=loader,
+        feed=Feed(loader),
+        batch="float32 2",
+        rounds=8,
+        seconds=1.0,
+        finished=True,
+        writes=False,
+    )
+
+
 def test_interval_formats_as_estimate_and_range() -> None:
     assert f"{Interval(1.0, 1.25, 1.5):.2f}" == "1.25 (1.00 to 1.50)"
     assert Interval(1.0, 1.25, 1.5).half_width == 0.25
@@ -42,16 +57,7 @@ def test_interval_formats_as_estimate_and_range() -> None:
 )
 def test_advice_follows_the_verdict(real: float, line: str) -> None:
     loader = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2)
-    report = summarise(
-        analyse(rounds_of(0.001, synthetic=1.0, real=real)),
-        loader=loader,
-        feed=Feed(loader),
-        batch="float32 2",
-        rounds=8,
-        seconds=1.0,
-        finished=True,
-        writes=False,
-    )
+    report = report_of(loader, synthetic=1.0, real=real)
     assert line in report.advice[0]
 
 
@@ -67,16 +73,7 @@ def test_contention_is_told_with_the_numbers_at_hand(
     host = {"host": 1.0} if on_device else {}
 
     def advice() -> list[str]:
-        report = summarise(
-            analyse(rounds_of(0.001, synthetic=1.0, **host, contended=1.9, real=2.0)),
-            loader=loader,
-            feed=Feed(loader),
-            batch="float32 2",
-            rounds=8,
-            seconds=1.0,
-            finished=True,
-            writes=False,
-        )
+        report = report_of(loader, synthetic=1.0, **host, contended=1.9, real=2.0)
         assert report.verdict == "contention-bound"
         return list(report.advice)
 

@@ -1,54 +1,296 @@
-"""Worker processes of a build end however it ends."""
+"""Workers of a build: what they are asked, what they answer, and how they end."""
 
 from __future__ import annotations
 
-import multiprocessing.queues
-import sys
-import threading
+import functools
+import multiprocessing
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dataloaders.cache import crew
-from helpers.processes import children, wait_until_gone
+from helpers.processes import children, start_script, wait_until_gone
+
+FIFTY = list(range(50))
+METHODS = multiprocessing.get_all_start_methods()
 
 
-@pytest.mark.timeout(30)
-def test_an_error_raised_where_a_queue_has_just_been_locked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As torch's SIGCHLD handler may raise when a worker is killed."""
-    monkeypatch.setattr(crew, "_PUT_S", 0.2)
-    monkeypatch.setattr(threading.Condition, "__enter__", _interrupted(at=10))
-    before = children()
-    seen = []
-    with (  # noqa: PT012 - the samples before the error are looked at
-        pytest.raises(RuntimeError, match="killed by signal"),
-        crew.results(Numbers(), list(range(50)), num_workers=2) as samples,
-    ):
-        started = list(children() - before)
-        seen.extend(samples)
-    assert len(started) == 2
-    assert wait_until_gone(started) == []
+class Numbers(Dataset[Any]):
+    """Its own numbers; each reading leaves a file in a folder, if one is given."""
 
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
 
-class Numbers:
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: int) -> Any:
+        if self.folder is not None:
+            self.folder.joinpath(str(index)).touch()
         return index
 
 
-def _interrupted(at: int) -> Any:
-    enter = threading.Condition.__enter__
-    puts = iter(range(1, 1000))
+class Does(Numbers):
+    """Numbers, but for 20: what ``act`` gives."""
 
-    def entered(condition: threading.Condition) -> bool:
-        locked = enter(condition)
-        caller = sys._getframe(1).f_code
-        if caller is multiprocessing.queues.Queue.put.__code__ and next(puts) == at:
-            raise RuntimeError("DataLoader worker is killed by signal: Killed")
-        return locked
+    def __init__(self, act: Callable[[], Any], folder: Path | None = None) -> None:
+        super().__init__(folder)
+        self.act = act
 
-    return entered
+    def __getitem__(self, index: int) -> Any:
+        return self.act() if index == 20 else super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_answers_of_one_process_are_in_order(num_workers: int) -> None:
+    with crew.results(Numbers(), [7, *FIFTY], num_workers=num_workers) as samples:
+        assert list(samples) == [7, *FIFTY]
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 50])
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_each_number_is_answered_once(num_workers: int, count: int) -> None:
+    with crew.results(Numbers(), FIFTY[:count], num_workers=num_workers) as samples:
+        assert sorted(samples) == FIFTY[:count]
+
+
+def test_a_worker_is_asked_for_few_numbers_ahead(tmp_path: Path) -> None:
+    with crew.results(Numbers(tmp_path), FIFTY, num_workers=1) as samples:
+        assert [next(samples) for _ in range(3)] == [0, 1, 2]
+    read = {int(file.name) for file in tmp_path.iterdir()}
+    assert {0, 1, 2} <= read <= set(range(3 + crew.AHEAD))
+
+
+def whoami() -> Any:
+    info: Any = get_worker_info()
+    drawn = (torch.initial_seed(), random.random(), float(np.random.rand()))
+    return info.id, info.num_workers, info.seed, type(info.dataset), torch.get_num_threads(), drawn
+
+
+class Whoami(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return whoami()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_datasets_see_a_worker_of_torchs(method: str) -> None:
+    loader = DataLoader(
+        Whoami(),
+        batch_size=None,
+        sampler=[0, 1],
+        num_workers=2,
+        generator=torch.Generator(),
+        multiprocessing_context=method,
+    )
+    torchs = sorted(tuple(sample[:5]) for sample in loader)
+    with crew.results(Whoami(), [0, 1], num_workers=2, context=method) as samples:
+        mine = sorted(samples)
+    assert [sample[:5] for sample in mine] == torchs
+    assert [sample[5][0] for sample in mine] == [sample[2] for sample in mine]
+    assert len({draw for sample in mine for draw in sample[5]}) == 6
+    with crew.results(Whoami(), [0, 1], num_workers=2, context=method) as samples:
+        assert sorted(samples) == mine
+
+
+def death(dataset: Dataset[Any], num_workers: int) -> tuple[list[Any], int, BaseException]:
+    """What was answered, the pid of a worker, what was raised; all workers have ended by then."""
+    before, seen, named = children(), [], "number {}".format
+    with (  # noqa: PT012 - the samples before the error are looked at
+        pytest.raises(RuntimeError, match="DataLoader worker") as raised,
+        crew.results(dataset, FIFTY, num_workers=num_workers, named=named) as samples,
+    ):
+        seen.append(next(samples))
+        started = list(children() - before)
+        seen.extend(samples)
+    assert len(started) == num_workers
+    assert wait_until_gone(started, timeout=0) == []
+    return seen, started[0], raised.value
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda: os._exit(3), "ended with exit status 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal 9 (Killed)"),
+    ],
+    ids=["exit", "kill"],
+)
+def test_who_dies_is_told_behind_all_that_it_has_answered(
+    end: Callable[[], object], how: str
+) -> None:
+    seen, pid, error = death(Does(end), 1)
+    assert seen == FIFTY[:20]
+    assert str(error) == f"DataLoader worker (pid {pid}) {how} while it read number 20"
+    assert "num_workers=0 shows where" in error.__notes__[0]
+
+
+def test_nobody_survives_another_workers_death() -> None:
+    seen, _, error = death(Does(lambda: os._exit(3)), 3)
+    assert len(set(seen)) == len(seen) < 50
+    assert "while it read number 20" in str(error)
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_that_is_killed_in_the_midst_of_an_answer() -> None:
+    def act() -> bytes:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        return bytes(10 << 20)  # more than fits into a pipe that nobody reads
+
+    before = children()
+    with (  # noqa: PT012
+        pytest.raises(RuntimeError, match="killed by signal 14"),
+        crew.results(Does(act), [1, 20], num_workers=1) as samples,
+    ):
+        assert next(samples) == 1
+        (pid,) = children() - before
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # and only then is the answer read
+        next(samples)
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_whose_own_child_holds_its_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_END_S", 0.1)
+
+    def act() -> None:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        tmp_path.joinpath("child").write_text(str(pid))
+        os._exit(3)
+
+    try:
+        with (
+            pytest.raises(RuntimeError, match="ended with exit status 3"),
+            crew.results(Does(act), [20], num_workers=1) as samples,
+        ):
+            next(samples)
+    finally:
+        os.kill(int(tmp_path.joinpath("child").read_text()), signal.SIGKILL)
+
+
+def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "_END_S", 0.1)
+
+    def act() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+        while True:
+            signal.pause()
+
+    before = children()
+    with crew.results(Does(act), [1, 20], num_workers=1) as samples:
+        assert next(samples) == 1
+        started = list(children() - before)
+    assert len(started) == 1
+    assert wait_until_gone(started, timeout=0) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, GeneratorExit])
+def test_what_a_dataset_raises_is_raised_with_its_traceback(error: type[BaseException]) -> None:
+    def act() -> None:
+        raise error("enough")
+
+    with (
+        pytest.raises(error, match="enough") as raised,
+        crew.results(Does(act), FIFTY, num_workers=2) as samples,
+    ):
+        list(samples)
+    assert "in act" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_workers_are_told_to_stop_by_an_error(
+    num_workers: int, fails: bool, tmp_path: Path
+) -> None:
+    stop = tmp_path / "stop"
+    try:
+        with crew.results(Numbers(), [1], num_workers=num_workers, stop=str(stop)) as samples:
+            assert next(samples) == 1
+            assert not stop.exists()
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert stop.exists() == fails
+
+
+def test_a_worker_that_is_interrupted_interrupts() -> None:
+    act = functools.partial(signal.raise_signal, signal.SIGINT)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        crew.results(Does(act), FIFTY, num_workers=2) as samples,
+    ):
+        list(samples)
+
+
+@pytest.mark.timeout(120)
+def test_interrupted_at_any_moment_no_worker_stays(tmp_path: Path) -> None:
+    process = start_script(
+        tmp_path,
+        """
+        import os, random, signal, threading, time
+        from dataloaders.cache import crew
+
+        class Numbers:
+            def __getitem__(self, index):
+                return index
+
+        def work():
+            begun = time.monotonic()
+            with crew.results(Numbers(), list(range(200)), num_workers=2) as samples:
+                for sample in samples:
+                    pass
+            return time.monotonic() - begun
+
+        def children():
+            me = os.getpid()
+            return open(f"/proc/{me}/task/{me}/children").read().split()
+
+        values, interrupted, whole = random.Random(1), 0, work()
+        for _ in range(60):
+            timer = threading.Timer(values.uniform(0, whole), os.killpg, (0, signal.SIGINT))
+            try:
+                timer.start()
+                work()
+                timer.join()
+            except KeyboardInterrupt:
+                interrupted += 1
+        print(interrupted, children())
+        """,
+    )
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    assert re.fullmatch(r"\d\d \[\]\n", output)  # nothing else: no tracebacks of workers
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_end_with_a_builder_that_is_killed(method: str, tmp_path: Path) -> None:
+    process = start_script(
+        tmp_path,
+        f"""
+        import os, signal
+        from dataloaders.cache import crew
+
+        class Waits:
+            def __getitem__(self, index):
+                print(os.getpid(), flush=True)
+                signal.pause()
+
+        if __name__ == "__main__":
+            with crew.results(Waits(), [0, 1], num_workers=2, context={method!r}) as samples:
+                next(samples)
+        """,
+    )
+    assert process.stdout is not None
+    workers = [int(process.stdout.readline()) for _ in range(2)]
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert wait_until_gone(workers) == []

@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.cut import cuts_of, put
+from dataloaders.cache.fingerprint import fingerprint
 from dataloaders.errors import CacheError
 
 SIZE = 6
@@ -328,6 +329,24 @@ def test_what_a_tail_takes_may_be_a_tuple(
     assert cached.index.head == ("FiveCrop(size=(12, 12))",)
     assert_all_same(cached, dataset)
     assert_all_same(pickle.loads(pickle.dumps(cached)), dataset)
+
+
+def test_a_transform_that_was_replaced_is_the_only_one(
+    photos: Path, build: Callable[..., CachedDataset]
+) -> None:
+    """What ImageFolder was made with stays in its ``transforms``, which it does not apply."""
+    before, other_tail, other_head = (
+        v1.Compose([v1.Resize((side, side)), crop, v1.ToTensor()])
+        for side, crop in ((20, v1.RandomCrop(9)), (20, v1.RandomCrop(7)), (18, v1.RandomCrop(7)))
+    )
+    dataset = ImageFolder(str(photos), transform=before)
+    build(dataset)
+    dataset.transform = other_tail
+    assert_all_same(build(dataset), dataset)
+    assert fingerprint(dataset) == fingerprint(ImageFolder(str(photos), transform=other_tail))
+    dataset.transform = other_head
+    with pytest.raises(CacheError, match="head"):
+        build(dataset)
 
 
 def stacked(crops: Any) -> torch.Tensor:

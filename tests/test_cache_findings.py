@@ -68,7 +68,10 @@ def columns_of(found: Findings) -> Any:
 @pytest.mark.parametrize("parts", [2, 3, 4])
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 1000])
 @pytest.mark.parametrize("name", ROWS)
-def test_parts_find_what_one_finds(name: str, length: int, parts: int) -> None:
+def test_parts_find_what_one_finds(
+    name: str, length: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataloaders.cache.study._SECONDS", 1e9)
     study = Study(Rows(length, ROWS[name]), length, skip=False, images=Images())
     parts = min(parts, study.parts)
     alone, together = study(), found_by(study, parts)

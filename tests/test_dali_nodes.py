@@ -5,6 +5,7 @@ The nodes for a CUDA device are tried on the CPU too: the same graph, the same a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,29 @@ def off_by(
         made = made.reshape(expected.shape)
         differences.append(np.abs(made.astype(int) - expected).ravel())
     return np.concatenate(differences)
+
+
+def assert_as_applied(
+    nodes: Sequence[Any],
+    actions: Sequence[Action],
+    images: list[np.ndarray],
+    sizes: Sizes | None = None,
+) -> None:
+    """That a graph of ``nodes`` makes what the actions make of each image, to the bit."""
+    graph = Graph(
+        nodes,
+        batch_size=COUNT,
+        device=torch.device("cpu"),
+        threads=2,
+        encoded=False,
+        channels=images[0].shape[2],
+    )
+    graph.feed(images, actions, sizes)
+    for place, image in enumerate(graph.take()):
+        expected: Any = pictured(images[place])
+        for action in actions:
+            expected = action.apply(place, expected)
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(expected))
 
 
 SOME = np.arange(COUNT) % 4 != 2
@@ -316,21 +340,7 @@ def test_grey_images_get_three_channels_where_that_is_asked_for() -> None:
     numbers = [{}, factors(0.7), factors(1.4)]
     actions = [Action(*each) for each in zip(primitives, numbers, strict=True)]
     nodes = [node_for(primitive, form="pil", device="cuda") for primitive in primitives]
-    graph = Graph(
-        nodes,  # type: ignore[arg-type]
-        batch_size=COUNT,
-        device=torch.device("cpu"),
-        threads=1,
-        encoded=False,
-        channels=1,
-    )
-    pixels = pixels_of(1)
-    graph.feed(pixels, actions)
-    for place, image in enumerate(graph.take()):
-        expected: Any = pictured(pixels[place])
-        for action in actions:
-            expected = action.apply(place, expected)
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(expected))
+    assert_as_applied(nodes, actions, pixels_of(1))
 
 
 def test_a_whole_chain_of_them() -> None:
@@ -341,20 +351,9 @@ def test_a_whole_chain_of_them() -> None:
     masks = [np.roll(SOME, place) for place in range(len(primitives))]
     actions = [Action(*each) for each in zip(primitives, numbers, masks, strict=True)]
     nodes = [node_for(primitive, form="pil", device="cuda") for primitive in primitives]
-    graph = Graph(
-        nodes,  # type: ignore[arg-type]
-        batch_size=COUNT,
-        device=torch.device("cpu"),
-        threads=2,
-        encoded=False,
-    )
     pixels = pixels_of()
-    graph.feed(pixels, actions, Sizes([len(p) for p in pixels], [p.shape[1] for p in pixels]))
-    for place, image in enumerate(graph.take()):
-        expected: Any = pictured(pixels[place])
-        for action in actions:
-            expected = action.apply(place, expected)
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(expected))
+    sizes = Sizes([len(p) for p in pixels], [p.shape[1] for p in pixels])
+    assert_as_applied(nodes, actions, pixels, sizes)
 
 
 def test_what_follows_a_growing_turn_knows_the_new_sizes() -> None:
@@ -364,20 +363,7 @@ def test_what_follows_a_growing_turn_knows_the_new_sizes() -> None:
         name: np.full(COUNT, side) for name, side in zip(Crop.numbers, (3, -4, 50, 60), strict=True)
     }
     actions = [Action(primitives[0], QUARTERS, SOME), Action(primitives[1], window, ~SOME)]
-    graph = Graph(
-        nodes,  # type: ignore[arg-type]
-        batch_size=COUNT,
-        device=torch.device("cpu"),
-        threads=2,
-        encoded=False,
-    )
-    images = photos()
-    graph.feed(images, actions)
-    for place, image in enumerate(graph.take()):
-        expected: Any = pictured(images[place])
-        for action in actions:
-            expected = action.apply(place, expected)
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(expected))
+    assert_as_applied(nodes, actions, photos())
 
 
 def test_a_fill_that_does_not_fit_the_image_is_refused_before_anything_is_made() -> None:

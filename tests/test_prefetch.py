@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -508,6 +509,25 @@ class TestEndings:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert wait_until_gone([int(word) for word in done.stdout.split()]) == []
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_a_time_out_counts_from_when_the_loop_waits_as_torchs_does(tmp_path: Path) -> None:
+    def sample(index: int) -> int:
+        while index == 1 and not tmp_path.joinpath("go").exists():
+            time.sleep(0.01)
+        return index if index < 2 else threading.Event().wait()
+
+    arguments: dict[str, Any] = {"dataset": MapDataset(sample), "num_workers": 1, "timeout": 0.5}
+    for make in (torch.utils.data.DataLoader, functools.partial(DataLoader, backend="prefetch")):
+        tmp_path.joinpath("go").unlink(missing_ok=True)
+        batches = iter(make(**arguments))
+        assert next(batches) == 0
+        time.sleep(1.5)  # a step of three time-outs, in which no batch comes
+        tmp_path.joinpath("go").touch()
+        assert next(batches) == 1
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
+            next(batches)
 
 
 class TestWhatItSays:

@@ -118,6 +118,7 @@ def taken_ahead(ahead: Ahead) -> Iterator[Any]:
                 ahead.supply(1)
             except Exception as error:
                 failure = error
+            ahead.awaited()
             kind, value = ready.get(timeout=30)
             if kind == "end":
                 return

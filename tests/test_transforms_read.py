@@ -6,6 +6,7 @@ import functools
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
-from torchvision.datasets import FakeData
+from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from dataloaders.transforms.find import Copies, NotCopyable, find_chains, find_generators
@@ -218,6 +219,23 @@ def test_a_copy_holds_others_and_the_original_is_as_it_was(name: str) -> None:
     assert [dict(vars(owner)) for owner in owners(dataset)] == before
     assert {id(found.chain) for found in find_chains(copied)} == {id(replacement)}
     assert {found.where: found.chain for found in find_chains(dataset)} == expected
+
+
+def test_a_transform_that_was_replaced_is_found_where_it_may_still_be_applied(
+    tmp_path: Path,
+) -> None:
+    class Own(ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            image, target = self.loader(self.samples[index][0]), self.samples[index][1]
+            return self.transforms(image, target) if index else self.transform(image)
+
+    tmp_path.joinpath("class").mkdir()
+    tmp_path.joinpath("class", "a.jpg").touch()
+    for kind, also in ((ImageFolder, {}), (Own, {"dataset.transforms.transform": CHAIN})):
+        dataset = kind(str(tmp_path), transform=CHAIN)
+        dataset.transform = OTHER
+        found = {found.where: found.chain for found in find_chains(dataset)}
+        assert found == {"dataset.transform": OTHER, **also}
 
 
 def owners(dataset: Any) -> list[Any]:

@@ -60,6 +60,7 @@ class TakenAhead:
             source.supply(first + 1)
         except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
             failure = error
+        source.awaited()
         with stage("wait"):
             item = waiting.get(self._trip.ready)
         if isinstance(item, Ended):

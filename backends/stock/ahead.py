@@ -52,12 +52,27 @@ _NONE: Final = object()
 
 
 class Ticket:
-    """One epoch's right to take batches from its workers."""
+    """One epoch's right to take batches from its workers.
 
-    __slots__ = ("cancelled",)
+    Attributes:
+        cancelled: it has none any more.
+        taken: how many were begun to be taken, by whoever takes them ahead.
+        awaited: for how many the consumer has waited.
+        since: when it began to wait for the last of these, by `time.monotonic`.
+    """
+
+    __slots__ = ("awaited", "cancelled", "since", "taken")
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.taken = self.awaited = 0
+        self.since = 0.0
+
+    def waited(self, begun: float) -> float:
+        """Seconds that the consumer has waited for the batch that is taken since ``begun``."""
+        if self.awaited < self.taken:
+            return 0.0
+        return time.monotonic() - max(begun, self.since)
 
 
 class AheadWorkers(_MultiProcessingDataLoaderIter):
@@ -118,6 +133,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
             if ticket.cancelled:
                 raise Cancelled
             self._inside = threading.get_ident()
+            ticket.taken += 1
             try:
                 return next(self)
             except (StopIteration, Cancelled):
@@ -255,7 +271,7 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
 
     def _get_data(self) -> Any:
         # As torch's, which waits in one go for as long as it may.
-        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
+        begun = time.monotonic()
         while True:
             if self._ticket.cancelled:
                 raise Cancelled
@@ -263,14 +279,15 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
             if self._owed:
                 self._put_owed()
                 wait = _OWING_POLL_S if self._owed else _POLL_S
-            left = wait if deadline is None else max(0.0, deadline - time.monotonic())
-            success, data = self._try_get_data(min(wait, left))  # type: ignore[no-untyped-call]
+            if self._timeout > 0:
+                wait = min(wait, max(0.0, self._timeout - self._ticket.waited(begun)))
+            success, data = self._try_get_data(wait)  # type: ignore[no-untyped-call]
             if success:
                 return data
             if self._shutdown:
                 raise Cancelled
-            if deadline is not None:
-                if time.monotonic() >= deadline:
+            if self._timeout > 0:
+                if self._ticket.waited(begun) >= self._timeout:
                     raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
             elif self._pin_memory and not self._pin_memory_thread.is_alive():
                 raise RuntimeError("Pin memory thread exited unexpectedly")
@@ -358,6 +375,11 @@ class WorkersEpoch(Ahead):
         """Draw indices, and foresee the next epoch once there are no more; see `Ahead`."""
         if not self._ticket.cancelled:
             self._workers.supply(batches)
+
+    def awaited(self) -> None:
+        """From now on ``timeout`` counts, as torch's; see `Ahead`."""
+        self._ticket.since = time.monotonic()
+        self._ticket.awaited += 1
 
     @property
     def iterator(self) -> AheadWorkers:

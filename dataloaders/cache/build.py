@@ -350,7 +350,11 @@ class _Builder:
         most = own if options.num_workers == "auto" else options.num_workers
         for parts in (min(most, study.parts), 1):
             crew = results(
-                Parts(study, parts), list(range(parts)), num_workers=parts, context=options.context
+                Parts(study, parts),
+                list(range(parts)),
+                num_workers=parts,
+                context=options.context,
+                named=lambda _: "the few samples that show what there is to build",
             )
             with crew as studied:
                 # In whatever order they come: as they are numbered, so that it is the same always.
@@ -567,7 +571,12 @@ class _Builder:
         if not missing:
             return
         crew = results(
-            Chunks(job), missing, num_workers=workers, context=options.context, stop=job.stop
+            Chunks(job),
+            missing,
+            num_workers=workers,
+            context=options.context,
+            stop=job.stop,
+            named=lambda chunk: f"samples {job.numbers(chunk)[0]} to {job.numbers(chunk)[-1]}",
         )
         with crew as finished, folder.syncing():  # its thread begins behind the workers' fork
             for made in finished:

@@ -45,6 +45,7 @@ __all__ = [
     "Made",
     "digest_text",
     "fail",
+    "not_interrupted",
     "read_row",
 ]
 
@@ -96,6 +97,11 @@ class Job:
     def stop(self) -> str:
         """The file that tells workers to end before their chunk is finished."""
         return os.path.join(self.folder, f"stop.{self.token}")
+
+    def numbers(self, chunk: int) -> range:
+        """Of the samples in the chunk, in the dataset."""
+        end = min((chunk + 1) * self.rows, self.samples)
+        return range(self.first + chunk * self.rows, self.first + end)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,13 @@ class Made:
     failure: Failure | None = None
 
 
+def not_interrupted(error: BaseException) -> BaseException:
+    """``error``, which may be a sample's own, as sys.exit() is; Ctrl-C is none: it goes on."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    return error
+
+
 def fail(error: BaseException) -> Failure:
     """``error`` to be sent to the parent; raised at once where there is none."""
     # Out of an iterator StopIteration would be its end, and the samples left would be lost.
@@ -181,9 +194,8 @@ def read_row(
         return split(row)
     except CacheError as error:
         raise CacheError(f"sample {index} cannot be kept: {error}") from error
-    except KeyboardInterrupt:  # no sample's own
-        raise
     except BaseException as error:
+        not_interrupted(error)
         note = (
             f"dataloaders: raised by sample {index} of {type(cut.dataset).__name__} while its "
             "cache was built"
@@ -226,9 +238,8 @@ class Chunks(Dataset[Made]):
                     self._earlier = read
                 else:
                     self._done.append(read.finished())
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # a worker that a sample's sys.exit() ends tells nothing
+            not_interrupted(error)
             with suppress(Exception):  # the first error is the one to be told
                 self._finish_earlier()
             failure = fail(error)
@@ -250,9 +261,8 @@ class Chunks(Dataset[Made]):
     def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
         job = self._job
         failed: list[tuple[int, str]] = []
-        first, end = number * job.rows, min((number + 1) * job.rows, job.samples)
         looked = float("-inf")
-        for index in range(job.first + first, job.first + end):
+        for index in job.numbers(number):
             now = time.monotonic()
             if now - looked >= _LOOK_S:
                 looked = now

@@ -23,7 +23,7 @@ from dataloaders.cache.encoding import Encoder
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
 from dataloaders.cache.packed import packed
-from dataloaders.cache.rows import fail, read_row, told
+from dataloaders.cache.rows import fail, not_interrupted, read_row, told
 from dataloaders.cache.sample import (
     Cell,
     Structure,
@@ -175,9 +175,8 @@ class Study:
         for index in _spread(self._samples, _PROVED):
             try:
                 theirs = self._theirs(index)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # sys.exit() among them: a worker that ends tells nothing
+            except BaseException as error:
+                not_interrupted(error)
                 continue  # its row is read too, further on: there it is told
             try:
                 self._seed(index, 0)
@@ -213,9 +212,8 @@ class Study:
                 break
             try:
                 self._measure_one(found, cut, index, index in must, started)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
+                not_interrupted(error)
                 if not self._skip or not isinstance(error, Exception):
                     raise _Failed(error, at) from error
                 if index in must:  # of the others, how many are read is a matter of time

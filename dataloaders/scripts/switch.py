@@ -8,6 +8,7 @@ Loaders of our own class look at the environment variable themselves.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
 
 # Torch's, captured before anything replaces them.
 _OWN_ITERATION = _TorchLoader._get_iterator
-_NOT_TORCHS = {"_iterator", "backend", "device", "seed", "on_error"}
+_NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
 
 
 class BackendSwitch:

@@ -1,7 +1,7 @@
 """Where a dataset holds its transforms, and a shallow copy of it that holds others.
 
     Subset ─dataset─> ImageFolder ─transform──> Compose
-                                  ─transforms─> StandardTransform ─transform─> the same Compose
+    CocoDetection ─transforms─> StandardTransform ─transform─> Compose
 
 Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper),
 callable objects of the user's own (two crops of one image), and short lists and dicts of these.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -160,7 +161,22 @@ def _held(value: Any, where: str, *, top: bool) -> Iterator[tuple[str, Any]]:
                 yield f"{where}[{key!r}]", inner
     elif top or isinstance(value, Dataset) or _is_callable_object(value):
         for name, inner in getattr(value, "__dict__", {}).items():
-            yield f"{where}.{name}", inner
+            if name != "transforms" or not _applies_transform_alone(kind):
+                yield f"{where}.{name}", inner
+
+
+def _applies_transform_alone(kind: type) -> bool:
+    """Whether samples are torchvision's own work, which looks at ``transform`` only.
+
+    Its ``transforms`` then says what was given when the dataset was made. ``transform`` may have
+    been replaced since.
+    """
+    reads = getattr(kind, "__getitem__", None)
+    if not getattr(reads, "__module__", "").startswith("torchvision.datasets."):
+        return False
+    names = reads.__code__.co_names if isinstance(reads, FunctionType) else ()
+    alone = "transform" in names and "transforms" not in names
+    return alone and not hasattr(kind, "__getitems__")
 
 
 def _is_callable_object(value: Any) -> bool:

@@ -18,10 +18,16 @@ FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv
 """In which an image may come to a transform."""
 
 
-def images_of(form: str, sizes: Sequence[tuple[int, int]] = ((23, 17), (8, 40), (31, 32))) -> Any:
+def images_of(
+    form: str, sizes: Sequence[tuple[int, int]] = ((23, 17), (8, 40), (31, 32))
+) -> list[Any]:
     """An image of each of ``sizes``, (height, width), in one of `FORMS`."""
     mode = "L" if "grey" in form else "RGB"
-    images: list[Any] = [picture(*size, mode) for size in sizes]
+    return in_form(form, [picture(*size, mode) for size in sizes])
+
+
+def in_form(form: str, images: list[Any]) -> list[Any]:
+    """PIL images as a transform is given them that takes ``form``, but for its colours."""
     if "tensor" in form:
         images = [functional.pil_to_tensor(image) for image in images]
     if "floats" in form:
@@ -58,6 +64,7 @@ def seeds_of(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def sizes_of(images: Sequence[Any]) -> Sizes:
     """The sizes of ``images``."""
-    channels, heights, widths = np.array([functional.get_dimensions(image) for image in images]).T
+    shapes = [functional.get_dimensions(image) for image in images]
+    channels, heights, widths = np.array(shapes).reshape(-1, 3).T
     tensors = [isinstance(image, torch.Tensor) for image in images]
     return Sizes(heights, widths, channels, tensors)

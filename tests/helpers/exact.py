@@ -12,11 +12,11 @@ import PIL.Image
 import torch
 
 from dataloaders.seeding import seed_generators
-from dataloaders.transforms.actions import Action, Operator, SampleError, Sizes, applied, drawn
+from dataloaders.transforms.actions import Action, Operator, SampleError, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
 
-from .drawn import seeds_of
+from .drawn import in_form, seeds_of, sizes_of
 
 SHAPES = ((1, 1), (5, 7), (13, 13), (20, 9), (9, 31), (40, 33), (2, 37), (37, 1))
 """Heights and widths of the images that are tried."""
@@ -31,22 +31,10 @@ def image(height: int, width: int, mode: str = "RGB", *, seed: int = 0) -> PIL.I
 
 def images(kind: str, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Any]:
     """Images of these shapes; ``kind``: a PIL mode, "bytes", "floats" or "tv" (of bytes)."""
-    if kind in ("bytes", "floats", "tv"):
-        from torchvision import tv_tensors
-        from torchvision.transforms.v2 import functional
-
-        tensors = [functional.pil_to_tensor(one) for one in images("RGB", shapes)]
-        if kind == "floats":
-            return [tensor / 255 for tensor in tensors]
-        return tensors if kind == "bytes" else [tv_tensors.Image(tensor) for tensor in tensors]
-    return [image(*shape, kind, seed=number) for number, shape in enumerate(shapes)]
-
-
-def size_of(value: Any) -> tuple[int, int, int, bool]:
-    """Height, width, channels, and whether it is a tensor."""
-    if isinstance(value, torch.Tensor):
-        return value.shape[-2], value.shape[-1], value.shape[-3], True
-    return value.height, value.width, len(value.getbands()), False
+    forms = {"bytes": "tensor", "floats": "tensor floats", "tv": "tensor tv"}
+    mode = "RGB" if kind in forms else kind
+    made = [image(*shape, mode, seed=number) for number, shape in enumerate(shapes)]
+    return in_form(forms.get(kind, "PIL"), made)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -122,8 +110,7 @@ def _raised(actions: Sequence[Action], sample: int, given: Any) -> Exception | N
 def _assert_same(
     operators: Sequence[Operator], batch: Sequence[Any], rows: np.ndarray, expected: Sequence[Any]
 ) -> None:
-    shown = np.array([size_of(one) for one in batch]).reshape(-1, 4)
-    draws, sizes = Draws(rows), Sizes(*shown.T)
+    draws, sizes = Draws(rows), sizes_of(batch)
     actions = drawn(operators, draws, sizes)
     primitives = [primitive for operator in operators for primitive in operator.primitives]
     assert [action.primitive for action in actions] == primitives
@@ -141,5 +128,6 @@ def _assert_same(
         assert same(given, batch[sample]), "the given image was written into"
         assert after[sample] == torchs, "the stream is elsewhere"
         assert draws.python(sample).random() == pythons, "Python's stream is elsewhere"
-        now = (sizes.height, sizes.width, sizes.channels, sizes.tensors)
-        assert tuple(array[sample] for array in now) == size_of(made)
+        ends = sizes_of([made])
+        for name in ("height", "width", "channels", "tensors"):
+            assert getattr(sizes, name)[sample] == getattr(ends, name)[0], name
