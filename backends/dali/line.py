@@ -42,7 +42,7 @@ from .job import Job
 from .plan import Behind
 from .sources import Failed as NotRead
 from .sources import Found, Source
-from .task import Failed, Made, Redo, Task
+from .task import Made, Redo, Task
 
 __all__ = ["RUNS", "Line"]
 
@@ -78,6 +78,8 @@ class Line:
     def start(self, task: Task) -> None:
         """Draw and feed a batch whose files are read; if it fails, ``task.item`` says so."""
         try:
+            if task.item is not None:
+                return
             assert task.reading is not None
             found = task.reading.result()
             task.reading = None  # an error in it, once raised, would hold whoever raised it
@@ -171,7 +173,7 @@ class Line:
     def _has_failed(self, task: Task, found: Sequence[Found]) -> bool:
         for sample, image in enumerate(found):
             if isinstance(image, NotRead):
-                task.item = Failed(image.error, task, sample)
+                task.item = Redo(task, image.error, sample, own=True)
                 return True
         return False
 
