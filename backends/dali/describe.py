@@ -95,10 +95,7 @@ def _notes(job: Job, loader: Specification) -> Iterator[str]:
         names = ", ".join(type(member).__name__ for member in job.source.head.transforms)
         yield f"the transform begins with {names}, which run where the dataset's own code does"
     elif isinstance(job.source, Opaque):
-        yield (
-            f"{type(loader.dataset).__name__} is not known, so its own code decodes; give it the "
-            "methods encoded(index) and target(index), and DALI decodes its files"
-        )
+        yield f"the dataset's own code decodes: {job.source.why}"
     elif loader.num_workers:
         yield (
             f"num_workers={loader.num_workers} is not used: files are read by threads; leave it "

@@ -84,7 +84,9 @@ class Line:
             found = task.reading.result()
             task.reading = None  # an error in it, once raised, would hold whoever raised it
             task.names = [image.name for image in found]
-            if self._has_failed(task, found):
+            if not found:  # of a batch_sampler of the user's: what it is collated to, torch says
+                task.item = Made(task, [])
+            if task.item is not None or self._has_failed(task, found):
                 return
             sizes = _sizes(found)
             task.draws = task.draws or Draws(task.words)

@@ -48,9 +48,11 @@ class Opaque:
         wraps: whether that tensor is one of torchvision's ``tv_tensors.Image``.
         channels: of each image.
         user_code: False: what there is has run when a sample is recorded.
+        why: its images are not read without its code, and what to do about it; in words.
     """
 
     user_code = False
+    why = ""
 
     def __init__(self, dataset: Recording, head: Run, transform: Run, copies: Copies) -> None:
         self.dataset = dataset
@@ -124,7 +126,10 @@ def _obstacle(name: str, chains: list[Found]) -> str | None:
     states = [equal_state([member.transform for member in found.members]) for found in chains]
     if len(chains) > 1 and (None in states or len(set(states)) > 1):
         places = ", ".join(found.where for found in chains)
-        return f"{name} holds {len(chains)} different chains ({places}), and a graph serves one"
+        return (
+            f"{name} holds {len(chains)} different chains ({places}), and a graph serves one; if "
+            "one was left over from before, assign the new one there too"
+        )
     if _known(chains[0].members) == len(chains[0].members):
         return f"nothing in {chains[0].where} is known, so that nothing of it could move"
     return None
