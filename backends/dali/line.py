@@ -62,7 +62,11 @@ class Line:
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, job: Job) -> None:
-        """Get ready for an epoch of ``job``."""
+        """Get ready for an epoch of ``job``, on the thread that then works on it."""
+        if job.device.type == "cuda":
+            # Before DALI builds a graph here: on another device it might begin a context, too.
+            torch.cuda.set_device(job.device)
+            let_others_capture()
         key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
@@ -220,8 +224,6 @@ class Line:
         if self._job.device.type != "cuda":
             return nullcontext()
         if self._stream is None:
-            torch.cuda.set_device(self._job.device)
-            let_others_capture()
             self._stream = torch.cuda.Stream(self._job.device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._stream)
 
