@@ -22,6 +22,7 @@ from torchvision.datasets.folder import default_loader
 from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning
 from helpers.compare import assert_same
+from helpers.image_files import odd_files, plain_files
 from helpers.photos import SIZE, folder, picture, write_folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
@@ -116,6 +117,27 @@ def test_what_dali_alone_finds_broken_is_settled_by_pillow(
     damage(Path(data.samples[4][0]))
     assert len(compared(data)) == 2 * raises
     assert len(compared(data, shuffle=True)) == 2 * raises
+
+
+WHOLE = transforms.Compose([transforms.Resize((12, 14)), transforms.ToTensor()])
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
+@pytest.mark.parametrize("chain", [CHAIN, WHOLE], ids=["windows", "whole"])
+def test_files_of_every_kind_through_a_loader(chain: Any, tmp_path: Path) -> None:
+    files = {**plain_files(), **odd_files()}
+    damaged = {f"{name}, cut": data[: len(data) * 2 // 3] for name, data in files.items()}
+    everything = {**files, **damaged, "empty": b"", "text": b"no image" * 20}
+    places = tmp_path / "class"
+    places.mkdir()
+    for number, data in enumerate(everything.values()):
+        (places / f"{number:03}.jpg").write_bytes(data)
+    data = ImageFolder(str(tmp_path), chain)
+    assert len(data) == len(everything)
+    errors = compared(data, batch_size=1)
+    assert len(damaged) // 4 < len(errors) // 2 < len(damaged) + 10
+    assert all("dataloaders: sample " in error.__notes__[0] for error in errors)
+    assert len(compared(data, batch_size=16, shuffle=True)) > 2
 
 
 def test_several_broken_files_and_a_broken_batch_by_batch_epoch(tmp_path: Path) -> None:
