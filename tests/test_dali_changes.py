@@ -24,7 +24,7 @@ from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder, picture, w
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
-from backends.dali import Dali
+from backends.dali import Dali, line
 
 CROP = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
 WHOLE = transforms.Compose([transforms.Resize((9, 9)), transforms.ToTensor()])
@@ -285,3 +285,32 @@ def outcomes(loader: DataLoader[Any]) -> list[Any]:
             return found
         except Exception as error:
             found.append((type(error).__name__, str(error)))
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("dataset", [folder, Tiny, Opened])
+def test_the_graph_is_built_once_and_kept_across_epochs(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+
+    class Counted(line.Graph):
+        def __init__(self, *nodes: Any, **options: Any) -> None:
+            built.append(nodes)
+            super().__init__(*nodes, **options)
+
+    monkeypatch.setattr(line, "Graph", Counted)
+    chain = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+    data = dataset(chain)
+    _, ours = pair(data, shuffle=True, batch_size=4)  # the last batch of each epoch is short
+    for epoch in range(4):
+        list(ours)
+        next(iter(ours))  # an epoch that a loop breaks off
+        chain.transforms[0].scale = (0.1 * (epoch + 1), 1.0)
+    assert len(built) == 1
+    chain.transforms.insert(0, transforms.RandomHorizontalFlip())  # another step in the graph
+    list(ours)
+    list(ours)
+    assert len(built) == 2
