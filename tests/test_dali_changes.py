@@ -268,6 +268,29 @@ def test_an_epoch_may_be_iterated_on_another_thread_or_change_it(dataset: Any) -
     assert_same(got, whole)
 
 
+class Marked(Opened):
+    """Samples that tell what a worker_init_fn has set on the dataset."""
+
+    mark = "none"
+
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), self.mark)
+
+
+def marks(worker: int) -> None:
+    info: Any = torch.utils.data.get_worker_info()
+    info.dataset.mark = f"set in worker {worker}"
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_of_any_start_method_see_the_users_dataset(context: str) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": context}
+    theirs, ours = pair(Marked(CROP), worker_init_fn=marks, **options)
+    got = list(ours)
+    assert_same(got, list(theirs))
+    assert set(got[0][2]) == {"set in worker 0"}
+
+
 def run_in_thread(action: Callable[[], None]) -> None:
     thread = threading.Thread(target=action)
     thread.start()

@@ -74,7 +74,9 @@ def _decoding(job: Job) -> str:
     how = "RGB" if job.source.channels == 3 else "grey"
     first = job.work.graph.nodes[0].primitive if job.work.graph.nodes else None
     cut_out = first is not None and type(first).__name__ == "Crop"
-    if cut_out and job.device.type == "cpu":
+    if job.device.type == "cuda":
+        how += "; JPEG files by nvJPEG, near to Pillow's pixels and not equal to them"
+    elif cut_out:
         how += ", only the window that is cut out"
     return f"{how}; files that DALI decodes otherwise than Pillow: by Pillow, in threads"
 
