@@ -141,7 +141,9 @@ def _source(loader: Specification) -> Source | Opaque | str:
     """What is known of the dataset; else a record of what its own code loads."""
     now = Settled(loader.dataset)
     before, found = _KNOWN.get(loader, (None, ""))
-    if before is None or not now.is_as(before, own_code=isinstance(found, Opaque)):
+    own_code = isinstance(found, Opaque)
+    stays = own_code and loader.persistent_workers and loader.num_workers > 0
+    if before is None or not now.is_as(before, own_code=own_code, stays=stays):
         found = _found(loader.dataset)
     _KNOWN[loader] = now, found
     return found

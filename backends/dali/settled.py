@@ -38,16 +38,17 @@ class Settled:
         several = [[member.transform for member in found.members] for found in chains]
         self._states = [equal_state(chain) for chain in several] if len(several) > 1 else []
 
-    def is_as(self, other: Settled, *, own_code: bool) -> bool:
+    def is_as(self, other: Settled, *, own_code: bool = False, stays: bool = False) -> bool:
         """Whether what was found for one of them serves the other.
 
         Args:
             own_code: whether the dataset's own code loads its images, which finds what it holds.
+            stays: whether it does so in workers that live on, with the dataset as it was for them.
         """
         return (
-            _same(self._parts, other._parts)
-            and _same(self._members, other._members)
+            _same(self._members, other._members)
             and self._states == other._states
+            and (stays or _same(self._parts, other._parts))
             and (own_code or _same(self._ways, other._ways))
             and (own_code or self._pixels == other._pixels)
         )
