@@ -29,6 +29,7 @@ __all__ = ["CASES", "NAMES", "documented", "table"]
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "transforms.md"
 BEGIN, END = "<!-- python -m bench.transforms -->", "<!-- end -->"
 
+_MAKE_TENSORS = ("ToTensor", "ToImage", "ImageClassification")
 _SEED = 5
 _SIDE = 96
 
@@ -100,7 +101,41 @@ def transforms() -> dict[str, Callable[[Any], list[Any]]]:
             m.RandomRotation(10),
             m.ColorJitter(0.05, 0.05, 0.05, 0.05),
         ],
+        "Compose in Compose": lambda m: [
+            m.Compose([m.CenterCrop(_SIDE), m.Compose([m.RandomHorizontalFlip()])])
+        ],
+        "ToTensor; v2: ToImage, ToDtype": lambda m: [m.CenterCrop(_SIDE), *_floats(m)],
+        "PILToTensor, ConvertImageDtype": lambda m: [
+            m.CenterCrop(_SIDE),
+            m.PILToTensor(),
+            m.ConvertImageDtype(torch.float32),
+        ],
+        "Normalize; v2: and ToPureTensor": lambda m: [
+            m.CenterCrop(_SIDE),
+            *_floats(m),
+            m.Normalize(**_TO_LEVELS),
+            *([m.ToPureTensor()] if hasattr(m, "ToPureTensor") else []),
+        ],
+        "transforms of weights": lambda m: [_of_weights()],
     }
+
+
+_TO_LEVELS: dict[str, list[float]] = {"mean": [0.0] * 3, "std": [1 / 255] * 3}
+"""Floats that are levels again: so that differences are."""
+
+
+def _floats(m: Any) -> list[Any]:
+    if hasattr(m, "ToImage"):
+        return [m.ToImage(), m.ToDtype(torch.float32, scale=True)]
+    return [m.ToTensor()]
+
+
+def _of_weights() -> Any:
+    from torchvision.models import ResNet18_Weights
+
+    preset = ResNet18_Weights.DEFAULT.transforms()
+    vars(preset).update(resize_size=[_SIDE + 14], crop_size=[_SIDE], **_TO_LEVELS)
+    return preset
 
 
 NAMES = tuple(transforms())
@@ -135,6 +170,8 @@ def measure(scale: Scale, folder: Path) -> Result:
             "computed on the CPU here (not yet run on a GPU). Quicker: on the CPU with all names "
             "of Dali(fast=...); the one for resizing is allowed by default. Nodes: with all names "
             "what DALI's graph on a GPU does, and kernels the rest; both computed on the CPU here.",
+            "Floats are made by the table that their members make of all bytes, in each way; "
+            "Normalize, where there is one, makes levels of them again.",
             f"Versions: nvidia-dali {dali_version()}, pillow {version_of('pillow')}.",
         ),
     )
@@ -147,8 +184,9 @@ def differences(photos: Path, chain: Any, count: int) -> tuple[Any, ...]:
     from backends.dali import Dali
     from backends.dali.nodes import FAST
 
-    # RandomErasing takes tensors only, so its chain makes them itself.
-    whole = chain if "PILToTensor" in repr(chain) else Compose([chain, PILToTensor()])
+    # RandomErasing takes tensors only, so its chain makes them itself, as those of floats do.
+    makes_tensors = any(name in repr(chain) for name in _MAKE_TENSORS)
+    whole = chain if makes_tensors else Compose([chain, PILToTensor()])
     wanted = images_of(photos, whole, count, "stock")
     plain = difference(images_of(photos, whole, count, Dali(fast=())), wanted)
     quick = images_of(photos, whole, count, Dali(fast=tuple(FAST)))
@@ -158,7 +196,7 @@ def differences(photos: Path, chain: Any, count: int) -> tuple[Any, ...]:
 
 
 def images_of(photos: Path, transform: Any, count: int, backend: Any) -> Any:
-    """uint8 [n, C, h, w] of one batch."""
+    """uint8 or floats [n, C, h, w] of one batch."""
     from torchvision.datasets import ImageFolder
 
     dataset = ImageFolder(str(photos), transform)
@@ -171,16 +209,30 @@ def by_kernels(photos: Path, chain: Any, wanted: Any) -> Any:
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import PILToTensor
 
+    from backends.dali.plan import TailRun
     from dataloaders.transforms.kernels import kernel_for
     from dataloaders.transforms.kernels import run as run_kernels
     from dataloaders.transforms.operators import chain_of
+    from dataloaders.transforms.trailing import trailing
 
     read = chain_of(chain)
-    primitives = [each for operator in read.operators for each in operator.primitives]
+    run = trailing(read.members)
+    tail = run if isinstance(run, tuple) else ()
+    head = read.operators[: len(read.operators) - len(tail)]
+    primitives = [each for operator in head for each in operator.primitives]
     if any(kernel_for(primitive) is None for primitive in primitives):
         return None
     images = [image for image, _ in ImageFolder(str(photos), PILToTensor())]
-    return difference(run_kernels(drawn(read, images), images), wanted)
+    made = run_kernels(drawn(read, images)[: len(primitives)], images)
+    return difference(floats(TailRun(tail), made) if tail else made, wanted)
+
+
+def floats(tail: Any, images: Any) -> Any:
+    """What a device makes of bytes by the table of the last members."""
+    from backends.dali.behind import Whole, memory_of
+    from dataloaders.pool import HostPool
+
+    return Whole(tail, memory_of(HostPool()))(images, ())
 
 
 def by_nodes(photos: Path, whole: Any, wanted: Any, count: int) -> Any:
@@ -198,9 +250,9 @@ def by_nodes(photos: Path, whole: Any, wanted: Any, count: int) -> Any:
 
     work = work_of(whole, form="pil", device="cuda", fast=tuple(FAST))
     assert isinstance(work, Work), work
-    parts = [part for part in work.parts if isinstance(part, Behind)]
+    behind = [part for part in work.parts if isinstance(part, Behind)]
     nodes = [node for node in work.graph.nodes if not isinstance(node, (Flip, Window))]
-    if not nodes or any(OnDevice.exactness(part) is None for part in parts):
+    if not nodes or any(OnDevice.exactness(part) is None for part in behind):
         return None
     images = [image for image, _ in ImageFolder(str(photos), PILToTensor())]
     actions = drawn(work.chain, images)
@@ -209,8 +261,8 @@ def by_nodes(photos: Path, whole: Any, wanted: Any, count: int) -> Any:
     pixels = [np.ascontiguousarray(image.permute(1, 2, 0).numpy()) for image in images]
     graph.feed(pixels, [actions[place] for place in work.graph.places])
     made = graph.take()
-    for part in parts:
-        made = OnDevice(part)(made, actions)
+    for part in work.parts:
+        made = OnDevice(part)(made, actions) if isinstance(part, Behind) else floats(part, made)
     graph.close()
     return difference(made, wanted)
 
@@ -223,10 +275,11 @@ def drawn(chain: Any, images: Any) -> list[Any]:
     return [action for each in actions for action in each]
 
 
-def difference(found: Any, wanted: Any) -> tuple[int, float]:
-    """The largest difference of two batches of bytes, and the share above 1."""
-    apart = (found.to(torch.int16) - wanted.to(torch.int16)).abs()
-    return int(apart.max()), float((apart > 1).float().mean())
+def difference(found: Any, wanted: Any) -> tuple[float, float]:
+    """The largest difference of two batches, in levels of bytes, and the share above 1."""
+    apart = (found.double() - wanted.double()).abs()
+    more = apart > 1.001  # a level of floats, taken from another one, is not quite 1
+    return float(apart.max()), float(more.float().mean())
 
 
 def worst(column: tuple[Any, ...]) -> str:
@@ -235,7 +288,7 @@ def worst(column: tuple[Any, ...]) -> str:
     if not found:
         return ""
     largest, share = (max(values) for values in zip(*found, strict=True))
-    return "equal" if not largest else f"{largest} ({share:.2%})"
+    return "equal" if not largest else f"{largest:.3g} ({share:.2%})"
 
 
 def table() -> str:

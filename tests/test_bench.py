@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from bench import transforms
-from bench.harness import Case, Result, Scale, Timings, discover, interleave, markdown, save
+from bench.harness import (
+    RESULTS,
+    Case,
+    Result,
+    Scale,
+    Timings,
+    discover,
+    interleave,
+    markdown,
+    save,
+)
 from helpers import warm
 
 CASES = discover()  # those for a GPU too: on the CPU, as far as that goes
@@ -88,3 +98,13 @@ def test_the_table_of_transforms_in_the_docs_is_the_kept_result() -> None:
     assert transforms.documented() == transforms.table()
     kept = transforms.table()
     assert all(f"| {name} | " in kept for name in transforms.NAMES)
+
+
+def test_the_table_of_speed_in_the_docs_is_the_kept_result() -> None:
+    text = (transforms.DOCUMENT.parent / "dali.md").read_text()
+    table = text.split("<!-- bench/results/dali.md -->")[1].split("<!-- end -->")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    kept = json.loads((RESULTS / "dali.json").read_text())["rows"]
+    told = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in kept]
+    expected = [[way, cpu, wall, *([ratio] if ratio else [])] for way, cpu, _, wall, ratio in told]
+    assert rows == expected

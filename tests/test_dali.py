@@ -452,6 +452,7 @@ def test_the_plan_for_a_gpu_says_what_runs_there(monkeypatch: pytest.MonkeyPatch
     assert plan.delivers == "cuda:1"
     text = str(plan)
     assert "decode     DALI on cuda:1" in text
+    assert "JPEG files by nvJPEG, near to Pillow's pixels and not equal to them" in text
     assert "Resize at transform.transforms[0], RandomHorizontalFlip" in text
     assert "RandomRotation at transform.transforms[3], ColorJitter at" in text
     assert "by batch, kernels: " in text

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import itertools
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import Sampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
 
 from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning
 from helpers.compare import assert_same
-from helpers.photos import SIZE, folder, write_folder
+from helpers.image_files import odd_files, plain_files
+from helpers.photos import SIZE, folder, picture, write_folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
@@ -111,11 +119,125 @@ def test_what_dali_alone_finds_broken_is_settled_by_pillow(
     assert len(compared(data, shuffle=True)) == 2 * raises
 
 
+WHOLE = transforms.Compose([transforms.Resize((12, 14)), transforms.ToTensor()])
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
+@pytest.mark.parametrize("chain", [CHAIN, WHOLE], ids=["windows", "whole"])
+def test_files_of_every_kind_through_a_loader(chain: Any, tmp_path: Path) -> None:
+    files = {**plain_files(), **odd_files()}
+    damaged = {f"{name}, cut": data[: len(data) * 2 // 3] for name, data in files.items()}
+    everything = {**files, **damaged, "empty": b"", "text": b"no image" * 20}
+    places = tmp_path / "class"
+    places.mkdir()
+    for number, data in enumerate(everything.values()):
+        (places / f"{number:03}.jpg").write_bytes(data)
+    data = ImageFolder(str(tmp_path), chain)
+    assert len(data) == len(everything)
+    errors = compared(data, batch_size=1)
+    assert len(damaged) // 4 < len(errors) // 2 < len(damaged) + 10
+    assert all("dataloaders: sample " in error.__notes__[0] for error in errors)
+    assert len(compared(data, batch_size=16, shuffle=True)) > 2
+
+
 def test_several_broken_files_and_a_broken_batch_by_batch_epoch(tmp_path: Path) -> None:
     data = ImageFolder(write_folder(tmp_path), CHAIN)
     for path, _ in data.samples[::3]:
         cut(Path(path))
     assert len(compared(data)) == 8
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "missing": removed,
+    "truncated": cut,
+    "empty": emptied,
+    "no image": text,
+    "wrong inside": wrong_inside,
+    "without a pixel once resized": lambda path: picture(1, 1, 400).save(path),
+    "of another size than the last step takes": lambda path: picture(1, 30, 24).save(path),
+    "a target that is refused": lambda path: None,
+}
+PAIRS = list(itertools.permutations(KINDS, 2))
+LATE = transforms.Compose(
+    [
+        transforms.RandomHorizontalFlip(),
+        transforms.Resize(24, max_size=30),
+        transforms.ToTensor(),
+        transforms.LinearTransformation(torch.eye(1872), torch.zeros(1872)),
+    ]
+)
+
+
+class Refuses:
+    """A target_transform that refuses some samples."""
+
+    def __init__(self, numbers: set[int]) -> None:
+        self.numbers = numbers
+
+    def __call__(self, target: int) -> int:
+        if target in self.numbers:
+            raise LookupError(f"no target {target}")
+        return target
+
+
+@functools.cache
+def pairs_of_bad_samples() -> tuple[list[str], set[int]]:
+    """Batches of four files with two bad ones, of every two kinds; whose targets are refused."""
+    root = Path(tempfile.mkdtemp(prefix="dataloaders-bad-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    paths, refused = [], set[int]()
+    for number, pair in enumerate(PAIRS):
+        for place, kind in enumerate((None, *pair, None)):
+            path = root / f"{number:03}-{place}.png"
+            picture(place, 22, 24).save(path)
+            if kind is not None:
+                KINDS[kind](path)
+            if kind == "a target that is refused":
+                refused.add(len(paths))
+            paths.append(str(path))
+    return paths, refused
+
+
+class Bad(ImageFolder):
+    """Such files, by numbers."""
+
+    def __init__(self, transform: Any) -> None:
+        paths, refused = pairs_of_bad_samples()
+        self.samples = list(zip(paths, range(len(paths)), strict=True))
+        self.transform, self.target_transform = transform, Refuses(refused)
+        self.loader = default_loader
+
+
+class BadByOwnCode(Bad):
+    """The same by code of its own, which dali runs."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = self.samples[index]
+        image = self.transform(default_loader(path))
+        return image, self.target_transform(target)
+
+
+@pytest.mark.parametrize("kind", [Bad, BadByOwnCode])
+def test_of_several_bad_samples_the_first_is_named_as_under_stock(kind: Any) -> None:
+    data = kind(LATE)
+    errors = compared(data, batch_size=4)
+    assert len(errors) == 2 * len(PAIRS)
+    for number, error in enumerate(errors):
+        assert f"sample {4 * (number % len(PAIRS)) + 1}" in error.__notes__[0]
+
+
+def test_of_several_bad_samples_the_first_is_named_where_workers_load_them() -> None:
+    data = BadByOwnCode(LATE)
+    options: Any = {"batch_size": 4, "seed": 1, "num_workers": 1}
+    theirs: DataLoader[Any] = DataLoader(data, **options)
+    ours: DataLoader[Any] = DataLoader(data, backend=Dali(fast=()), device="cpu", **options)
+    (_, expected), (_, raised) = outcomes(theirs), outcomes(ours)
+    assert len(raised) == len(PAIRS)
+    for number, (error, wanted) in enumerate(zip(raised, expected, strict=True)):
+        assert type(error) is type(wanted)
+        # A worker's text ends in that of the error itself.
+        assert str(error).splitlines()[-1].split(": ")[-1] in str(wanted).splitlines()[-1]
+        assert f"sample {4 * number + 1}" in error.__notes__[0]
 
 
 def test_an_image_too_small_for_its_crop_is_torchvisions_error() -> None:

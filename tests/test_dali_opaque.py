@@ -255,6 +255,16 @@ def test_what_stands_in_front_and_is_not_known_runs_in_the_workers() -> None:
         assert_gives(dataset, opaque)
 
 
+def test_arrays_of_which_v2_makes_images_are_made_so_in_the_workers() -> None:
+    dataset = Arrays(chain(v2.ToImage()))
+    opaque = known(dataset)
+    assert [type(member) for member in opaque.head.transforms] == [v2.ToImage]
+    assert (opaque.form, opaque.wraps) == ("bytes", True)
+    assert_gives(dataset, opaque)
+    pictures = known(Photos(chain(v2.ToImage())))  # of pictures DALI's graph begins with it
+    assert not pictures.head.transforms
+
+
 class Coloured(Photos):
     def image(self, index: int) -> Any:
         return noise(9, 8, 3 if index % 2 else 1, index)

@@ -7,18 +7,23 @@ behind an event for which the loop's stream waits before it may use it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends.dali import epoch, line
 from backends.dali.line import Line
-from backends.dali.task import Made
+from backends.dali.plan import work_of
+from backends.dali.sources import Image
+from backends.dali.task import Made, Task
 
 DEVICE = torch.device("cuda", 1)
 
@@ -95,7 +100,7 @@ def test_what_dali_made_leaves_its_memory_before_the_event(
     task: Any = SimpleNamespace(actions=[])
     for batch in range(2):
         made = ours._made(task, Graph(cuda, taken))  # type: ignore[arg-type]
-        begun = ["thread on cuda:1", "captures apart", "stream of cuda:1"] if not batch else []
+        begun = ["stream of cuda:1"] if not batch else []
         assert cuda.told == [*begun, "taken on side", "work on side", "event on side"]
         cuda.told.clear()
         theirs = {image.untyped_storage().data_ptr() for image in taken}
@@ -103,6 +108,29 @@ def test_what_dali_made_leaves_its_memory_before_the_event(
             assert torch.equal(image, wanted)
             assert image.untyped_storage().data_ptr() not in theirs
         assert made.ready is not None
+
+
+def test_the_thread_is_on_the_device_before_a_graph_is_built(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(*given: Any, **options: Any) -> Any:
+        cuda.told.append(f"graph on {options['device']}")
+        return SimpleNamespace(feed=lambda *images: None)
+
+    monkeypatch.setattr(line, "Graph", built)
+    work = work_of(v2.Compose([v2.CenterCrop(4), v2.ToImage()]), form="pil", device="cuda")
+    source = SimpleNamespace(channels=3, kind="pixels")
+    job: Any = SimpleNamespace(
+        work=work, kind="pixels", source=source, device=DEVICE, threads=1, batch_size=2, fast=()
+    )
+    ours = Line()
+    ours.begin(job)
+    reading: Future[Any] = Future()
+    reading.set_result([Image(np.zeros((8, 8, 3), np.uint8), 8, 8)])
+    task = Task(1, [0], np.zeros((1, 4), np.uint32), reading)
+    ours.start(task)
+    assert task.item is None
+    assert cuda.told == ["thread on cuda:1", "captures apart", "graph on cuda:1"]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -64,12 +64,14 @@ class Assembly:
         task = made.task
         views = self._views(made.images)
         samples = self._samples(task, views)
+        if task.broken is not None:
+            raise noted(task.broken, task, len(samples))
         if self._collate_fn is default_collate and self._batched:
             return _collated(samples, views, made.images)
         return self._collated(task, samples)
 
     def redone(self, redo: Redo) -> Batch:
-        """The batch as the dataset itself makes it, or the error that it raises.
+        """The batch as the dataset itself makes it, or the error of its first bad sample.
 
         Raises:
             Exception: the dataset's own; or what kept us from making the batch, if the dataset
@@ -78,9 +80,14 @@ class Assembly:
         task = redo.task
         if not _gives_samples(self._dataset):
             raise noted(redo.cause, task, redo.sample)
+        last, error_of_last = len(task.keys) - 1, task.broken
+        if redo.own and redo.sample is not None:
+            last, error_of_last = redo.sample, redo.cause
         samples = []
         with random_states_kept(cuda=False):
             for place, key in enumerate(task.keys):
+                if place == last and error_of_last is not None:
+                    raise noted(error_of_last, task, place)
                 seed_generators(_words(task, place))
                 try:
                     samples.append(self._dataset[key])
@@ -133,10 +140,8 @@ class Assembly:
             return self._collate_fn(given)
 
 
-def noted(error: BaseException, task: Task | None, sample: int | None) -> BaseException:
+def noted(error: BaseException, task: Task, sample: int | None) -> BaseException:
     """``error``, with a note that says which sample of which batch it is about."""
-    if task is None:
-        return error
     if sample is None or sample >= len(task.keys):
         names = ", ".join(str(key) for key in task.keys[:_NAMED])
         more = ", ..." if len(task.keys) > _NAMED else ""

@@ -74,7 +74,9 @@ def _decoding(job: Job) -> str:
     how = "RGB" if job.source.channels == 3 else "grey"
     first = job.work.graph.nodes[0].primitive if job.work.graph.nodes else None
     cut_out = first is not None and type(first).__name__ == "Crop"
-    if cut_out and job.device.type == "cpu":
+    if job.device.type == "cuda":
+        how += "; JPEG files by nvJPEG, near to Pillow's pixels and not equal to them"
+    elif cut_out:
         how += ", only the window that is cut out"
     return f"{how}; files that DALI decodes otherwise than Pillow: by Pillow, in threads"
 
@@ -95,10 +97,7 @@ def _notes(job: Job, loader: Specification) -> Iterator[str]:
         names = ", ".join(type(member).__name__ for member in job.source.head.transforms)
         yield f"the transform begins with {names}, which run where the dataset's own code does"
     elif isinstance(job.source, Opaque):
-        yield (
-            f"{type(loader.dataset).__name__} is not known, so its own code decodes; give it the "
-            "methods encoded(index) and target(index), and DALI decodes its files"
-        )
+        yield f"the dataset's own code decodes: {job.source.why}"
     elif loader.num_workers:
         yield (
             f"num_workers={loader.num_workers} is not used: files are read by threads; leave it "

@@ -16,7 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from dataloaders import waiting
 from dataloaders.batch import Batch, to_device
 
-from .collate import Assembly, noted
+from .collate import Assembly
 from .courier import Trip
 from .task import Ended, Failed, Item, Made
 from .tasks import Tasks, TasksBeside
@@ -126,7 +126,7 @@ class DaliEpoch:
             self._end()
             raise StopIteration
         if isinstance(item, Failed):
-            error = noted(item.error, item.task, item.sample)
+            error = item.error
             del item  # what is raised must not hold its own batch
             raise error
         if isinstance(item, Made):

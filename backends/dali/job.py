@@ -16,11 +16,11 @@ from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
 from dataloaders.specification import device_of, iterates_itself
-from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.operators import chain_of
 
 from .numbers import Numbers, numbers_of
 from .plan import Work, work_of
+from .settled import Settled
 from .sources import Source, source_for
 from .sources.opaque import Opaque, opaque_for
 
@@ -31,10 +31,10 @@ __all__ = ["Job", "job_of"]
 
 _FEWEST_READERS = 4
 
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, list[int], Source | Opaque | str]] = (
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Settled, Source | Opaque | str]] = (
     weakref.WeakKeyDictionary()
 )
-"""That a source is the dataset's own is proved on samples: once for each loader and dataset."""
+"""That a source is the dataset's own is proved on samples: once, until something is changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +139,13 @@ def _work(source: Source | Opaque, options: Dali, device: torch.device) -> Work 
 
 def _source(loader: Specification) -> Source | Opaque | str:
     """What is known of the dataset; else a record of what its own code loads."""
-    dataset, chain, found = _KNOWN.get(loader, (None, [], ""))
-    now = [id(member.transform) for each in find_chains(loader.dataset) for member in each.members]
-    if dataset is not loader.dataset or chain != now:
+    now = Settled(loader.dataset)
+    before, found = _KNOWN.get(loader, (None, ""))
+    own_code = isinstance(found, Opaque)
+    stays = own_code and loader.persistent_workers and loader.num_workers > 0
+    if before is None or not now.is_as(before, own_code=own_code, stays=stays):
         found = _found(loader.dataset)
-        _KNOWN[loader] = loader.dataset, now, found
+    _KNOWN[loader] = now, found
     return found
 
 
@@ -159,4 +161,5 @@ def _found(dataset: Any) -> Source | Opaque | str:
     recorded = opaque_for(dataset)
     if isinstance(recorded, str):
         return f"{source}; nor can its own code be recorded: {recorded}"
+    recorded.why = source
     return recorded

@@ -42,7 +42,7 @@ from .job import Job
 from .plan import Behind
 from .sources import Failed as NotRead
 from .sources import Found, Source
-from .task import Failed, Made, Redo, Task
+from .task import Made, Redo, Task
 
 __all__ = ["RUNS", "Line"]
 
@@ -62,7 +62,11 @@ class Line:
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, job: Job) -> None:
-        """Get ready for an epoch of ``job``."""
+        """Get ready for an epoch of ``job``, on the thread that then works on it."""
+        if job.device.type == "cuda":
+            # Before DALI builds a graph here: on another device it might begin a context, too.
+            torch.cuda.set_device(job.device)
+            let_others_capture()
         key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
@@ -78,11 +82,15 @@ class Line:
     def start(self, task: Task) -> None:
         """Draw and feed a batch whose files are read; if it fails, ``task.item`` says so."""
         try:
+            if task.item is not None:
+                return
             assert task.reading is not None
             found = task.reading.result()
             task.reading = None  # an error in it, once raised, would hold whoever raised it
             task.names = [image.name for image in found]
-            if self._has_failed(task, found):
+            if not found:  # of a batch_sampler of the user's: what it is collated to, torch says
+                task.item = Made(task, [])
+            if task.item is not None or self._has_failed(task, found):
                 return
             sizes = _sizes(found)
             task.draws = task.draws or Draws(task.words)
@@ -171,7 +179,7 @@ class Line:
     def _has_failed(self, task: Task, found: Sequence[Found]) -> bool:
         for sample, image in enumerate(found):
             if isinstance(image, NotRead):
-                task.item = Failed(image.error, task, sample)
+                task.item = Redo(task, image.error, sample, own=True)
                 return True
         return False
 
@@ -216,8 +224,6 @@ class Line:
         if self._job.device.type != "cuda":
             return nullcontext()
         if self._stream is None:
-            torch.cuda.set_device(self._job.device)
-            let_others_capture()
             self._stream = torch.cuda.Stream(self._job.device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._stream)
 

@@ -41,6 +41,7 @@ class Task:
         draws: the streams of its samples, for the chain's own numbers.
         graph: which has it under way.
         item: what became of it, once that is known.
+        broken: what the dataset's own code raised for the last of ``keys``, which has no part.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Task:
     draws: Draws | None = None
     graph: Any = None
     item: Item | None = None
+    broken: BaseException | None = None
 
 
 class Ended:
@@ -81,27 +83,22 @@ class Redo:
     Attributes:
         sample: which one it was, by its place in the batch; None if that is not known.
         where: the transform that refused it, as messages name it; "" if it was none.
+        own: whether the reason is the dataset's own error for that sample: one before it may have
+            one too, which then comes first.
     """
 
     task: Task
     cause: BaseException
     sample: int | None = None
     where: str = ""
+    own: bool = False
 
 
 @dataclass(eq=False)
 class Failed:
-    """What is raised in place of a batch.
-
-    Attributes:
-        error: as it is raised.
-        task: of the batch; None if the sampler failed.
-        sample: which one it was, by its place in the batch; None if that is not known.
-    """
+    """What is raised in place of a batch whose samples are not known: a sampler's error."""
 
     error: BaseException
-    task: Task | None = None
-    sample: int | None = None
 
 
 Item: TypeAlias = "Made | Redo | Failed | Ended"

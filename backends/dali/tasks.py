@@ -15,10 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from dataloaders.backend import Ahead, Cancelled
@@ -27,11 +28,20 @@ from dataloaders.whole_batches import SeededRows, SeededSamples, WholeBatches
 
 from .sources import Image
 from .sources.opaque import Opaque, Recordings
-from .task import Failed, Task
+from .task import Failed, Redo, Task
 
 __all__ = ["Keys", "Pack", "Recorded", "ShowDataset", "Tasks", "TasksBeside", "TasksHere", "Writer"]
 
 _PATIENCE_S = 5.0
+
+
+class Broken(NamedTuple):
+    """What stands for a sample at which the dataset's own code raised ``error``.
+
+    In a worker it is torch's own wrapping of it, which survives being sent.
+    """
+
+    error: Any
 
 
 class Keys(WholeBatches):
@@ -43,7 +53,10 @@ class Keys(WholeBatches):
 
 
 class Recorded:
-    """A dataset in workers that gives each key beside what it recorded for it."""
+    """A dataset in workers that gives each key beside what it recorded for it, or `Broken`.
+
+    Samples in front of a broken one may fail further down the chain, and then are first.
+    """
 
     def __init__(self, opaque: Opaque) -> None:
         self.recording = opaque.dataset
@@ -52,19 +65,37 @@ class Recorded:
         return len(self.recording)
 
     def __getitem__(self, key: Any) -> Any:
-        return key, self.recording[key]
+        return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
-        return list(zip(keys, self.recording.record(keys), strict=True))
+        if len(keys) > 1 and hasattr(self.recording, "__getitems__"):
+            return list(zip(keys, self.recording.record(keys), strict=True))
+        found: list[Any] = []
+        for key in keys:
+            found.append((key, self._one(key)))
+            if isinstance(found[-1][1], Broken):
+                break  # torch asks for no more, either
+        return found
+
+    def _one(self, key: Any) -> Any:
+        try:
+            return self.recording[key]
+        except Exception as error:
+            worker = get_worker_info()
+            if worker is None:
+                return Broken(error)
+            where = f"in DataLoader worker process {worker.id}"
+            return Broken(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
 
 
 class Packed(NamedTuple):
-    """A batch of recorded samples, as a worker sends it."""
+    """A batch of recorded samples, as a worker sends it; up to the first one that is broken."""
 
     keys: list[Any]
     recordings: Recordings
     words: npt.NDArray[np.uint32] | None
     collation: tuple[int, int, int, int] | None
+    broken: Broken | None = None
 
 
 class Pack(WholeBatches):
@@ -75,8 +106,14 @@ class Pack(WholeBatches):
         samples, seeds, collation = rows, None, None
         if isinstance(rows, SeededSamples):
             samples, seeds, collation = rows
-        keys = [key for key, _ in samples]
-        return Packed(keys, Recordings.of([found for _, found in samples]), seeds, collation)
+        keys, whole, broken = [], [], None
+        for key, found in samples:
+            keys.append(key)
+            if isinstance(found, Broken):
+                broken = found
+                break
+            whole.append(found)
+        return Packed(keys, Recordings.of(whole), seeds, collation, broken)
 
 
 class ShowDataset:
@@ -126,15 +163,31 @@ class Writer:
         recordings = packed.recordings
         reading: Future[Any] = Future()
         reading.set_result([Image(pixels, *pixels.shape[:2]) for pixels in recordings.images])
+        count = len(recordings.samples)
         seeds = self._words(len(packed.keys)) if packed.words is None else packed.words
         task = Task(self._batches, packed.keys, seeds, reading, packed.collation)
-        task.parts, task.draws = recordings.samples, recordings.draws(seeds)
+        task.parts, task.draws = recordings.samples, recordings.draws(seeds[:count])
+        if packed.broken is not None:
+            task.broken = _raised(packed.broken.error)
+            if not count:
+                task.item = Redo(task, task.broken, 0, own=True)
         return task
 
     def _words(self, count: int) -> npt.NDArray[np.uint32]:
         places = np.arange(self._samples, self._samples + count)
         self._samples += count
         return words(*self._seed, places)
+
+
+def _raised(error: Any) -> BaseException:
+    """The error; of a worker's, what torch raises for it here."""
+    if not isinstance(error, ExceptionWrapper):
+        return cast(BaseException, error)
+    try:
+        error.reraise()  # type: ignore[no-untyped-call]
+    except Exception as raised:
+        return raised
+    raise AssertionError("torch raises a worker's error")
 
 
 class Tasks(ABC):

@@ -49,10 +49,12 @@ from dataloaders.random_states import random_states_kept
 from dataloaders.specification import iterates_itself, state_of, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
+from dataloaders.transforms.read import read
+from dataloaders.transforms.trailing import trailing
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
 from .batches import Batches, Late, NotThisBatch, batches_of
-from .pictures import steps_of
+from .pictures import MAKE_TENSORS, steps_of
 from .settled import Settled
 from .team import Team
 
@@ -232,7 +234,8 @@ class H5(Backend):
         else:
             best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
             tails = () if best is None else best.tails
-        return next((found for found in map(steps_of, tails) if isinstance(found, str)), None)
+        found = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
+        return next((why for why in found if isinstance(why, str)), None)
 
     def _path(self, dataset: Any) -> Path:
         if self.path is not None:
@@ -264,6 +267,13 @@ class H5(Backend):
             with suppress(CacheError):  # there may be none yet
                 kept = Index.parse(self.path).fingerprint.get("images")
         return kept[:100] if type(kept) is str else str(Images())
+
+
+def _makes_floats_of_bytes(tail: Any) -> bool:
+    """Whether rows are tensors of bytes, of which ``tail`` only makes floats, one by one."""
+    members = read(tail)
+    makers = [member for member in members if member.torchvision in MAKE_TENSORS]
+    return not makers and trailing(members) == members
 
 
 def _told_live(dataset: Any) -> str:

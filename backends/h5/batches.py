@@ -39,6 +39,7 @@ from dataloaders.randomness import words
 from dataloaders.seeding import seed_generators
 from dataloaders.transforms import Tail
 from dataloaders.transforms.draws import Draws
+from dataloaders.transforms.kinds import torchvision_name
 from dataloaders.transforms.read import read
 from dataloaders.transforms.table import same_bits
 from dataloaders.transforms.trailing import CONVERTERS, Deferred
@@ -61,6 +62,8 @@ Column: TypeAlias = "ColumnReader | JoinedColumn"
 Image: TypeAlias = "npt.NDArray[np.uint8]"
 """uint8 [C, H, W], in the file: only ever read from."""
 
+_BYTES = ("tensor:uint8", "tv_tensor:Image:uint8")
+"""What a cache calls tensors of bytes; stacked, all of them are plain tensors."""
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
 
 
@@ -203,7 +206,9 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
         return "its rows are of several kinds"
     kind = next(iter(kinds))
     if tail is not None:
-        return f"its tail works on {kind}"
+        if kind not in _BYTES or not _is_put_off(tail, column.entry.shape):
+            return f"its tail works on {kind}"
+        kind = _BYTES[0]
     if kind in ("str", "bytes"):
         return lambda rows: column.leaves(rows.numbers.tolist())
     family = kind.partition(":")[0]
@@ -217,6 +222,15 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     if isinstance(column, ColumnReader) and column.entry.packing is not None:
         return _Decoded(column, bits)
     return _Values(column, bits)
+
+
+def _is_put_off(tail: Any, shape: Sequence[int] | None) -> bool:
+    """Whether tensors of bytes stay as they are, and floats are made of them behind the batch."""
+    last, *others = [member.transform for member in read(tail)]
+    if others or not isinstance(last, Deferred) or shape is None or len(shape) != 3:
+        return False
+    converters = {torchvision_name(step) for step in last.run} & set(CONVERTERS)
+    return converters <= {"ToPureTensor"} and last.channels.get(shape[0]) == shape[0]
 
 
 class _Files:

@@ -31,9 +31,9 @@ from dataloaders.transforms.ways import Way
 
 from .team import Team
 
-__all__ = ["Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
+__all__ = ["MAKE_TENSORS", "Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
 
-_MAKE_TENSORS = ("PILToTensor", "ToImage", "ToTensor")
+MAKE_TENSORS = ("PILToTensor", "ToImage", "ToTensor")
 _AS_LONG = 16  # copying a byte takes so much less than decoding it
 
 
@@ -97,7 +97,7 @@ class Steps:
         if self.deferred:
             names = {torchvision_name(each) for each in self._ending[0].run}
             self._channels = self._ending[0].channels
-        self._takes_planes = not names.isdisjoint(_MAKE_TENSORS)
+        self._takes_planes = not names.isdisjoint(MAKE_TENSORS)
 
     @property
     def deferred(self) -> bool:
@@ -149,7 +149,7 @@ def steps_of(tail: Any) -> Steps | str:
     elif chain.rest:
         return f"{chain.rest[0]} is not done for a whole batch: {chain.why}"
     else:
-        if not any(member.torchvision in _MAKE_TENSORS for member in members):
+        if not any(member.torchvision in MAKE_TENSORS for member in members):
             return "its tail makes no tensors of images"
         while members and members[-1].torchvision in CONVERTERS:
             ending.insert(0, members.pop().transform)

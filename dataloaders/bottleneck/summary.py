@@ -11,6 +11,8 @@ from dataloaders import workers
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
+from dataloaders.errors import DataLoadersError
+from dataloaders.loader import DataLoader
 
 __all__ = ["summarise"]
 
@@ -82,6 +84,13 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
             "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
         ]
     if analysis.verdict == "input-bound":
+        if _has_threads_of_its_own(loader):
+            return [
+                "measure its threads and its depth with `dataloaders tune`: its backend makes "
+                "batches in threads of this process, and num_workers is not used",
+                "if that does not reach the bound above, do less a sample: smaller images on disk, "
+                "or cache the deterministic part",
+            ]
         if not feed.workers:
             return [
                 'let worker processes prepare batches: num_workers="auto", or measure the best '
@@ -112,6 +121,17 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
         f"measure longer (budget_s, --budget): the gap lies between {max(0.0, bound.low - 1):.0%} "
         f"and {max(0.0, bound.high - 1):.0%}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"
     ]
+
+
+def _has_threads_of_its_own(loader: Any) -> bool:
+    """Whether its backend makes batches, with numbers that can be tuned, and no workers do."""
+    if not isinstance(loader, DataLoader):
+        return False
+    try:
+        tunable = loader._tunable()
+    except DataLoadersError:
+        return False
+    return tunable is not None and not tunable.workers
 
 
 def _sharing(count: int, *, on_device: bool) -> list[str]:

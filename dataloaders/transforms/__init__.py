@@ -5,6 +5,7 @@
                                                          the copy, if `proof` finds it equal
 
     read.py      a Compose as a flat list of members, each with its place and kind
+    presets.py   the transforms of torchvision's weights, as the steps that they are
     kinds.py     which torchvision transforms are known, and which of them draw random numbers
     find.py      where a dataset holds its transforms, and a copy of it with others
     trailing.py  the trailing members that work pixel by pixel, and what stands in their place

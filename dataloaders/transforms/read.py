@@ -6,7 +6,8 @@
             ToTensor       transforms[1].transforms[1]  deterministic
             my_function    transforms[2]                opaque
 
-A container that decides which of its members run, such as RandomApply, is one member.
+A container that decides which of its members run, such as RandomApply, is one member. What
+comes with torchvision's weights are as many as they have steps (`presets`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from dataloaders.transforms.kinds import Kind, changed_by_hand, kind_of, torchvision_name
+from dataloaders.transforms.presets import steps_of
 
 __all__ = ["Kind", "Member", "Run", "is_chain", "read"]
 
@@ -68,7 +70,8 @@ class Run:
 
 def is_chain(value: Any) -> bool:
     """Whether `read` knows something of ``value``: a Compose, Sequential, Run or torchvision's."""
-    return _members_of(value) is not None or kind_of(value) is not Kind.OPAQUE
+    known = steps_of(value) or _members_of(value)
+    return known is not None or kind_of(value) is not Kind.OPAQUE
 
 
 def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
@@ -80,6 +83,11 @@ def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
 
 
 def _read(transform: Any, where: str) -> Iterator[Member]:
+    steps = steps_of(transform)
+    for step in steps or ():
+        yield Member(step, f"{where} ({type(transform).__name__})", kind_of(step))
+    if steps is not None:
+        return
     inner = _members_of(transform)
     if inner is None:
         yield Member(transform, where, kind_of(transform))

@@ -48,9 +48,11 @@ class Opaque:
         wraps: whether that tensor is one of torchvision's ``tv_tensors.Image``.
         channels: of each image.
         user_code: False: what there is has run when a sample is recorded.
+        why: its images are not read without its code, and what to do about it; in words.
     """
 
     user_code = False
+    why = ""
 
     def __init__(self, dataset: Recording, head: Run, transform: Run, copies: Copies) -> None:
         self.dataset = dataset
@@ -101,11 +103,16 @@ def opaque_for(dataset: Any) -> Opaque | str:
         obstacle = _obstacle(name, chains)
         if obstacle is not None:
             return obstacle
-        trial = _opaque(dataset, chains)
+        known = _known(chains[0].members)
+        trial = _opaque(dataset, chains, known)
         obstacle = _proved(dataset, trial)
+        if trial.dataset.recorder.given_arrays and _makes_image(chains[0].members[known:]):
+            known += 1
+            trial = _opaque(dataset, chains, known)
+            obstacle = _proved(dataset, trial)
         if obstacle is not None:
             return f"{name}: {obstacle}"
-        found = _opaque(dataset, chains)
+        found = _opaque(dataset, chains, known)
         found.dataset.path = trial.dataset.path
         found.dataset.recorder.expect(trial.dataset.recorder)
         return found
@@ -124,7 +131,10 @@ def _obstacle(name: str, chains: list[Found]) -> str | None:
     states = [equal_state([member.transform for member in found.members]) for found in chains]
     if len(chains) > 1 and (None in states or len(set(states)) > 1):
         places = ", ".join(found.where for found in chains)
-        return f"{name} holds {len(chains)} different chains ({places}), and a graph serves one"
+        return (
+            f"{name} holds {len(chains)} different chains ({places}), and a graph serves one; if "
+            "one was left over from before, assign the new one there too"
+        )
     if _known(chains[0].members) == len(chains[0].members):
         return f"nothing in {chains[0].where} is known, so that nothing of it could move"
     return None
@@ -143,9 +153,13 @@ def _known(members: Sequence[Member]) -> int:
     )
 
 
-def _opaque(dataset: Any, chains: list[Found]) -> Opaque:
+def _makes_image(members: Sequence[Member]) -> bool:
+    """Whether they begin with v2's ToImage, which makes bytes of an array, and go on."""
+    return len(members) > 1 and members[0].torchvision == "ToImage"
+
+
+def _opaque(dataset: Any, chains: list[Found], known: int) -> Opaque:
     members = chains[0].members
-    known = _known(members)
     head = Run([member.transform for member in members[:known]])
     recorder = Recorder(head)
     ids = {id(found.chain) for found in chains}

@@ -35,6 +35,7 @@ class Recorder(Run):
     Attributes:
         form, channels, wraps: of what was recorded; all must be alike.
         whole: if not None, the random states when it was called last, NumPy's too.
+        given_arrays: whether it was called with an array of NumPy's.
     """
 
     def __init__(self, head: Run) -> None:
@@ -43,6 +44,7 @@ class Recorder(Run):
         self.channels = 3
         self.wraps = False
         self.whole: tuple[Any, ...] | None = None
+        self.given_arrays = False
         self._calls: list[tuple[Placeholder, Any, Any]] = []
 
     def __call__(self, *values: Any) -> Any:
@@ -93,6 +95,7 @@ class Recorder(Run):
             told, known = f"a PIL image of mode {value.mode}", channels > 0
         else:
             form, channels, known = "pil", 0, False
+            self.given_arrays = isinstance(value, np.ndarray)
             told = f"a {type(value).__module__}.{type(value).__name__}"
         if not known:
             raise BackendUnavailable(

@@ -44,8 +44,13 @@ def _of_batches(transform: Any, v2: bool) -> Operator:
     )
 
 
-@reads("UniformTemporalSubsample")
+@reads("OpticalFlow")
+def _of_pairs(transform: Any, v2: bool) -> Operator:
+    raise NotRead("OpticalFlow takes two images at once, and only samples of one are read here")
+
+
+@reads("UniformTemporalSubsample", "VideoClassification")
 def _of_videos(transform: Any, v2: bool) -> Operator:
     raise NotRead(
-        "UniformTemporalSubsample takes frames out of a video, and only images are read here"
+        f"{type(transform).__name__} takes the frames of a video, and only images are read here"
     )
