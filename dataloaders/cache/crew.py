@@ -275,6 +275,7 @@ def _work(
     try:
         for each in undo:
             each()
+        interrupts = _Interrupts()
         _end_with(alive)
         settle_in()
         torch.set_num_threads(1)
@@ -287,16 +288,38 @@ def _work(
         )
         with suppress(EOFError, ConnectionError):
             while (asked := pipe.recv()) is not None:
-                pipe.send(_answer(dataset, asked))
+                pipe.send(_answer(dataset, asked, interrupts))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 
 
-def _answer(dataset: Dataset[Any], number: int) -> Any:
+class _Interrupts:
+    """Ctrl-C in a worker: raised in what is read, which may have to clean up; else its end at once.
+
+    Raised anywhere it would also be so in callbacks, of which Python prints that it was ignored.
+    """
+
+    def __init__(self) -> None:
+        self.reading = False
+        if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
+            signal.signal(signal.SIGINT, self._came)
+
+    def _came(self, *_: object) -> None:
+        if self.reading:
+            raise KeyboardInterrupt
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(_INTERRUPTED)
+
+
+def _answer(dataset: Dataset[Any], number: int, interrupts: _Interrupts) -> Any:
+    interrupts.reading = True
     try:
         return dataset[number]
     except BaseException as error:  # a worker that sys.exit() ends tells nothing
         return Failure.of(not_interrupted(error))
+    finally:
+        interrupts.reading = False
 
 
 def _end_with(alive: Connection) -> None:
