@@ -21,8 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
+from torchvision.transforms.functional import InterpolationMode
 
 from backends.h5 import H5
 from dataloaders import DataLoader
@@ -37,12 +39,14 @@ from dataloaders.cache.file import assemble
 from dataloaders.cache.fingerprint import fingerprint
 from dataloaders.cache.images import Images
 from dataloaders.cache.packed import packed
+from dataloaders.cache.study import _digest
 from dataloaders.cli import main
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import MODES, bits
 from helpers.compare import assert_same
 
 SIZE = 6
+NEAREST = InterpolationMode.NEAREST
 LOSSLESS = [(name, mode) for name in ("PNG", "WEBP") for mode in KEPT[name]]
 FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
 
@@ -70,6 +74,37 @@ class Photos(Dataset[Any]):
             image = self.transform(image)
         mask = smooth(index).convert("1" if index % 2 else "L")
         return {"image": image, "mask": mask, "label": index}
+
+
+def mask(number: int, mode: str = "RGB", height: int = 24, width: int = 30) -> Any:
+    """Classes as VOC's have them: indices of few colours, and 255 round them."""
+    y, x = np.mgrid[:height, :width]
+    indices = ((x // 7 + y // 5 + number) % 5).astype(np.uint8)
+    indices[y // 5 != (y + 1) // 5] = 255
+    image = Image.fromarray(indices)
+    image.putpalette([value * 37 % 256 for value in range(256 * len(mode))], mode)
+    return image
+
+
+class Masks(Dataset[Any]):
+    """A picture and a mask with a palette, as VOCSegmentation gives them."""
+
+    def __init__(self, transform: Any = None, target_transform: Any = None) -> None:
+        self.transform, self.target_transform = transform, target_transform
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        height = 24 + index % 2
+        image, target = smooth(index, height), mask(index, "RGB", height)
+        if index == 3:
+            target.info["transparency"] = 255
+        if self.transform is not None:
+            image = self.transform(image)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return image, target
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +340,151 @@ def test_a_lossy_cache(path: Path) -> None:
         assert file is not None
         assert bits(Image.open(io.BytesIO(file)).convert("RGB")) == bits(cached[row]["image"])
     assert cached.readers[2].file(0) is None
+
+
+# Images with a palette
+
+
+@pytest.mark.parametrize("images", ["raw", "png", {"0": "webp"}, {"1": "raw"}])
+def test_masks_with_a_palette_are_kept_as_png(path: Path, images: Any) -> None:
+    cached = make(Masks(), path, images)
+    assert kinds(cached)["1"] == ["encoded:PNG:P"]
+    assert cached.columns[1].most_pixels == 25 * 30
+    assert_all_equal(cached, Masks())
+    assert_all_equal(pickle.loads(pickle.dumps(cached)), Masks())
+    assert verify(path) == []
+    for row in range(SIZE):
+        assert cached[row][1].info == ({"transparency": 255} if row == 3 else {})
+        file = cached.readers[1].file(row)
+        assert file is not None
+        assert np.array_equal(np.array(Image.open(io.BytesIO(file))), np.array(Masks()[row][1]))
+    with pytest.raises(CacheError, match="largest=2999 allows"):
+        CachedDataset(path, largest=4 * 25 * 30 - 1)
+
+
+@pytest.mark.parametrize("images", ["jpeg", "webp", {"1": "jpeg"}])
+def test_masks_with_a_palette_are_nothing_else(path: Path, images: Any) -> None:
+    how = images if isinstance(images, str) else images["1"]
+    text = f"column '1' is an image of mode 'P', 30 x 24 pixels, which {how} cannot keep; png can"
+    with pytest.raises(CacheError, match=text):
+        make(Masks(), path, images)
+
+
+def test_an_index_has_no_colours_in_between(path: Path) -> None:
+    cached = make(Masks(), path, Encoded("png", max_side=13))
+    for row in range(SIZE):
+        kept, whole = cached[row][1], Masks()[row][1]
+        assert max(kept.size) == 13
+        assert bits(kept) == bits(whole.resize(kept.size, Image.Resampling.NEAREST))
+
+
+def test_masks_with_a_palette_are_not_compressed_again(path: Path) -> None:
+    class Large(Masks):
+        def __getitem__(self, index: int) -> Any:
+            noise = np.random.default_rng(index).integers(0, 256, (150, 150), np.uint8)
+            return Image.fromarray(noise).convert("P"), torch.zeros(9000)
+
+    assert estimate(Large(), path, num_workers=0).bytes > SIZE * 150 * 150
+    cached = make(Large(), path, compress="zstd")
+    assert [column.packing is None for column in cached.columns] == [True, False]
+    assert_all_equal(cached, Large())
+
+
+def test_masks_with_a_palette_in_shards(path: Path) -> None:
+    for rank in range(2):
+        precompute(Masks(), path, shard=(rank, 2), num_workers=0, wait=rank == 1)
+    cached = CachedDataset(path)
+    assert len(cached.index.shards) == 2
+    assert kinds(cached)["1"] == ["encoded:PNG:P"]
+    assert_all_equal(cached, Masks())
+    assert verify(path) == []
+
+
+def test_a_palette_is_part_of_what_a_sample_gives(path: Path) -> None:
+    class Other(Masks):
+        __qualname__, __module__ = Masks.__qualname__, Masks.__module__
+
+        def __getitem__(self, index: int) -> Any:
+            image, target = super().__getitem__(index)
+            target.putpalette(bytes(target.getpalette()[:-1]) + b"\7")
+            return image, target
+
+    make(Masks(), path)
+    assert fingerprint(Masks()).items() <= make(Masks(), path).index.fingerprint.items()
+    with pytest.raises(CacheError, match="the contents of sample 0, "):
+        make(Other(), path)
+
+
+def test_the_fingerprint_does_not_depend_on_how_png_files_are_packed() -> None:
+    cell = cell_of(mask(0), "sample")
+    file = io.BytesIO()
+    mask(0).save(file, "PNG", compress_level=0)
+    other = Cell(cell.kind, np.frombuffer(file.getvalue(), np.uint8))
+    assert other.values.tobytes() != cell.values.tobytes()
+    assert _digest((0, [other])) == _digest((0, [cell]))
+    assert _digest((0, [cell_of(mask(0, "RGBA"), "sample")])) != _digest((0, [cell]))
+
+
+def test_a_transparent_colour_of_a_palette_is_kept_for_code_that_looks_at_it(path: Path) -> None:
+    dataset = Masks(target_transform=v2.Compose([v2.CenterCrop(20), transparent]))
+    cached = make(dataset, path)
+    assert cached.index.head == ("CenterCrop(size=(20, 20))",)
+    assert [cached[row][1] for row in range(SIZE)] == [None, None, None, 255, None, None]
+
+
+def transparent(image: Any) -> Any:
+    """Somebody's own transform."""
+    return image.info.get("transparency")
+
+
+BOTH: dict[str, tuple[Any, Any, bool]] = {
+    "pictures": (
+        lambda: v2.Compose([v2.CenterCrop(20), v2.RandomCrop(16), *FLOATS]),
+        lambda: v2.Compose(
+            [v2.Resize(22, NEAREST), v2.RandomCrop(16),
+             v2.RandomHorizontalFlip(), v2.RandomRotation(9, fill=3), v2.PILToTensor()]
+        ),
+        True,
+    ),
+    "v1": (
+        lambda: v1.Compose([v1.RandomCrop(16), v1.ToTensor()]),
+        lambda: v1.Compose([v1.RandomResizedCrop(16, interpolation=NEAREST), v1.ToTensor()]),
+        True,
+    ),
+    "colours": (
+        lambda: v2.Compose([v2.RandomCrop(16), v2.PILToTensor()]),
+        lambda: v2.Compose([v2.RandomCrop(16, padding=2), v2.RGB(), v2.PILToTensor()]),
+        True,
+    ),
+    "somebody's own": (
+        lambda: v2.Compose([v2.RandomCrop(16), *FLOATS]),
+        lambda: v2.Compose([v2.RandomCrop(16), indices]),
+        False,
+    ),
+}  # fmt: skip
+
+
+def indices(image: Any) -> Any:
+    """Somebody's own transform."""
+    return torch.from_numpy(np.array(image)).long()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", BOTH)
+def test_batches_of_masks_are_those_of_stock(
+    path: Path, workers: int, name: str, workers_end_fast: None
+) -> None:
+    images, masks, at_once = BOTH[name]
+    dataset = Masks(images(), masks())
+    options: Any = {"batch_size": 4, "shuffle": True, "num_workers": workers, "seed": 5}
+    theirs = epochs(DataLoader(dataset, **options))
+    ours = DataLoader(dataset, backend=H5(path), **options)
+    assert_same(epochs(ours), theirs)
+    assert kinds(CachedDataset(path))["1"] == ["encoded:PNG:P"]
+    assert ("batches are made at once" in str(ours.explain())) == at_once
+
+
+# Columns of files
 
 
 def test_files_of_one_length_are_a_fixed_column(path: Path) -> None:
@@ -654,11 +834,12 @@ def saved(image: Any, name: str) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["encoded:PNG:RGB", "file:RGB"])
+@pytest.mark.parametrize("kind", ["encoded:PNG:RGB", "encoded:PNG:P", "file:RGB"])
 def test_a_decompression_bomb(path: Path, kind: str) -> None:
-    refuse(path, kind, png(60000, 60000), "DecompressionBombError: Image size")
-    refuse(path, kind, png(2**31 - 1, 2**31 - 1), "Bomb")
-    refuse(path, kind, png(200, 200), "it cannot be decoded")  # no pixels after all
+    mode = 3 if kind == "encoded:PNG:P" else 2
+    refuse(path, kind, png(60000, 60000, mode), "DecompressionBombError: Image size")
+    refuse(path, kind, png(2**31 - 1, 2**31 - 1, mode), "Bomb")
+    refuse(path, kind, png(200, 200, mode), "it cannot be decoded")  # no pixels after all
 
 
 def test_bytes_of_something_else(path: Path) -> None:
@@ -668,6 +849,7 @@ def test_bytes_of_something_else(path: Path) -> None:
     refuse(path, "encoded:JPEG:RGB", saved(grey, "JPEG"), "it is a JPEG of mode L")
     refuse(path, "encoded:WEBP:RGBA", saved(colour, "PNG"), "it is no file of format WEBP")
     refuse(path, "encoded:PNG:L", saved(colour, "PNG"), "it is a PNG of mode RGB")
+    refuse(path, "encoded:PNG:P", saved(colour, "PNG"), "it is a PNG of mode RGB")
     refuse(path, "file:RGB", eps, "it is no file of format BMP, GIF")
     refuse(path, "file:RGB", b"", "it is no file of format")
     refuse(path, "encoded:JPEG:RGB", saved(smooth(0, 90, 90), "JPEG")[:-200], "truncated")
@@ -699,6 +881,10 @@ WHOLE = [
     ("encoded:JPEG:RGB", saved(smooth(0), "JPEG")),
     ("encoded:PNG:RGB", saved(smooth(0), "PNG")),
     ("encoded:WEBP:L", saved(smooth(0), "WEBP")),
+    *(
+        ("encoded:PNG:P", cell_of(mask(number, mode), "sample").values.tobytes())
+        for number, mode in ((0, "RGB"), (1, "RGBA"))
+    ),
     *(("file:RGB", saved(smooth(0), name)) for name in ("JPEG", "PNG", "WEBP", "TIFF", "GIF")),
 ]
 
@@ -846,6 +1032,28 @@ def test_an_encoded_cache_and_back(
     assert (tmp_path / "out/00000001-0.jpg").read_bytes() == file
     assert command("build", photos, tmp_path / "b.h5", "--images", "0=webp")[0] == 0
     assert kinds(CachedDataset(tmp_path / "b.h5"))["0"] == ["encoded:WEBP:RGB"]
+
+
+def test_masks_with_a_palette_and_back(
+    command: Callable[..., tuple[int, str]], path: Path, tmp_path: Path
+) -> None:
+    class Turned(Masks):
+        def __getitem__(self, index: int) -> Any:
+            target = mask(index)
+            target.info["transparency"] = bytes(range(9))  # which Pillow warns of
+            return target
+
+    make(Turned(), path)
+    status, said = command("info", path, "--sheet", tmp_path / "sheet.png")
+    assert status == 0
+    assert "encoded:PNG:P" in said
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    assert np.array_equal(sheet[:24, :30], np.asarray(mask(0).convert("RGB")))
+    assert command("verify", path)[0] == 0
+    assert command("extract", path, tmp_path / "out")[0] == 0
+    for row in range(SIZE):
+        with Image.open(tmp_path / f"out/{row:08}-sample.png") as file:
+            assert bits(file) == bits(Turned()[row])
 
 
 def test_damaged_images_are_extracted_all_the_same(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import re
 from collections import OrderedDict, namedtuple
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torchvision import tv_tensors
 
 from dataloaders.cache.chunk import Chunk, sizes
@@ -28,7 +32,17 @@ from dataloaders.cache.sample import (
     split,
 )
 from dataloaders.errors import CacheError
-from helpers.cached import KEYS, MODES, SAMPLES, TEXT, TORCH_DTYPES, Point, bits, chunks_of
+from helpers.cached import (
+    KEYS,
+    MODES,
+    SAMPLES,
+    TEXT,
+    TORCH_DTYPES,
+    Point,
+    bits,
+    chunks_of,
+    palettes,
+)
 
 
 def there_and_back(sample: Any) -> Any:
@@ -81,6 +95,74 @@ def test_every_mode_of_pil(mode: str, size: tuple[int, int]) -> None:
     assert bits(back) == bits(image)
     if 0 not in size:
         back.putpixel((0, 0), back.getpixel((size[0] - 1, 0)))  # may be changed
+
+
+@settings(max_examples=400, deadline=None)
+@given(palettes(st.none() | st.integers(-2, 300) | st.binary(max_size=300)), st.booleans())
+def test_an_image_with_a_palette_comes_back_or_is_refused(image: Any, converted: bool) -> None:
+    if converted:
+        with suppress(ValueError):  # an index that there is not
+            image.convert("RGBA")  # which puts its transparency into Pillow's palette
+    known = image.info.get("transparency")
+    try:
+        (cell,) = split(image)[1]
+    except CacheError:
+        with pytest.raises(CacheError, match=r"mode 'P', which .* \(PNG does not give its palette"):
+            split(image)
+        if type(known) is bytes:  # those that Pillow reads as an int, or not at all
+            assert len(known) > 256 or re.fullmatch(b"\xff*\0\xff*\n?", known)
+        else:
+            assert image.palette.mode == "RGB"
+            assert not 0 <= known < 256
+        return
+    assert (cell.kind, cell.pixels) == ("encoded:PNG:P", image.width * image.height)
+    back = leaf_of(cell.kind, cell.values)
+    assert type(back) is Image.Image
+    assert (back.mode, back.size, back.tobytes()) == ("P", image.size, image.tobytes())
+    assert back.palette.mode == image.palette.mode
+    assert back.getpalette(back.palette.mode) == image.getpalette(image.palette.mode)
+    assert back.info == ({} if known is None else {"transparency": known})
+    file = Image.open(io.BytesIO(cell.values.tobytes()))  # as others read it
+    for seen in (back, file):
+        assert seen.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+    back.putpixel((0, 0), 1)  # may be changed
+    assert split(image)[1][0].values.tobytes() == cell.values.tobytes()
+
+
+def test_an_image_with_colours_that_png_lacks() -> None:
+    image = Image.new("P", (2, 2))
+    image.putpalette([1, 2, 3, 4], "CMYK")
+    with pytest.raises(CacheError, match=r"mode 'P', .*\(PNG does not .*numpy\.array\(image\)"):
+        split(image)
+
+
+def test_an_image_with_a_palette_that_could_not_be_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with pytest.raises(CacheError, match=r"mode 'P', .*DecompressionBombError.*numpy\.array"):
+        split(Image.new("P", (40, 40)))
+
+
+def test_nothing_but_a_palette_gets_into_a_file() -> None:
+    image = Image.new("P", (5, 4), 1)
+    image.putpalette([1, 2, 3, 4, 5, 6])
+    (clean,) = split(image)[1]
+    image.info = {"icc_profile": b"secret", "exif": b"Exif\0\0secret", "dpi": (7, 7)}
+    image.info["palette"] = "RGB 1"
+    (cell,) = split(image)[1]
+    assert cell.values.tobytes() == clean.values.tobytes()
+
+
+@pytest.mark.parametrize("said", ["", "RGB", "RGB 3", "RGB -1", "RGB 01", "CMYK 1", "RGBA  1"])
+def test_what_a_file_cannot_say_of_its_palette(said: str) -> None:
+    image = Image.new("P", (2, 2))
+    image.putpalette([1, 2, 3, 4, 5, 6])
+    info, file = PngInfo(), io.BytesIO()
+    info.add_text("palette", said)
+    image.save(file, "PNG", pnginfo=info)
+    with pytest.raises(CacheError, match="what it says of its palette cannot be"):
+        leaf_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
 
 
 def test_an_image_is_kept_as_planes() -> None:
@@ -173,7 +255,8 @@ class Odd:
         (torch.zeros(2, device="meta"), r"is on meta; return .cpu\(\)"),
         (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested .* as a list"),
         (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "tensor of torch.float8_e4m3fnuz, which"),
-        (Image.new("P", (2, 2)), r"mode 'P', .*for its colours, or return numpy.array\(image\)"),
+        (Image.new("P", (2, 0)), r"mode 'P', .*\(it has no pixels\); .*numpy.array\(image\)"),
+        (Image.new("PA", (2, 2)), r"mode 'PA', .*for its colours, or return numpy.array\(image\)"),
         (Image.new("I;16B", (2, 2)), r"mode 'I;16B', .*\.convert\(\"I\"\)$"),
         (Image.new("RGBa", (2, 2)), r"mode 'RGBa', .*\.convert\(\"RGBA\"\)$"),
         (namedtuple("A", "x")(Odd()), "Odd"),

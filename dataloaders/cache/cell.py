@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.decode import decoded, decoded_file, is_encoded
+from dataloaders.cache.palette import PALETTE, contents, files
 from dataloaders.cache.planes import PLANES, Planes, has_planes
 from dataloaders.encoded import EncodedFile
 from dataloaders.errors import CacheError, MissingDependency
@@ -161,6 +162,11 @@ class Cell:
         return array.joined() if isinstance(array, Planes) else array
 
     @property
+    def is_image(self) -> bool:
+        """Whether it was made of a PIL image, and may be encoded in another way."""
+        return self.kind.startswith("image:") or self.kind == PALETTE
+
+    @property
     def pieces(self) -> Sequence[bytes | memoryview]:
         """The bytes of the array, in C order."""
         array = self.array
@@ -262,10 +268,16 @@ def _array_cell(value: Any, where: str) -> Cell:
 
 
 def _image_cell(value: Any, where: str) -> Cell:
+    why = ""
+    if value.mode == "P":
+        found = _palette_cell(value)
+        if isinstance(found, Cell):
+            return found
+        why = f" ({found})"
     if value.mode not in _MODES:
         raise CacheError(
-            f"{where} is a PIL image of mode {value.mode!r}, which a cache does not keep; in the "
-            f"dataset, {_INSTEAD.get(value.mode, _IN_COLOUR)}"
+            f"{where} is a PIL image of mode {value.mode!r}, which a cache does not keep{why}; in "
+            f"the dataset, {_INSTEAD.get(value.mode, _IN_COLOUR)}"
         )
     dtype, channels = _MODES[value.mode]
     kind = f"image:{value.mode}"
@@ -274,6 +286,21 @@ def _image_cell(value: Any, where: str) -> Cell:
     pixels = np.asarray(value).reshape(value.height, value.width, channels)
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     return Cell(kind, planes.astype(dtype, copy=False))
+
+
+def _palette_cell(image: Any) -> Cell | str:
+    """The cell that gives ``image``, of mode P, back to the bit; or why there is none."""
+    if 0 in image.size:
+        return "it has no pixels"
+    kept = contents(image)
+    try:
+        for file in files(kept):
+            values = np.frombuffer(file, "|u1")
+            if contents(leaf_of(PALETTE, values)) == kept:
+                return Cell(PALETTE, values, image.width * image.height)
+    except (CacheError, OSError, ValueError, TypeError, MemoryError, SystemError) as error:
+        return f"as PNG: {type(error).__name__}: {error}"
+    return "PNG does not give its palette and transparency back"
 
 
 # And back

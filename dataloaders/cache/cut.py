@@ -321,4 +321,6 @@ def part_at(value: Any, path: Path) -> Any:
 def _has_more_than_pixels(value: Any) -> bool:
     if not callable(getattr(value, "getexif", None)):
         return False
-    return "transparency" in value.info or value.getexif().get(_ORIENTATION, 1) != 1
+    if "transparency" in value.info and value.mode != "P":
+        return True
+    return bool(value.getexif().get(_ORIENTATION, 1) != 1)

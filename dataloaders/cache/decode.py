@@ -1,6 +1,7 @@
 """Cells that hold an encoded image, and how they become PIL images again.
 
     encoded:PNG:RGBA   bytes of a PNG file   ──Pillow, PNG only──> mode RGBA
+    encoded:PNG:P      the same              ──Pillow, palette.py──> mode P, with its palette
     file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
 
 The bytes may come from anybody. Only the format that the kind names is tried, its size is held
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from dataloaders.cache.palette import restored
 from dataloaders.encoded import FORMATS, EncodedFile, opened, refuse_larger
 
 __all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
@@ -28,6 +30,7 @@ KEPT: dict[str, dict[str, tuple[str, ...]]] = {
         "RGB": ("RGB",),
         "RGBA": ("RGBA",),
         "I;16": ("I;16", "I"),  # the second one in older versions of Pillow
+        "P": ("P",),
     },
     # WebP knows colours only, and leaves out an alpha channel that is opaque everywhere.
     "WEBP": {"L": ("RGB",), "LA": ("RGBA", "RGB"), "RGB": ("RGB",), "RGBA": ("RGBA", "RGB")},
@@ -70,7 +73,8 @@ class Undecoded:
         """
         self._done(self._image.load)
         # Pillow's convert copies, even where there is nothing to convert.
-        return self._image if self._image.mode == self.mode else self.converted()
+        as_it_is = self._image.mode == self.mode != "P"
+        return self._image if as_it_is else self.converted()
 
     def converted(self) -> Any:
         """The PIL image, in memory of its own.
@@ -78,7 +82,11 @@ class Undecoded:
         Raises:
             ValueError: it cannot be decoded.
         """
-        return self._done(lambda: self._image.convert(self.mode))
+        return self._done(self._own)
+
+    def _own(self) -> Any:
+        made = self._image.convert(self.mode)
+        return restored(made) if self.mode == "P" else made
 
     def _done(self, call: Callable[[], Any]) -> Any:
         try:
@@ -120,9 +128,9 @@ def decoded(detail: str, values: npt.NDArray[Any], most_pixels: int | None = Non
         KeyError, ValueError: it is none.
         ImportError: Pillow is not installed.
     """
-    # As other images of a cache: pixels only, and no class of a file's format.
     made = undecoded(f"encoded:{detail}", values, most_pixels).converted()
-    made.info = {}
+    if made.mode != "P":  # as other images of a cache: pixels only, and no class of a file's format
+        made.info = {}
     return made
 
 

@@ -2,6 +2,7 @@
 
     Cell("image:RGB", uint8 (3, 480, 640))
         ──max_side──> smaller ──Pillow──> Cell("encoded:JPEG:RGB", uint8 (41_337,))
+    Cell("encoded:PNG:P", uint8 (2_345,))       as it is, or smaller: see palette.py
 
 An image is made of the cell's own pixels, so that a file holds nothing else: no EXIF, no colour
 profile, no time. The same pixels give the same bytes, whoever encodes them.
@@ -16,7 +17,8 @@ import numpy as np
 
 from dataloaders.cache.decode import KEPT
 from dataloaders.cache.images import Encoded, Images
-from dataloaders.cache.sample import Cell, Structure, column_names, leaf_of
+from dataloaders.cache.palette import PALETTE
+from dataloaders.cache.sample import Cell, Structure, cell_of, column_names, leaf_of
 from dataloaders.errors import CacheError
 
 __all__ = ["Encoder", "encoded"]
@@ -48,7 +50,7 @@ class Encoder:
             self._structure = structure
         found = []
         for name, how, cell in zip(self._names, self._how, cells, strict=True):
-            if how is None or not cell.kind.startswith("image:"):
+            if how is None or not cell.is_image:
                 found.append(cell)
                 continue
             try:
@@ -68,8 +70,9 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     """
     from PIL import Image
 
-    name, mode = how.format.upper(), cell.kind.partition(":")[2]
-    _, height, width = cell.array.shape
+    name, mode = how.format.upper(), cell.kind.rpartition(":")[2]
+    palette = leaf_of(cell.kind, cell.values) if cell.kind == PALETTE else None
+    width, height = palette.size if palette is not None else cell.array.shape[:0:-1]
     told = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]
@@ -84,6 +87,9 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     limit = Image.MAX_IMAGE_PIXELS
     if max(width, height) > _LONGEST_SIDE[name] or (limit and width * height > 2 * limit):
         raise CacheError(f"{told}: it is too large. Give max_side, or keep images raw")
+    if palette is not None:  # Pillow takes the nearest pixel, since there are none in between
+        smaller = (width, height) != palette.size
+        return cell_of(palette.resize((width, height)), "it") if smaller else cell
     try:
         image = leaf_of(cell.kind, cell.values)
         if image.size != (width, height):

@@ -38,6 +38,7 @@ __all__ = [
     "Cell",
     "Classes",
     "Structure",
+    "cell_of",
     "classes_in",
     "column_names",
     "fits",

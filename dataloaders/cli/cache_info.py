@@ -147,6 +147,8 @@ def _as_image(leaf: Any) -> Any:
     from PIL import Image
 
     if isinstance(leaf, Image.Image):
+        if leaf.mode == "P":  # whose transparency Pillow warns of on the way to RGB
+            leaf = leaf.convert("RGBA")
         return leaf.convert("RGB")
     if not isinstance(leaf, torch.Tensor) or leaf.ndim != 3 or leaf.shape[0] not in (1, 3):
         return None

@@ -94,6 +94,11 @@ def cells(folder: Path) -> Iterator[bytes]:
     for kind in ("encoded:PNG:L", "file:RGB"):
         for file in (image.getvalue(), b"no image"):
             yield json.dumps([kind, "|u1", [len(file)]]).encode() + b"\n" + file
+    for colours, mode in (([1, 2, 3] * 9, "RGB"), ([1, 2, 3, 4], "RGBA")):
+        masks = Image.new("P", (5, 4), 7)
+        masks.putpalette(colours, mode)
+        file = split(masks)[1][0].values.tobytes()
+        yield json.dumps(["encoded:PNG:P", "|u1", [len(file)]]).encode() + b"\n" + file
 
 
 class Built:

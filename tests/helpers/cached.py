@@ -17,6 +17,7 @@ from dataloaders.cache.about import About
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.file import assemble
 from dataloaders.cache.index import Index
+from dataloaders.cache.palette import contents
 from dataloaders.cache.sample import DTYPES, split
 
 Point = namedtuple("Point", "x y")
@@ -80,7 +81,8 @@ def bits(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return kind, value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, Image.Image):
-        return "Image", value.mode, value.size, value.tobytes()
+        own = contents(value)[2:] if value.mode == "P" else ()
+        return "Image", value.mode, value.size, value.tobytes(), *own
     if type(value) is float:
         return kind, "nan" if value != value else struct.pack("<d", value)
     if type(value) is complex:
@@ -136,6 +138,28 @@ def images(draw: st.DrawFn) -> Image.Image:
     return Image.frombytes(mode, size, draw(st.binary(min_size=count, max_size=count)))
 
 
+@st.composite
+def palettes(draw: st.DrawFn, transparent: st.SearchStrategy[Any] | None = None) -> Image.Image:
+    """Images of mode P, with any palette and transparency that a PNG file may give."""
+    size = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+    pixels = draw(st.binary(min_size=size[0] * size[1], max_size=size[0] * size[1]))
+    mode, count = draw(st.sampled_from(["RGB", "RGBA"])), draw(st.integers(0, 256))
+    if count and draw(st.booleans()):
+        pixels = bytes(index % count for index in pixels)
+    image = Image.frombytes("P", size, pixels)
+    if count:
+        first = draw(st.binary(min_size=1, max_size=8))
+        image.putpalette((first * 1024)[: count * len(mode)], mode)
+    if mode == "RGB":
+        # One that is 0, and all others 255, is an int as Pillow reads it.
+        alphas = st.binary(max_size=256).map(lambda alpha: alpha[:254] + b"\x01\x02")
+        known = st.none() | st.integers(0, 255) | alphas
+        found = draw(known if transparent is None else transparent)
+        if found is not None:
+            image.info["transparency"] = found
+    return image
+
+
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -156,6 +180,7 @@ LEAVES = st.one_of(
     arrays(),
     tensors(),
     images(),
+    palettes(),
 )
 KEYS = st.text(max_size=4) | st.integers(-9, 9)
 SAMPLES = st.recursive(

@@ -25,7 +25,7 @@ KINDS = (
     "int", "float", "complex", "bool", "str", "bytes", "bytearray", "none", "json", "array",
     "scalar", "tensor:float32", "tensor:uint8", "tensor:bool", "tensor:bfloat16", "image:RGB",
     "image:L", "image:1", "encoded:PNG:RGB", "encoded:JPEG:P", "file:RGB", "image:P",
-    "tv_tensor:Image:uint8", "pickle", "", "object",
+    "encoded:PNG:P", "tv_tensor:Image:uint8", "pickle", "", "object",
 )  # fmt: skip
 ODD_DTYPES = (
     "|u1", "|b1", "<u2", ">f4", "<f8", "<u8", "<c16", "|O", "O", "<U4", "|V8", "<M8", "u1,f4",
