@@ -365,7 +365,8 @@ def test_masks_with_a_palette_are_kept_as_png(path: Path, images: Any) -> None:
 @pytest.mark.parametrize("images", ["jpeg", "webp", {"1": "jpeg"}])
 def test_masks_with_a_palette_are_nothing_else(path: Path, images: Any) -> None:
     how = images if isinstance(images, str) else images["1"]
-    text = f"column '1' is an image of mode 'P', 30 x 24 pixels, which {how} cannot keep; png can"
+    told = f"column '1' is an image of mode 'P', 30 x 24 pixels, which {how} cannot keep; png can"
+    text = rf"{told}\. Name the columns to encode and leave this one out: images="
     with pytest.raises(CacheError, match=text):
         make(Masks(), path, images)
 

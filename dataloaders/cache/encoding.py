@@ -77,9 +77,11 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]
         rest = f"; {' and '.join(others)} can" if others else ""
+        # Of a palette's indices, those of a mask, RGB would change what they mean.
+        convert = 'Call .convert("RGB") in the dataset, or name' if palette is None else "Name"
         raise CacheError(
-            f'{told}{rest}. Call .convert("RGB") in the dataset, or name the columns to encode and '
-            'leave this one out: images={"image": ...}'
+            f"{told}{rest}. {convert} the columns to encode and leave this one out: "
+            'images={"image": ...}'
         )
     if 0 in (height, width):
         raise CacheError(f'{told}: it is empty. Leave it out (on_error="skip"), or keep images raw')
