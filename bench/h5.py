@@ -74,10 +74,11 @@ def measure(scale: Scale, folder: Path) -> Result:
             {name: lambda way=way: exhaust(way) for name, way in ways.items()},
             rounds=scale.pick(full=9, tiny=1),
             children=True,
+            again=True,
         )
         rows += table(kind, timings, {peer.name: peer.kept for peer in peers}, 1000 / length)
         data[kind] = {name: times.cpu for name, times in timings.items()}
-        others = {peer.name for peer in peers if peer.kept and not peer.limit}
+        others = {peer.name for peer in peers if not peer.limit}
         met = met and is_met(floats, timings, 1000 / length, others)
     return Result(
         (
@@ -94,16 +95,16 @@ def measure(scale: Scale, folder: Path) -> Result:
             f"{length} images of 3 x {stored} x {stored} bytes in the page cache, batches of "
             f"{batch}, RandomCrop({side}) and RandomHorizontalFlip; float32: scaled and normalised "
             "too. CPU seconds of this process and its workers; one thread, or the workers that are "
-            "named. Workers persist: their start is not counted.",
+            "named. Workers persist: their start is not counted. Each way reads an epoch that does "
+            "not count, then the one that does.",
             "Every way was checked first: each image once an epoch, in a random order, each a "
             "random window of what was stored, to the bit (float32: to 1e-5). Where batches are "
             "not safe to keep, a later one overwrites them.",
             "Files hold planar images (FFCV and the compiled gather: interleaved, as they are "
-            "decoded; FFCV's batches are channels last in memory). The compiled gather is no "
-            "loader: it does this one job. That of planar rows, as ours are kept, is not a way of "
-            "reading that people have, but what the work takes without a loader around it: where "
-            "it is cheaper than ours, the difference is what ours could still lose. What is not "
-            "safe to keep is shown, and not part of the bar: who keeps batches has to copy them.",
+            "decoded; FFCV's batches are channels last in memory).",
+            "The compiled gathers are nothing that one installs: a function for this one job, by "
+            "hand, without a loader around it. They show what the work takes, of rows as they are "
+            "decoded and as ours are kept, and are not part of the bar.",
             f"Versions: {', '.join(versions(peers))}.",
             *(f"Not installed, so not measured: {name} ({why})." for name, why in missing.items()),
         ),
@@ -169,7 +170,7 @@ CASES = [
         "What does a precomputed sample cost, beside the other ways of reading it?",
         f"CPU s a 1,000 samples: uint8 <= {BAR_BYTES}, float32 <= {BAR_FLOATS}; "
         f">= {BAR_BYTES_RATIO:g} and >= {BAR_FLOATS_RATIO:g} times fewer than torch over h5py with "
-        "2 workers; no peer cheaper whose batches are safe to keep",
+        "2 workers; no peer that one installs cheaper",
         run,
     ),
 ]

@@ -103,7 +103,7 @@ class Peer:
         open: the batches for a job. Raises ImportError where something is not installed.
         kept: whether a batch stays what it is when the next one is made.
         workers: worker processes.
-        limit: whether it is no way of reading that people have, but the least that the work takes.
+        limit: whether it is nothing that one installs, but what the work takes by hand.
     """
 
     name: str
@@ -467,10 +467,10 @@ def _under_torch(
         yield Peer(f"{name}, {told}", packages, way, workers=workers)
 
 
-def _compiled(name: str, planar: bool, limit: bool = False) -> Iterator[Peer]:
+def _compiled(name: str, planar: bool) -> Iterator[Peer]:
     for fresh, told in ((False, "one buffer"), (True, "fresh memory")):
         way = partial(compiled, planar=planar, fresh=fresh)
-        yield Peer(f"{name}, {told}", ("numba",), way, kept=fresh, limit=limit)
+        yield Peer(f"{name}, {told}", ("numba",), way, kept=fresh, limit=True)
 
 
 DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
@@ -486,5 +486,5 @@ PEERS = (
     Peer("DALI, its buffer", DALI, partial(over_dali, fresh=False), kept=False),
     Peer("DALI, fresh memory", DALI, partial(over_dali, fresh=True)),
     *_compiled("compiled gather", planar=False),
-    *_compiled("compiled gather of planar rows", planar=True, limit=True),
+    *_compiled("compiled gather of planar rows", planar=True),
 )

@@ -178,6 +178,7 @@ def interleave(
     rounds: int,
     warmups: int = 1,
     children: bool = False,
+    again: bool = False,
 ) -> dict[str, Timings]:
     """Seconds of each way, measured in turns: A B C A B C ... in this one process.
 
@@ -185,12 +186,16 @@ def interleave(
     other round, so that no way always follows the same one. ``warmups`` rounds come first and
     are not counted. With ``children`` the CPU seconds of child processes count too, those alive
     before and after a run included (their clock ticks are 10 ms: make runs long against that).
+    With ``again`` each way runs twice in its turn, and the second run counts: what is meant to be in
+    memory is in it then, also where the system takes away what was idle during the other turns.
     """
     walls: dict[str, list[float]] = {name: [] for name in ways}
     cpus: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(-warmups, rounds):
         names = list(ways) if turn % 2 == 0 else list(ways)[::-1]
         for name in names:
+            if again:
+                ways[name]()
             gc.collect()  # what an earlier way left behind is not this one's cost
             of_children = _children_cpu_seconds() if children else 0.0
             cpu, wall = time.process_time(), time.perf_counter()
