@@ -186,8 +186,8 @@ def interleave(
     other round, so that no way always follows the same one. ``warmups`` rounds come first and
     are not counted. With ``children`` the CPU seconds of child processes count too, those alive
     before and after a run included (their clock ticks are 10 ms: make runs long against that).
-    With ``again`` each way runs twice in its turn, and the second run counts: what is meant to be in
-    memory is in it then, also where the system takes away what was idle during the other turns.
+    With ``again`` each way runs twice in its turn, and the second run counts: what is meant to be
+    in memory is in it then, also where the system takes away what was idle in the other turns.
     """
     walls: dict[str, list[float]] = {name: [] for name in ways}
     cpus: dict[str, list[float]] = {name: [] for name in ways}
