@@ -76,7 +76,7 @@ def measure(scale: Scale, folder: Path) -> Result:
                 "precompute": lambda dataset=dataset: precompute(dataset, path),
                 "removed after": lambda: path.unlink(missing_ok=True),
             },
-            rounds=scale.pick(full=5, tiny=1),
+            rounds=scale.pick(full=3, tiny=1),
             warmups=scale.pick(full=1, tiny=0),
             children=True,
         )
