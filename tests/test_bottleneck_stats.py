@@ -72,16 +72,7 @@ def test_workers_are_not_advised_where_a_backend_has_threads(own_code: bool, lin
 
     data: Any = Opened(ToTensor()) if own_code else folder(ToTensor())
     loader: DataLoader[Any] = DataLoader(data, batch_size=2, backend="dali")
-    report = summarise(
-        analyse(rounds_of(0.001, synthetic=1.0, real=2.0)),
-        loader=loader,
-        feed=Feed(loader),
-        batch="float32 2",
-        rounds=8,
-        seconds=1.0,
-        finished=True,
-        writes=False,
-    )
+    report = report_of(loader, synthetic=1.0, real=2.0)
     assert line in report.advice[0]
     assert ("num_workers=" in report.advice[0]) == own_code
 

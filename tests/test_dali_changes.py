@@ -38,6 +38,15 @@ def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]
     return DataLoader(dataset, **options), ours
 
 
+def assert_noticed(data: Any, change: Change, **options: Any) -> None:
+    """Batches are stock's before ``change``, and in both epochs after it."""
+    theirs, ours = pair(data, **options)
+    assert_same(list(ours), list(theirs))
+    change(data)
+    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+    assert len(ours) == len(theirs)
+
+
 def chained(data: Any) -> None:
     data.transform = WHOLE
 
@@ -90,11 +99,7 @@ def test_what_is_changed_on_a_folder_counts_from_the_next_epoch_on(
 ) -> None:
     chain = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
     data = ImageFolder(str(write_folder(tmp_path)), chain)
-    theirs, ours = pair(data, shuffle=True)
-    assert_same(list(ours), list(theirs))
-    change(data)
-    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
-    assert len(ours) == len(theirs)
+    assert_noticed(data, change, shuffle=True)
 
 
 def reversed_rows(data: Any) -> None:
@@ -107,11 +112,7 @@ def four_rows(data: Any) -> None:
 
 @pytest.mark.parametrize("change", [reversed_rows, four_rows, chained])
 def test_what_is_changed_in_memory_counts_from_the_next_epoch_on(change: Change) -> None:
-    data = Tiny(CROP)
-    theirs, ours = pair(data)
-    assert_same(list(ours), list(theirs))
-    change(data)
-    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+    assert_noticed(Tiny(CROP), change)
 
 
 def test_pixels_of_a_type_that_no_graph_takes_are_noticed() -> None:
@@ -138,11 +139,7 @@ def other_part(data: Any) -> None:
 @pytest.mark.parametrize("change", [other_rows, one_row_more, other_part])
 @pytest.mark.parametrize("whole", [folder, Tiny, Opened])
 def test_other_rows_of_a_part_are_those_that_come(whole: Any, change: Change) -> None:
-    data = Subset(whole(CROP), [1, 2, 3, 4])
-    theirs, ours = pair(data)
-    assert_same(list(ours), list(theirs))
-    change(data)
-    assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
+    assert_noticed(Subset(whole(CROP), [1, 2, 3, 4]), change)
 
 
 def test_other_parts_of_a_row_are_those_that_come() -> None:

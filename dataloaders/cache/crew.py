@@ -307,7 +307,7 @@ class _Interrupts:
     def _came(self, *_: object) -> None:
         if self.reading:
             raise KeyboardInterrupt
-        with suppress(Exception):
+        with suppress(Exception):  # closed, or written to just now: it ends in any case
             sys.stdout.flush()
         os._exit(_INTERRUPTED)
 

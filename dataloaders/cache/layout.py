@@ -109,14 +109,11 @@ class Layouts:
         Raises:
             CacheError: its rows cannot stand in one file with those before.
         """
-        if self.structure is None:
-            self.structure = chunk.structure
-            self._columns = [_Merged(name) for name in column_names(chunk.structure)]
-        elif chunk.structure != self.structure:
-            raise self._other(chunk.structure, chunk.rows)
-        for merged, column in zip(self._columns, chunk.columns, strict=True):
-            merged.add(column, self.rows)
-        self.rows += chunk.rows
+        one = Layouts()
+        one.structure, one.rows = chunk.structure, chunk.rows
+        names = column_names(chunk.structure)
+        one._columns = [_Merged.of(*each) for each in zip(names, chunk.columns, strict=True)]
+        self.merge(one)
 
     def merge(self, later: Layouts) -> None:
         """Take into account what ``later`` has seen, as if it was behind these chunks.
@@ -130,20 +127,16 @@ class Layouts:
             self.structure = later.structure
             self._columns = [_Merged(name) for name in column_names(later.structure)]
         elif later.structure != self.structure:
-            raise self._other(later.structure, later.rows)
+            names, others = column_names(self.structure), column_names(later.structure)
+            raise CacheError(
+                f"rows 0 to {self.rows - 1} and the {later.rows} from {self.rows} on are built "
+                f"differently: {_listed(names)} and {_listed(others)}; a cache needs the same keys "
+                "and lengths in all samples. Return what varies as one tensor, array, str or plain "
+                "list"
+            )
         for merged, column in zip(self._columns, later._columns, strict=True):
             merged.merge(column, self.rows, later.rows)
         self.rows += later.rows
-
-    def _other(self, structure: Structure, rows: int) -> CacheError:
-        assert self.structure is not None
-        names, others = column_names(self.structure), column_names(structure)
-        return CacheError(
-            f"rows 0 to {self.rows - 1} and the {rows} from {self.rows} on are built "
-            f"differently: {_listed(names)} and {_listed(others)}; a cache needs the same keys "
-            "and lengths in all samples. Return what varies as one tensor, array, str or plain "
-            "list"
-        )
 
     def done(self, rows: int | None = None, *, compress: bool = False) -> list[Layout]:
         """The columns of all rows; or of so many, if those to come are like those so far.
@@ -167,9 +160,6 @@ class _Merged:
         self.size = 0
         self.largest = 0
         self.pixels: int | None = 0
-
-    def add(self, column: Column, before: int) -> None:
-        self.merge(_Merged.of(self.name, column), before, len(column.codes))
 
     @classmethod
     def of(cls, name: str, column: Column) -> _Merged:

@@ -228,7 +228,7 @@ class Study:
             return
         index, row, before = first
         if index == 0 and len(found.seconds) == 1:  # this part has read no other one
-            with suppress(Exception):
+            with suppress(Exception):  # an error of that one is told where it is read for itself
                 cut.read((index + 1) % self._samples)
         if _digest(row) != before:
             raise _Failed(
