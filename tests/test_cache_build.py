@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -694,7 +696,12 @@ def test_what_the_study_reads_may_end_programs_too(
 
 
 @pytest.mark.parametrize(
-    "end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGSEGV)], ids=["exit", "segv"]
+    "end",
+    [
+        lambda: os._exit(3),
+        lambda: (faulthandler.disable(), signal.raise_signal(signal.SIGSEGV)),
+    ],
+    ids=["exit", "segv"],
 )
 def test_a_worker_that_dies_is_told_with_what_to_do(
     end: Callable[[], object], tmp_path: Path
@@ -896,6 +903,56 @@ def test_what_a_sample_opens_is_opened_in_each_worker(tmp_path: Path) -> None:
     dataset = OpensOnce()
     assert len(precompute(dataset, tmp_path / "a.h5", num_workers=2, rows=3)) == SIZE
     assert dataset.owner == 0
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 6])
+def test_who_has_studied_goes_on_with_chunks(num_workers: int, tmp_path: Path) -> None:
+    dataset = NotesPid(tmp_path / "pids")
+    assert len(precompute(dataset, tmp_path / "a.h5", num_workers=num_workers, rows=1)) == SIZE
+    pids = set(map(int, (tmp_path / "pids").read_text().split()))
+    assert len(pids) == num_workers
+    assert os.getpid() not in pids
+
+
+class NotesPid(Samples):
+    """Notes who reads it."""
+
+    def __init__(self, pids: Path) -> None:
+        super().__init__()
+        self.pids = pids
+
+    def sample(self, index: int) -> Any:
+        with open(self.pids, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return index
+
+
+def test_an_error_ends_other_chunks_half_way(tmp_path: Path) -> None:
+    path, begun = tmp_path / "a.h5", tmp_path / "begun"
+    dataset = WaitsForTheStop(building_folder(path), begun)
+    with pytest.raises(ValueError, match="enough"):
+        precompute(dataset, path, num_workers=2, rows=20, progress=lambda _: begun.touch())
+    assert begun.read_text() == "0\n"
+
+
+class WaitsForTheStop(Samples):
+    """Once building has ``begun`` sample 20 fails, and those before wait until that is told."""
+
+    def __init__(self, folder: Path, begun: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.begun = begun
+
+    def sample(self, index: int) -> Any:
+        if self.begun.exists():
+            if index == 20:
+                raise ValueError("enough")
+            with open(self.begun, "a") as file:
+                file.write(f"{index}\n")
+            until = time.monotonic() + 20
+            while not list(self.folder.glob("stop.*")) and time.monotonic() < until:
+                time.sleep(0.05)
+        return index
 
 
 def test_two_threads_build_once(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import os
 import random
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ from helpers.processes import children, start_script, wait_until_gone
 
 FIFTY = list(range(50))
 METHODS = multiprocessing.get_all_start_methods()
+
+
+@contextmanager
+def results(
+    dataset: Dataset[Any], numbers: list[int], *, num_workers: int, **options: Any
+) -> Iterator[Iterator[Any]]:
+    """The samples with these numbers, as a crew reads them."""
+    context = options.pop("context", None)
+    work = dataset.__getitem__
+    with crew.Crew(work, dataset, most=num_workers, context=context) as workers:
+        workers.hire(num_workers)
+        yield workers.answers(numbers, **options)
 
 
 class Numbers(Dataset[Any]):
@@ -49,19 +62,19 @@ class Does(Numbers):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_answers_of_one_process_are_in_order(num_workers: int) -> None:
-    with crew.results(Numbers(), [7, *FIFTY], num_workers=num_workers) as samples:
+    with results(Numbers(), [7, *FIFTY], num_workers=num_workers) as samples:
         assert list(samples) == [7, *FIFTY]
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 50])
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_each_number_is_answered_once(num_workers: int, count: int) -> None:
-    with crew.results(Numbers(), FIFTY[:count], num_workers=num_workers) as samples:
+    with results(Numbers(), FIFTY[:count], num_workers=num_workers) as samples:
         assert sorted(samples) == FIFTY[:count]
 
 
 def test_a_worker_is_asked_for_few_numbers_ahead(tmp_path: Path) -> None:
-    with crew.results(Numbers(tmp_path), FIFTY, num_workers=1) as samples:
+    with results(Numbers(tmp_path), FIFTY, num_workers=1) as samples:
         assert [next(samples) for _ in range(3)] == [0, 1, 2]
     read = {int(file.name) for file in tmp_path.iterdir()}
     assert {0, 1, 2} <= read <= set(range(3 + crew.AHEAD))
@@ -89,12 +102,12 @@ def test_datasets_see_a_worker_of_torchs(method: str) -> None:
         multiprocessing_context=method,
     )
     torchs = sorted(tuple(sample[:5]) for sample in loader)
-    with crew.results(Whoami(), [0, 1], num_workers=2, context=method) as samples:
+    with results(Whoami(), [0, 1], num_workers=2, context=method) as samples:
         mine = sorted(samples)
     assert [sample[:5] for sample in mine] == torchs
     assert [sample[5][0] for sample in mine] == [sample[2] for sample in mine]
     assert len({draw for sample in mine for draw in sample[5]}) == 6
-    with crew.results(Whoami(), [0, 1], num_workers=2, context=method) as samples:
+    with results(Whoami(), [0, 1], num_workers=2, context=method) as samples:
         assert sorted(samples) == mine
 
 
@@ -103,7 +116,7 @@ def death(dataset: Dataset[Any], num_workers: int) -> tuple[list[Any], int, Base
     before, seen, named = children(), [], "number {}".format
     with (  # noqa: PT012 - the samples before the error are looked at
         pytest.raises(RuntimeError, match="DataLoader worker") as raised,
-        crew.results(dataset, FIFTY, num_workers=num_workers, named=named) as samples,
+        results(dataset, FIFTY, num_workers=num_workers, named=named) as samples,
     ):
         seen.append(next(samples))
         started = list(children() - before)
@@ -145,7 +158,7 @@ def test_a_worker_that_is_killed_in_the_midst_of_an_answer() -> None:
     before = children()
     with (  # noqa: PT012
         pytest.raises(RuntimeError, match="killed by signal 14"),
-        crew.results(Does(act), [1, 20], num_workers=1) as samples,
+        results(Does(act), [1, 20], num_workers=1) as samples,
     ):
         assert next(samples) == 1
         (pid,) = children() - before
@@ -169,7 +182,7 @@ def test_a_worker_whose_own_child_holds_its_pipe(
     try:
         with (
             pytest.raises(RuntimeError, match="ended with exit status 3"),
-            crew.results(Does(act), [20], num_workers=1) as samples,
+            results(Does(act), [20], num_workers=1) as samples,
         ):
             next(samples)
     finally:
@@ -185,7 +198,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
             signal.pause()
 
     before = children()
-    with crew.results(Does(act), [1, 20], num_workers=1) as samples:
+    with results(Does(act), [1, 20], num_workers=1) as samples:
         assert next(samples) == 1
         started = list(children() - before)
     assert len(started) == 1
@@ -199,34 +212,44 @@ def test_what_a_dataset_raises_is_raised_with_its_traceback(error: type[BaseExce
 
     with (
         pytest.raises(error, match="enough") as raised,
-        crew.results(Does(act), FIFTY, num_workers=2) as samples,
+        results(Does(act), FIFTY, num_workers=2) as samples,
     ):
         list(samples)
     assert "in act" in str(raised.value.__cause__)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_workers_are_told_to_stop_by_an_error(
-    num_workers: int, fails: bool, tmp_path: Path
-) -> None:
-    stop = tmp_path / "stop"
-    try:
-        with crew.results(Numbers(), [1], num_workers=num_workers, stop=str(stop)) as samples:
-            assert next(samples) == 1
-            assert not stop.exists()
-            if fails:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        pass
-    assert stop.exists() == fails
+def test_workers_stay_for_more_tasks_and_others_come() -> None:
+    with crew.Crew(Pid(), Numbers(), most=3) as workers:
+        assert list(workers.answers([1])) == [(1, os.getpid(), None)]
+        seen: list[set[tuple[int, int]]] = []
+        for count in (1, 3, 3):
+            workers.hire(count)
+            answers = list(workers.answers(FIFTY))
+            assert sorted(task for task, _, _ in answers) == FIFTY
+            seen.append({(pid, most) for _, pid, most in answers})
+        assert len(seen[0]) == 1
+        assert seen[0] < seen[1] == seen[2]
+        assert {most for _, most in seen[1]} == {3}
+        workers.dismiss(keep=1)
+        assert {(pid, most) for _, pid, most in workers.answers(FIFTY)} == seen[0]
+        workers.dismiss()
+        assert {pid for _, pid, _ in workers.answers(FIFTY)} == {os.getpid()}
+    assert wait_until_gone([pid for pid, _ in seen[1]], timeout=0) == []
+
+
+class Pid:
+    """The task, who does it, and one of how many workers that is."""
+
+    def __call__(self, task: int) -> Any:
+        info = get_worker_info()
+        return task, os.getpid(), None if info is None else info.num_workers
 
 
 def test_a_worker_that_is_interrupted_interrupts() -> None:
     act = functools.partial(signal.raise_signal, signal.SIGINT)
     with (
         pytest.raises(KeyboardInterrupt),
-        crew.results(Does(act), FIFTY, num_workers=2) as samples,
+        results(Does(act), FIFTY, num_workers=2) as samples,
     ):
         list(samples)
 
@@ -245,8 +268,9 @@ def test_interrupted_at_any_moment_no_worker_stays(tmp_path: Path) -> None:
 
         def work():
             begun = time.monotonic()
-            with crew.results(Numbers(), list(range(200)), num_workers=2) as samples:
-                for sample in samples:
+            with crew.Crew(Numbers().__getitem__, Numbers(), most=2) as workers:
+                workers.hire(2)
+                for sample in workers.answers(list(range(200))):
                     pass
             return time.monotonic() - begun
 
@@ -285,8 +309,10 @@ def test_workers_end_with_a_builder_that_is_killed(method: str, tmp_path: Path) 
                 signal.pause()
 
         if __name__ == "__main__":
-            with crew.results(Waits(), [0, 1], num_workers=2, context={method!r}) as samples:
-                next(samples)
+            work = Waits().__getitem__
+            with crew.Crew(work, Waits(), most=2, context={method!r}) as workers:
+                workers.hire(2)
+                next(workers.answers([0, 1]))
         """,
     )
     assert process.stdout is not None

@@ -240,7 +240,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     kept = r"dataloaders cache: interrupted: \d+ of 40 samples are kept in .*x.h5.building; call"
     assert re.search(kept, done.err)
     sys.modules.pop("interrupted")
-    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 30", "at = -1"))
+    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 30", "at = 1000"))
     assert build(command, "interrupted.py:interrupted", "x.h5").status == 0
     assert len(CachedDataset("x.h5")) == 40
 

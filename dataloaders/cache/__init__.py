@@ -30,7 +30,7 @@
     merge.py     the columns of shards as one's      findings.py   of a study, in parts
     planes.py    the channels of PIL images
     printable.py what a file says, fit to be shown   changes.py    between fingerprints
-    limits.py    what a row may take in memory
+    limits.py    what a row may take in memory   work.py         study or chunk, by the same workers
 
 Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is built.
 """

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ from dataloaders.cache.advice import advice_for
 from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
-from dataloaders.cache.crew import AHEAD, Parts, results
+from dataloaders.cache.crew import AHEAD, Crew
 from dataloaders.cache.cut import Cut, Finish
 from dataloaders.cache.disk import writing
 from dataloaders.cache.estimation import (
@@ -46,9 +46,10 @@ from dataloaders.cache.layout import first_columns
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
-from dataloaders.cache.rows import Chunks, Job
+from dataloaders.cache.rows import Job
 from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Study
+from dataloaders.cache.work import Part, Piece, Work
 from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
 from dataloaders.workers import usable_cores
 
@@ -310,19 +311,40 @@ class _Builder:
     def _known(self) -> _Studied:
         """What the dataset is; it is studied once."""
         if self._studied is None:
-            self._studied = self._study()
+            study = self._study()
+            with self._crew(study) as crew:
+                self._studied = self._studied_by(crew, study)
         return self._studied
 
-    def _study(self) -> _Studied:
-        options = self._options
-        study = Study(
+    def _study(self) -> Study:
+        return Study(
             self._dataset,
             self._length,
-            skip=options.skip,
+            skip=self._options.skip,
             images=self._images,
             encode=self._encode,
         )
-        found = self._findings(study)
+
+    def _crew(self, study: Study) -> Crew:
+        """Workers for the study, and for the chunks; none of them is hired."""
+        return Crew(
+            Work(study), self._dataset, most=self._most_workers, context=self._options.context
+        )
+
+    @property
+    def _most_workers(self) -> int:
+        if self._options.num_workers == "auto":
+            return max(1, usable_cores() // self._builders)
+        return self._options.num_workers
+
+    @property
+    def _builders(self) -> int:
+        """How many share this machine's cores."""
+        return 1 if self._shard is None else _ranks_here()
+
+    def _studied_by(self, crew: Crew, study: Study) -> _Studied:
+        options = self._options
+        found = self._findings(crew, study)
         if found.failure is not None:
             found.failure.reraise()
         study.refuse_no_images(found)
@@ -333,33 +355,21 @@ class _Builder:
             workers = workers_for(found, len(self._part), builders=self._builders)
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
-        return _Studied(found, study.cuts[found.choice], workers, fingerprint)
+        return _Studied(study, found, workers, fingerprint)
 
-    @property
-    def _builders(self) -> int:
-        """How many share this machine's cores."""
-        return 1 if self._shard is None else _ranks_here()
-
-    def _findings(self, study: Study) -> Findings:
+    def _findings(self, crew: Crew, study: Study) -> Findings:
         """What ``study`` finds, in this process or by as many workers as it has parts."""
-        options = self._options
-        if options.num_workers == 0 or not self._length:
+        if self._options.num_workers == 0 or not self._length:
             return study()
         # In workers: a file that a sample opens must not be shared by all later ones.
-        own = max(1, usable_cores() // self._builders)
-        most = own if options.num_workers == "auto" else options.num_workers
-        for parts in (min(most, study.parts), 1):
-            crew = results(
-                Parts(study, parts),
-                list(range(parts)),
-                num_workers=parts,
-                context=options.context,
+        for parts in (min(self._most_workers, study.parts), 1):
+            crew.hire(parts)
+            studied = crew.answers(
+                [Part(number, parts) for number in range(parts)],
                 named=lambda _: "the few samples that show what there is to build",
             )
-            with crew as studied:
-                # In whatever order they come: as they are numbered, so that it is the same always.
-                numbered = sorted(studied, key=lambda each: each[0])
-            found = merged([each for _, each in numbered])
+            # In whatever order they come: as they are numbered, so that it is the same always.
+            found = merged([each for _, each in sorted(studied, key=lambda each: each[0])])
             if found is not None:
                 break
         assert found is not None  # one part agrees with itself
@@ -466,11 +476,18 @@ class _Builder:
                 "building a cache needs h5py, which is not installed; install it with: "
                 "pip install h5py"
             )
+        if self._options.compress is not None:
+            refuse_missing(self._options.compress.codec)
+        if self.folder.is_leftover() or not resume:
+            self.folder.wipe()
+        study = self._study() if self._studied is None else self._studied.study
+        with self._crew(study) as crew:
+            if self._studied is None:
+                self._studied = self._studied_by(crew, study)
+            self._build(crew, overwrite=overwrite)
+
+    def _build(self, crew: Crew, *, overwrite: bool) -> None:
         folder, options = self.folder, self._options
-        if options.compress is not None:
-            refuse_missing(options.compress.codec)
-        if folder.is_leftover() or not resume:
-            folder.wipe()
         rows = folder.settle(
             self._of_file,
             options.rows,
@@ -487,9 +504,9 @@ class _Builder:
         if self._is_placeable:
             folder.place(self._laid_out, self._first_columns())
         token = os.urandom(4).hex()
-        self._compute(told, token)
+        self._compute(crew, told, token)
         if folder.drop_damaged() or self._missing(told):
-            self._compute(told, token)
+            self._compute(crew, told, token)
         self._refuse_missing(told)
         self._refuse_nothing_left()
         self._assemble()
@@ -546,7 +563,7 @@ class _Builder:
     def _in_order(self) -> list[Record]:
         return sorted(self.folder.records, key=lambda record: record.chunk)
 
-    def _compute(self, told: Estimate, token: str) -> None:
+    def _compute(self, crew: Crew, told: Estimate, token: str) -> None:
         folder, options, missing = self.folder, self._options, self._missing(told)
         workers = min(self._known.workers, len(missing))
         placement = None
@@ -554,7 +571,7 @@ class _Builder:
             chunks = -(-len(self._part) // told.rows)
             placement = folder.placed.placement(str(folder.sizes(f"sizes.{token}", chunks)))
         job = Job(
-            cut=self._known.cut,
+            choice=self._known.found.choice,
             calls=self._known.found.calls,
             folder=str(folder.path),
             token=token,
@@ -570,15 +587,15 @@ class _Builder:
         options.report(pace.computing(folder.records))
         if not missing:
             return
-        crew = results(
-            Chunks(job),
-            missing,
-            num_workers=workers,
-            context=options.context,
-            stop=job.stop,
-            named=lambda chunk: f"samples {job.numbers(chunk)[0]} to {job.numbers(chunk)[-1]}",
+        crew.dismiss(keep=workers)
+        crew.hire(workers)
+        finished = crew.answers(
+            [Piece(job, number) for number in missing],
+            named=lambda piece: (
+                f"samples {job.numbers(piece.chunk)[0]} to {job.numbers(piece.chunk)[-1]}"
+            ),
         )
-        with crew as finished, folder.syncing():  # its thread begins behind the workers' fork
+        with _told_to_stop(job), folder.syncing():  # its thread begins behind the workers' fork
             for made in finished:
                 for record in made.records:
                     self._refuse_other_structure(record, job)
@@ -586,6 +603,7 @@ class _Builder:
                     options.report(pace.computing([record], more=True))
                 if made.failure is not None:
                     made.failure.reraise()
+        crew.dismiss()  # they end while the file is put together
 
     def _missing(self, told: Estimate) -> list[int]:
         """The numbers of the chunks that are not finished."""
@@ -689,10 +707,26 @@ class _Builder:
 class _Studied:
     """What a dataset was found to be, and what follows from it."""
 
+    study: Study
     found: Findings
-    cut: Cut
     workers: int
     fingerprint: dict[str, Any]
+
+    @property
+    def cut(self) -> Cut:
+        """The one that was chosen."""
+        return self.study.cuts[self.found.choice]
+
+
+@contextmanager
+def _told_to_stop(job: Job) -> Iterator[None]:
+    """If the block ends with an error, workers stop where they are."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # then they end with their chunks
+            Path(job.stop).touch()
+        raise
 
 
 def _sure_of_more(missing: list[int], workers: int) -> int:

@@ -1,8 +1,8 @@
 """Worker processes that read for a build, and that do not outlive it.
 
-    this process ──number──> worker 0        by a pipe for each worker
+    this process ──task────> worker 0        by a pipe for each worker
                  <──answer──
-                 ──number──> worker 1
+                 ──task────> worker 1
                  <──answer──
 
 No lock, queue or pipe belongs to two workers: wherever one is killed, it leaves nothing that
@@ -20,26 +20,24 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as of_torch
 
 from dataloaders.cache.heap import settle_in
 from dataloaders.cache.rows import Failure, not_interrupted
 from dataloaders.errors import add_note
 
-__all__ = ["AHEAD", "Parts", "results"]
+__all__ = ["AHEAD", "Crew"]
 
 AHEAD = 2
-"""Numbers that each worker is given at a time, one of which it reads; while there are that many."""
+"""Tasks that each worker is given at a time, one of which it does; while there are that many."""
 
 _INTERRUPTED = 130  # exit status of a worker that Ctrl-C has ended, as of a shell's
 _LOOK_S = 0.2  # then a wait begins again: for Ctrl-C, and deaths that show nowhere
@@ -47,68 +45,83 @@ _WATCH_S = 0.2
 _END_S = 5.0
 
 
-@contextmanager
-def results(
-    dataset: Dataset[Any],
-    numbers: list[int],
-    *,
-    num_workers: int,
-    context: Any = None,
-    stop: str | None = None,
-    named: Callable[[int], str] = str,
-) -> Iterator[Iterator[Any]]:
-    """The samples of ``dataset`` with these numbers, as they are finished; no worker stays.
+class Crew:
+    """Workers that do one and the same work; none of them stays behind the block.
+
+        with Crew(work, dataset, most=2) as crew:
+            crew.hire(2)
+            for answer in crew.answers([1, 2, 3]):  # what work(1), work(2), work(3) give
 
     Args:
-        dataset: map-style.
-        numbers: of the samples.
-        num_workers: 0: this process; samples are then in order.
+        work: what a worker does with a task: its own one, for as long as it lives.
+        dataset: what it reads, as `get_worker_info` shows it.
+        most: workers that there can be, as `get_worker_info` shows it.
         context: how workers start, as a DataLoader takes it.
-        stop: a file that is made if the block ends with an error, for workers to look at.
-        named: what a worker that dies is said to have read, by its number.
-
-    Raises:
-        RuntimeError: a worker died.
     """
-    workers: list[_Worker] = []
-    try:
-        if num_workers:
-            _start(workers, dataset, num_workers, context)
-            yield _answers(workers, iter(numbers), named)
-        else:
-            yield (dataset[number] for number in numbers)
-    except BaseException:
-        if stop is not None:
-            with suppress(OSError):  # then they end with their chunks
-                Path(stop).touch()
-        raise
-    finally:
+
+    def __init__(
+        self, work: Callable[[Any], Any], dataset: Any, *, most: int, context: Any = None
+    ) -> None:
+        self._work = work
+        self._dataset = dataset
+        self._most = most
+        self._context = context
+        self._base_seed = int(
+            torch.empty((), dtype=torch.int64).random_(generator=torch.Generator())
+        )
+        self._workers: list[_Worker] = []
+        self._ending: list[_Worker] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         # Not left to the collector: workers would go on writing after the lock is given back.
-        _end(workers)
+        self.dismiss()
+        _wait_for_ends(self._ending)
 
+    def hire(self, count: int) -> None:
+        """Have at least so many workers."""
+        if count > len(self._workers) and not isinstance(self._context, BaseContext):
+            self._context = multiprocessing.get_context(self._context)
+        for number in range(len(self._workers), count):
+            with _interrupts_later() as hear:
+                others = [*self._workers, *self._ending]
+                of_work = self._work, self._dataset, number, self._most, self._base_seed
+                self._workers.append(_Worker(self._context, others, hear, *of_work))
 
-class Parts(Dataset[Any]):
-    """As samples: numbers, and what a function gives for each of so many parts."""
+    def dismiss(self, keep: int = 0) -> None:
+        """Have all but the first ``keep`` workers end, once they have done what they were given."""
+        while len(self._workers) > keep:
+            self._ending.append(self._workers.pop())
+            self._ending[-1].dismiss()
 
-    def __init__(self, function: Callable[[int, int], Any], parts: int) -> None:
-        self._function = function
-        self._parts = parts
+    def answers(self, tasks: Iterable[Any], *, named: Callable[[Any], str] = str) -> Iterator[Any]:
+        """What the work gives for each of the tasks, as they are done.
 
-    def __getitem__(self, index: int) -> Any:
-        return index, self._function(index, self._parts)
+        Args:
+            tasks: to be sent to workers. If none are hired, this process does them, in order.
+            named: what a worker that dies is said to have read, by its task.
+
+        Raises:
+            RuntimeError: a worker died.
+        """
+        if self._workers:
+            return _answers(list(self._workers), iter(tasks), named)
+        return (self._work(task) for task in tasks)
 
 
 # Where the cache is built
 
 
 class _Worker:
-    """A process, our ends of its pipes, and the numbers that it was asked for.
+    """A process, our ends of its pipes, and the tasks that it was given.
 
     Args:
         context: how it starts.
         others: the workers so far.
         hear: see `_interrupts_later`.
-        of_work: what `_work` takes besides.
+        of_work: what `_serve` takes besides.
     """
 
     def __init__(
@@ -116,33 +129,39 @@ class _Worker:
     ) -> None:
         self.pipe, pipe = context.Pipe()
         alive, self.alive = context.Pipe(duplex=False)
-        self.asked: deque[int] = deque()
+        self.asked: deque[Any] = deque()
         undo: list[Callable[[], None]] = []
         if context.get_start_method() == "fork":
             # Who has our ends too keeps others, and itself, from seeing that they are closed.
             undo += [end.close for each in (self, *others) for end in (each.pipe, each.alive)]
             undo.append(hear)
         self.process = context.Process(
-            target=_work, args=(undo, pipe, alive, *of_work), daemon=True
+            target=_serve, args=(undo, pipe, alive, *of_work), daemon=True
         )
         with pipe, alive:  # it has its own, once it has started
             self.process.start()
 
-    def ask(self, numbers: Iterator[int]) -> None:
-        """Give it the next of ``numbers``, if there is one."""
-        for number in numbers:
-            self.asked.append(number)
+    def ask(self, tasks: Iterator[Any]) -> None:
+        """Give it the next of ``tasks``, if there is one."""
+        for task in tasks:
+            self.asked.append(task)
             with suppress(ConnectionError):  # it died: told where an answer is waited for
-                self.pipe.send(number)
+                self.pipe.send(task)
             return
+
+    def dismiss(self) -> None:
+        """Have it end."""
+        with suppress(OSError):
+            self.pipe.send(None)
+        self.pipe.close()
 
     @property
     def is_ready(self) -> bool:
         """Whether it has answered or is dead."""
         return self.pipe.poll() or not self.process.is_alive()
 
-    def answer(self, named: Callable[[int], str]) -> Any:
-        """What it says to the first number that it was asked for; it is ready."""
+    def answer(self, named: Callable[[Any], str]) -> Any:
+        """What it says to the first task that it was given; it is ready."""
         try:
             if not self.pipe.poll():
                 raise EOFError  # dead, and a child of its own has its end of the pipe
@@ -177,16 +196,6 @@ class _Worker:
         return error
 
 
-def _start(workers: list[_Worker], dataset: Dataset[Any], count: int, context: Any) -> None:
-    """Add ``count`` workers that have started; those that have, if it does not come to its end."""
-    if not isinstance(context, BaseContext):
-        context = multiprocessing.get_context(context)
-    base = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator()))
-    for number in range(count):
-        with _interrupts_later() as hear:
-            workers.append(_Worker(context, workers, hear, dataset, number, count, base))
-
-
 @contextmanager
 def _interrupts_later() -> Iterator[Callable[[], None]]:
     """Ctrl-C within the block comes behind it: of one in a fork's hooks Python only prints a note.
@@ -216,26 +225,22 @@ def _interrupts_later() -> Iterator[Callable[[], None]]:
 
 
 def _answers(
-    workers: list[_Worker], numbers: Iterator[int], named: Callable[[int], str]
+    workers: list[_Worker], tasks: Iterator[Any], named: Callable[[Any], str]
 ) -> Iterator[Any]:
     for worker in workers * AHEAD:
-        worker.ask(numbers)
+        worker.ask(tasks)
     while busy := [worker for worker in workers if worker.asked]:
         wait([end for worker in busy for end in (worker.pipe, worker.process.sentinel)], _LOOK_S)
         for worker in busy:
             if worker.is_ready:
                 answer = worker.answer(named)
-                worker.ask(numbers)
+                worker.ask(tasks)
                 yield answer
 
 
-def _end(workers: list[_Worker]) -> None:
+def _wait_for_ends(workers: list[_Worker]) -> None:
     """None of them is left; each may finish what it does, for a while."""
     try:
-        for worker in workers:
-            with suppress(OSError):
-                worker.pipe.send(None)
-            worker.pipe.close()
         until = time.monotonic() + _END_S
         for worker in workers:
             worker.process.join(max(0.0, until - time.monotonic()))
@@ -250,16 +255,17 @@ def _end(workers: list[_Worker]) -> None:
 # In a worker
 
 
-def _work(
+def _serve(
     undo: list[Callable[[], None]],
     pipe: Connection,
     alive: Connection,
-    dataset: Dataset[Any],
+    work: Callable[[Any], Any],
+    dataset: Any,
     number: int,
     count: int,
     base_seed: int,
 ) -> None:
-    """Answer whatever number comes, until nobody is there to ask; what a worker runs.
+    """Do whatever task comes, until nobody is there to give one; what a worker runs.
 
     Datasets see one of the ``count`` workers of a DataLoader.
 
@@ -267,7 +273,8 @@ def _work(
         undo: what is not a worker's, if it is a fork.
         pipe: to the process that builds.
         alive: its other end is closed with that process.
-        dataset: is asked.
+        work: is called with each task.
+        dataset: that the work reads.
         number: of the worker.
         count: of workers.
         base_seed: the random seed of worker 0.
@@ -287,8 +294,8 @@ def _work(
             id=number, num_workers=count, seed=seed, dataset=dataset
         )
         with suppress(EOFError, ConnectionError):
-            while (asked := pipe.recv()) is not None:
-                pipe.send(_answer(dataset, asked, interrupts))
+            while (task := pipe.recv()) is not None:
+                pipe.send(_answer(work, task, interrupts))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 
@@ -312,10 +319,10 @@ class _Interrupts:
         os._exit(_INTERRUPTED)
 
 
-def _answer(dataset: Dataset[Any], number: int, interrupts: _Interrupts) -> Any:
+def _answer(work: Callable[[Any], Any], task: Any, interrupts: _Interrupts) -> Any:
     interrupts.reading = True
     try:
-        return dataset[number]
+        return work(task)
     except BaseException as error:  # a worker that sys.exit() ends tells nothing
         return Failure.of(not_interrupted(error))
     finally:

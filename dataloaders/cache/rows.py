@@ -66,7 +66,7 @@ class Job:
     """What a worker is to do.
 
     Attributes:
-        cut: gives the rows.
+        choice: which of the study's cuts gives the rows.
         calls: how each of them must have gone through the transforms; None: however it did.
         folder: where the chunks go.
         token: of this builder, in the names of its files. The workers of a builder that was killed
@@ -81,7 +81,7 @@ class Job:
             be asked for another one.
     """
 
-    cut: Cut
+    choice: int
     calls: tuple[Call, ...] | None
     folder: str
     token: str
@@ -207,10 +207,16 @@ def read_row(
 
 
 class Chunks(Dataset[Made]):
-    """Chunk by number: in its file when this returns, or put off until another one is read."""
+    """Chunk by number: in its file when this returns, or put off until another one is read.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        job: which chunks there are, and where they go.
+        cut: gives the rows.
+    """
+
+    def __init__(self, job: Job, cut: Cut) -> None:
         self._job = job
+        self._cut = cut
         self._encoder = Encoder(job.images)
         self._writing = writing(job.folder)
         self._earlier: _Read | None = None  # the chunk that is put off
@@ -273,7 +279,7 @@ class Chunks(Dataset[Made]):
                         self._finish_earlier()
             seed_for(index)
             try:
-                structure, cells = read_row(job.cut, index, job.calls)
+                structure, cells = read_row(self._cut, index, job.calls)
                 cells = self._encoder.cells(index, structure, cells)
             except Exception as error:
                 if not job.skip:
