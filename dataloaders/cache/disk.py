@@ -9,6 +9,8 @@ from dataloaders.errors import CacheError
 
 __all__ = ["free_bytes", "size_of", "sync", "write_all", "writing"]
 
+_MOST_PIECES = 1024  # that the system takes at once
+
 
 def free_bytes(folder: str | Path) -> int:
     """Bytes that this user can still write on the file system of ``folder``."""
@@ -56,14 +58,18 @@ def write_all(descriptor: int, offset: int, *pieces: bytes | memoryview) -> None
 
     The system may take it in parts.
     """
-    left = [memoryview(piece) for piece in pieces]
+    left = list(pieces)
     while left:
-        count = os.pwritev(descriptor, left, offset)
+        now = left[:_MOST_PIECES]
+        count = os.pwritev(descriptor, now, offset)
         offset += count
-        while left and count >= len(left[0]):
-            count -= len(left.pop(0))
-        if left:
-            left[0] = left[0][count:]
+        done = 0
+        while done < len(now) and count >= len(now[done]):
+            count -= len(now[done])
+            done += 1
+        del left[:done]
+        if count:
+            left[0] = memoryview(left[0])[count:]
 
 
 def size_of(count: float) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.changes import changes
+from dataloaders.cache.checksums import crc32
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.disk import sync, writing
 from dataloaders.cache.index import Index
@@ -337,7 +337,7 @@ class BuildFolder:
             data = self._mapped(record)
         except (OSError, ValueError):  # ValueError: it is empty
             return False
-        if len(data) != record.bytes or digest_text(zlib.crc32(data)) != record.digest:
+        if len(data) != record.bytes or digest_text(crc32(data)) != record.digest:
             return False
         if not record.placed:
             return True

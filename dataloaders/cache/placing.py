@@ -38,6 +38,7 @@ Span = tuple[int, int]
 """The byte of the file at which a chunk's values of a column begin, and how many bytes they are."""
 
 _ELSEWHERE = Cell("none", np.empty(0, np.uint8))
+_AT_ONCE = 1 << 20  # bytes: of as many rows what was just read is still in the core's cache
 _POLL_S = 0.001
 _PATIENCE = 0.1  # of the time that a chunk took: writing it twice takes about as long
 
@@ -97,9 +98,10 @@ class Placement:
 
 
 class Placer:
-    """Puts the rows of a chunk at their places, each as soon as its place is known.
+    """Puts the rows of a chunk at their places, a few at a time, as soon as these are known.
 
-    A row that was just read is still in the core's cache.
+    Each by itself takes a fifth more time: for the system's part, and since what writes it is out
+    of the core's cache again whenever a sample was decoded.
 
     Args:
         placement: where they go.
@@ -116,13 +118,14 @@ class Placer:
         self._spots = [_Spot(place, placement.user_block, first) for place in placement.places]
         self._most = max((place.column for place in placement.places), default=-1)
         self._found = all(spot.begin is not None for spot in self._spots)
+        self._held = 0  # bytes that could be written
         # Since `settle`: cells of a row, and where each of its columns was put; -1: not yet.
         self._rows: list[tuple[list[Cell], list[int]]] = []
         self._placing = True
         self._file = os.open(placement.file, os.O_RDWR | os.O_CLOEXEC)
 
     def put(self, cells: list[Cell]) -> int:
-        """Write the columns of the next row, and have nothing of them in ``cells``.
+        """Have the columns of the next row written, and then nothing of them in ``cells``.
 
         What has no place yet stays in ``cells`` until it has one, or `settle` gives it up. A row
         that is not what was foreseen has the chunk's columns `stop`ped.
@@ -141,9 +144,11 @@ class Placer:
             self.stop()
             return 0
         self._find()
-        row = (cells, [-1] * len(self._spots))
-        self._rows.append(row)
-        return self._write(row)
+        self._rows.append((cells, [-1] * len(self._spots)))
+        for spot in self._spots:
+            if spot.is_open:
+                self._held += cells[spot.place.column].array.nbytes
+        return self._write() if self._held >= _AT_ONCE else 0
 
     def settle(self) -> None:
         """Have all rows since the last call at their places, or give up those that have none.
@@ -155,9 +160,12 @@ class Placer:
         end = time.monotonic() + _PATIENCE * (time.monotonic() - self._begun)
         while self._placing and not self._find() and time.monotonic() < end:
             time.sleep(_POLL_S)
+        if self._placing:
+            self._write()
         for spot in self._spots:
             if spot.begin is None:  # nothing of it is written, so that all of it can stay
                 spot.given_up = True
+            spot.rows = 0
         self._rows.clear()
 
     def tell(self) -> None:
@@ -166,7 +174,7 @@ class Placer:
             self._sizes.put(self._chunk, self._size)
 
     def waits(self) -> bool:
-        """Whether rows are left that have no place yet; those that have one now are written."""
+        """Whether rows are left that have no place yet."""
         return self._placing and bool(self._rows) and not self._find()
 
     def stop(self) -> None:
@@ -223,7 +231,7 @@ class Placer:
         )
 
     def _find(self) -> bool:
-        """Whether all places are known; rows that waited for one of them are written."""
+        """Whether all places are known; rows that waited for one of them can be written."""
         if self._found:
             return True
         missing = [spot for spot in self._spots if spot.begin is None and not spot.given_up]
@@ -236,23 +244,28 @@ class Placer:
         for spot in missing:
             spot.begin_at(spot.place.offset + before)
         self._found = True
-        for row in self._rows:
-            self._write(row)
+        self._write()
         return True
 
-    def _write(self, row: tuple[list[Cell], list[int]]) -> int:
-        """Write of ``row`` what has a place and is not there; how many bytes it is."""
-        cells, offsets = row
-        written = 0
+    def _write(self) -> int:
+        """Write what has a place and is not there; how many bytes it is."""
+        written, self._held = 0, 0
         for n, spot in enumerate(self._spots):
-            if spot.begin is None or spot.given_up or offsets[n] >= 0:
+            if not spot.is_open:
                 continue
-            cell = cells[spot.place.column]
-            offsets[n] = spot.end
-            pieces = cell.pieces
-            written += sum(map(spot.add, pieces))
-            write_all(self._file, offsets[n], *pieces)
-            cells[spot.place.column] = _ELSEWHERE if spot.place.shape is not None else _hollow(cell)
+            begin, pieces, rows = spot.end, list[bytes | memoryview](), self._rows[spot.rows :]
+            for cells, offsets in rows:
+                offsets[n] = spot.end
+                for piece in cells[spot.place.column].pieces:
+                    spot.add(piece)
+                    pieces.append(piece)
+            write_all(self._file, begin, *pieces)
+            written += spot.end - begin
+            spot.rows = len(self._rows)
+            for cells, _ in rows:
+                cell = cells[spot.place.column]
+                fixed = spot.place.shape is not None
+                cells[spot.place.column] = _ELSEWHERE if fixed else _hollow(cell)
         return written
 
     def _give_back(self, place: Place, offset: int, cells: list[Cell]) -> None:
@@ -282,6 +295,7 @@ class _Spot:
         place: of the column.
         begin: the byte at which they begin; None: not known yet.
         bytes: written so far.
+        rows: of those that the placer has, how many are written.
         given_up: whether they are not written there.
     """
 
@@ -289,6 +303,7 @@ class _Spot:
         self.place = place
         self.begin: int | None = None
         self.bytes = 0
+        self.rows = 0
         self.given_up = False
         self._user_block = user_block
         self._summed = Summed(0)
@@ -301,16 +316,20 @@ class _Spot:
         self._summed = Summed(offset - self._user_block)
 
     @property
+    def is_open(self) -> bool:
+        """Whether rows can be written there."""
+        return self.begin is not None and not self.given_up
+
+    @property
     def end(self) -> int:
         """The byte where the next ones go."""
         assert self.begin is not None
         return self.begin + self.bytes
 
-    def add(self, data: bytes | memoryview) -> int:
-        """Count these bytes, which are the next ones; how many they are."""
+    def add(self, data: bytes | memoryview) -> None:
+        """Count these bytes, which are the next ones."""
         self._summed.add(data)
         self.bytes += len(data)
-        return len(data)
 
     def sums(self) -> list[int]:
         """Checksums of all that was added."""

@@ -15,7 +15,6 @@ import os
 import pickle
 import time
 import traceback
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
+from dataloaders.cache.checksums import crc32
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut
 from dataloaders.cache.disk import write_all, writing
@@ -359,7 +359,7 @@ class _Writer:
 
     def _append(self, data: bytes | memoryview) -> int:
         """Write ``data`` behind what there is; how many bytes it is."""
-        self._crc = zlib.crc32(data, self._crc)
+        self._crc = crc32(data, self._crc)
         view = memoryview(data)
         write_all(self._file, self._end, view)
         self._end += len(view)
