@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, get_worker_info
 
-from dataloaders.cache import BuildProgress, CachedDataset, estimate, precompute
+from dataloaders.cache import BuildProgress, CachedDataset, estimate, placing, precompute
 from dataloaders.cache.about import About
 from dataloaders.cache.build import building_folder
 from dataloaders.cache.file import assemble
@@ -25,6 +25,12 @@ from dataloaders.cache.verification import verify
 from helpers.cached import bits, chunks_of
 
 SIZE = 60
+
+
+@pytest.fixture(autouse=True)
+def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of large samples, some rows of a chunk are written while others wait."""
+    monkeypatch.setattr(placing, "_AT_ONCE", 3 * 3690 + 1)
 
 
 class Images(Dataset[Any]):
@@ -128,6 +134,19 @@ def test_the_file_is_the_one_that_chunks_are_put_together_to(
     )
     assert verify(tmp_path / "a.h5") == []
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [7, SIZE])
+@pytest.mark.parametrize("at_once", [1, 5 * 3690, 1 << 20])
+def test_it_does_not_depend_on_how_many_rows_are_written_at_once(
+    at_once: int, rows: int, kind: type[Images], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precompute(kind(), tmp_path / "a.h5", num_workers=0, rows=rows)
+    monkeypatch.setattr(placing, "_AT_ONCE", at_once)
+    precompute(kind(), tmp_path / "b.h5", num_workers=0, rows=rows)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert verify(tmp_path / "b.h5") == []
 
 
 def test_large_columns_are_written_once(tmp_path: Path) -> None:
