@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataloaders.cli.cache_ranks import restarted, shard, shard_of_rank
+from dataloaders.cli.cache_words import as_options, told_as_options
 from dataloaders.errors import OptionError
 
 if TYPE_CHECKING:
@@ -252,7 +253,8 @@ def carry_out(parsed: argparse.Namespace) -> int:
         "list": _list,
         "prune": _prune,
     }
-    return actions[parsed.action](parsed)
+    with told_as_options():
+        return actions[parsed.action](parsed)
 
 
 def _build(parsed: argparse.Namespace) -> int:
@@ -409,13 +411,14 @@ class _Bar:
 
     def announce(self, estimate: Estimate) -> None:
         """Show what it will take."""
+        advice = as_options(estimate.advice)
         if self._rich is not None:
-            for text in filter(None, (str(estimate), estimate.advice)):
+            for text in filter(None, (str(estimate), advice)):
                 self._rich.console.print(text, soft_wrap=True, markup=False)
         elif not self._quiet:
             print(f"build  {estimate}", file=sys.stderr)
-            if estimate.advice:
-                print(f"build  {estimate.advice}", file=sys.stderr)
+            if advice:
+                print(f"build  {advice}", file=sys.stderr)
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show ``progress``."""
