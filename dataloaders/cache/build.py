@@ -37,7 +37,7 @@ from dataloaders.cache.estimation import (
     rows_of_chunk,
     workers_for,
 )
-from dataloaders.cache.findings import Findings, merged
+from dataloaders.cache.findings import Findings
 from dataloaders.cache.fingerprint import fingerprint_of, length_of
 from dataloaders.cache.folder import BuildFolder, building_folder
 from dataloaders.cache.images import Choice, Images
@@ -49,7 +49,7 @@ from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Job
 from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Study
-from dataloaders.cache.work import Part, Piece, Work
+from dataloaders.cache.work import Piece, Work, studied_by
 from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
 from dataloaders.workers import usable_cores
 
@@ -313,7 +313,7 @@ class _Builder:
         if self._studied is None:
             study = self._study()
             with self._crew(study) as crew:
-                self._studied = self._studied_by(crew, study)
+                self._studied = self._learned_by(crew, study)
         return self._studied
 
     def _study(self) -> Study:
@@ -342,48 +342,21 @@ class _Builder:
         """How many share this machine's cores."""
         return 1 if self._shard is None else _ranks_here()
 
-    def _studied_by(self, crew: Crew, study: Study) -> _Studied:
+    def _learned_by(self, crew: Crew, study: Study) -> _Studied:
         options = self._options
-        found = self._findings(crew, study)
+        # In workers: a file that a sample opens must not be shared by all later ones.
+        found = studied_by(crew, study, self._most_workers if self._length else 0)
         if found.failure is not None:
             found.failure.reraise()
         study.refuse_no_images(found)
-        if found.random and not options.allow_random:
-            raise CacheError(self._random_text(study, found))
+        if not options.allow_random:
+            study.refuse_random(found)
         workers = options.num_workers
         if workers == "auto":
             workers = workers_for(found, len(self._part), builders=self._builders)
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
         return _Studied(study, found, workers, fingerprint)
-
-    def _findings(self, crew: Crew, study: Study) -> Findings:
-        """What ``study`` finds, in this process or by as many workers as it has parts."""
-        if self._options.num_workers == 0 or not self._length:
-            return study()
-        # In workers: a file that a sample opens must not be shared by all later ones.
-        for parts in (min(self._most_workers, study.parts), 1):
-            crew.hire(parts)
-            studied = crew.answers(
-                [Part(number, parts) for number in range(parts)],
-                named=lambda _: "the few samples that show what there is to build",
-            )
-            # In whatever order they come: as they are numbered, so that it is the same always.
-            found = merged([each for _, each in sorted(studied, key=lambda each: each[0])])
-            if found is not None:
-                break
-        assert found is not None  # one part agrees with itself
-        return found
-
-    def _random_text(self, study: Study, found: Findings) -> str:
-        text = f"{type(self._dataset).__name__} is random: {found.random}"
-        if found.reason and found.choice == len(study.cuts) - 1:
-            text += f", and nothing can stay live: {found.reason}"
-        return (
-            f"{text}. A cache would keep one draw for ever. Take what is random out of the dataset "
-            "(a torchvision Compose as transform= stays live from its first random member on), or "
-            "pass allow_random=True to keep one draw of each sample"
-        )
 
     def estimate(self) -> Estimate:
         """What it will take."""
@@ -483,7 +456,7 @@ class _Builder:
         study = self._study() if self._studied is None else self._studied.study
         with self._crew(study) as crew:
             if self._studied is None:
-                self._studied = self._studied_by(crew, study)
+                self._studied = self._learned_by(crew, study)
             self._build(crew, overwrite=overwrite)
 
     def _build(self, crew: Crew, *, overwrite: bool) -> None:

@@ -170,6 +170,23 @@ class Study:
             "leave images out"
         )
 
+    def refuse_random(self, found: Findings) -> None:
+        """A cache would keep what is drawn once.
+
+        Raises:
+            CacheError: samples differ each time they are read.
+        """
+        if not found.random:
+            return
+        text = f"{type(self._dataset).__name__} is random: {found.random}"
+        if found.reason and found.choice == len(self.cuts) - 1:
+            text += f", and nothing can stay live: {found.reason}"
+        raise CacheError(
+            f"{text}. A cache would keep one draw for ever. Take what is random out of the dataset "
+            "(a torchvision Compose as transform= stays live from its first random member on), or "
+            "pass allow_random=True to keep one draw of each sample"
+        )
+
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
         """How rows go through ``cut``, if its rows and tails give the dataset's samples."""
         calls: tuple[Call, ...] | None = None
