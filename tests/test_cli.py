@@ -244,7 +244,7 @@ def test_a_backends_package_of_the_users_stays_theirs(
     write(tmp_path / "backends", "", "__init__.py")
     text = HEAD + (
         "from dataloaders import DataLoader as Ours\n"
-        "for batch in Ours(TensorDataset(torch.randn(64, 4))): time.sleep(0.002)\n"
+        "for batch in Ours(TensorDataset(torch.randn(64, 4))): time.sleep(0.02)\n"
     )
     # A process of its own: here `backends` was imported long ago.
     done = subprocess.run(
