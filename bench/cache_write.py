@@ -81,6 +81,7 @@ def measure(scale: Scale, folder: Path) -> Result:
                 "removed after": lambda: path.unlink(missing_ok=True),
             },
             rounds=scale.pick(full=3, tiny=1),
+            # The last ones come when all files have been read, and take long.
             warmups=scale.pick(full=int(length == few), tiny=0),
             children=True,
         )

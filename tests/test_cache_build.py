@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import random
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from dataloaders.cache import BuildProgress, CachedDataset, precompute, verify
+from dataloaders.cache import BuildProgress, CachedDataset, build, precompute, verify
 from dataloaders.cache.build import building_folder, estimate
 from dataloaders.cache.fingerprint import fingerprint
 from dataloaders.cache.folder import BuildFolder
@@ -927,31 +928,54 @@ class NotesPid(Samples):
         return index
 
 
-def test_an_error_ends_other_chunks_half_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_workers_are_told_to_stop_by_an_error(
+    error: type[BaseException] | None, tmp_path: Path
+) -> None:
+    stop = tmp_path / "stop"
+    with contextlib.suppress(ValueError, KeyboardInterrupt), build._told_to_stop(str(stop)):
+        assert not stop.exists()
+        if error is not None:
+            raise error
+    assert stop.exists() == (error is not None)
+
+
+def test_an_error_ends_other_chunks_half_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataloaders.cache.rows._LOOK_S", 0.0)  # before each sample
     path, begun = tmp_path / "a.h5", tmp_path / "begun"
-    dataset = WaitsForTheStop(building_folder(path), begun)
+    os.mkfifo(tmp_path / "both")
+    dataset = WaitsForTheStop(building_folder(path), begun, tmp_path / "both")
     with pytest.raises(ValueError, match="enough"):
         precompute(dataset, path, num_workers=2, rows=20, progress=lambda _: begun.touch())
     assert begun.read_text() == "0\n"
 
 
 class WaitsForTheStop(Samples):
-    """Once building has ``begun`` sample 20 fails, and those before wait until that is told."""
+    """Once building has ``begun`` sample 20 fails, and those before wait until that is told.
 
-    def __init__(self, folder: Path, begun: Path) -> None:
+    It fails when another one is read: the two meet at a FIFO, which each of them waits to open.
+    """
+
+    def __init__(self, folder: Path, begun: Path, both: Path) -> None:
         super().__init__()
         self.folder = folder
         self.begun = begun
+        self.both = both
 
     def sample(self, index: int) -> Any:
         if self.begun.exists():
             if index == 20:
+                self.both.open("rb").close()
                 raise ValueError("enough")
             with open(self.begun, "a") as file:
                 file.write(f"{index}\n")
+            if index == 0:
+                self.both.open("wb").close()
             until = time.monotonic() + 20
             while not list(self.folder.glob("stop.*")) and time.monotonic() < until:
-                time.sleep(0.05)
+                time.sleep(0.01)  # no event tells of a file
         return index
 
 

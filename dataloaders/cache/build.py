@@ -311,9 +311,9 @@ class _Builder:
     def _known(self) -> _Studied:
         """What the dataset is; it is studied once."""
         if self._studied is None:
-            study = self._study()
-            with self._crew(study) as crew:
-                self._studied = self._learned_by(crew, study)
+            with self._crew():
+                pass  # who studied it is not needed any more
+        assert self._studied is not None
         return self._studied
 
     def _study(self) -> Study:
@@ -325,11 +325,15 @@ class _Builder:
             encode=self._encode,
         )
 
-    def _crew(self, study: Study) -> Crew:
-        """Workers for the study, and for the chunks; none of them is hired."""
-        return Crew(
-            Work(study), self._dataset, most=self._most_workers, context=self._options.context
-        )
+    @contextmanager
+    def _crew(self) -> Iterator[Crew]:
+        """Workers for the chunks, who have studied the dataset if nobody had."""
+        study = self._study() if self._studied is None else self._studied.study
+        most, context = self._most_workers, self._options.context
+        with Crew(Work(study), self._dataset, most=most, context=context) as crew:
+            if self._studied is None:
+                self._studied = self._learned_by(crew, study)
+            yield crew
 
     @property
     def _most_workers(self) -> int:
@@ -453,10 +457,7 @@ class _Builder:
             refuse_missing(self._options.compress.codec)
         if self.folder.is_leftover() or not resume:
             self.folder.wipe()
-        study = self._study() if self._studied is None else self._studied.study
-        with self._crew(study) as crew:
-            if self._studied is None:
-                self._studied = self._learned_by(crew, study)
+        with self._crew() as crew:
             self._build(crew, overwrite=overwrite)
 
     def _build(self, crew: Crew, *, overwrite: bool) -> None:
@@ -568,7 +569,10 @@ class _Builder:
                 f"samples {job.numbers(piece.chunk)[0]} to {job.numbers(piece.chunk)[-1]}"
             ),
         )
-        with _told_to_stop(job), folder.syncing():  # its thread begins behind the workers' fork
+        with (
+            _told_to_stop(job.stop),
+            folder.syncing(),
+        ):  # its thread begins behind the workers' fork
             for made in finished:
                 for record in made.records:
                     self._refuse_other_structure(record, job)
@@ -692,13 +696,16 @@ class _Studied:
 
 
 @contextmanager
-def _told_to_stop(job: Job) -> Iterator[None]:
-    """If the block ends with an error, workers stop where they are."""
+def _told_to_stop(stop: str) -> Iterator[None]:
+    """If the block ends with an error, workers, who look for the file ``stop``, end where they are.
+
+    Ctrl-C is one, too; whatever it is, it goes on.
+    """
     try:
         yield
     except BaseException:
         with suppress(OSError):  # then they end with their chunks
-            Path(job.stop).touch()
+            Path(stop).touch()
         raise
 
 

@@ -100,8 +100,8 @@ class Placement:
 class Placer:
     """Puts the rows of a chunk at their places, a few at a time, as soon as these are known.
 
-    Each by itself takes a fifth more time: for the system's part, and since what writes it is out
-    of the core's cache again whenever a sample was decoded.
+    One at a time, what a build does besides decoding takes a fifth more: for the system's part, and
+    since what writes a row is out of the core's cache again whenever a sample was decoded.
 
     Args:
         placement: where they go.
@@ -160,8 +160,7 @@ class Placer:
         end = time.monotonic() + _PATIENCE * (time.monotonic() - self._begun)
         while self._placing and not self._find() and time.monotonic() < end:
             time.sleep(_POLL_S)
-        if self._placing:
-            self._write()
+        self._write()
         for spot in self._spots:
             if spot.begin is None:  # nothing of it is written, so that all of it can stay
                 spot.given_up = True
@@ -174,7 +173,7 @@ class Placer:
             self._sizes.put(self._chunk, self._size)
 
     def waits(self) -> bool:
-        """Whether rows are left that have no place yet."""
+        """Whether rows are left that have no place yet; those that have one now are written."""
         return self._placing and bool(self._rows) and not self._find()
 
     def stop(self) -> None:
@@ -231,7 +230,7 @@ class Placer:
         )
 
     def _find(self) -> bool:
-        """Whether all places are known; rows that waited for one of them can be written."""
+        """Whether all places are known; rows that waited for one of them are written."""
         if self._found:
             return True
         missing = [spot for spot in self._spots if spot.begin is None and not spot.given_up]
@@ -253,19 +252,18 @@ class Placer:
         for n, spot in enumerate(self._spots):
             if not spot.is_open:
                 continue
+            column, fixed = spot.place.column, spot.place.shape is not None
             begin, pieces, rows = spot.end, list[bytes | memoryview](), self._rows[spot.rows :]
             for cells, offsets in rows:
                 offsets[n] = spot.end
-                for piece in cells[spot.place.column].pieces:
+                for piece in cells[column].pieces:
                     spot.add(piece)
                     pieces.append(piece)
             write_all(self._file, begin, *pieces)
             written += spot.end - begin
             spot.rows = len(self._rows)
             for cells, _ in rows:
-                cell = cells[spot.place.column]
-                fixed = spot.place.shape is not None
-                cells[spot.place.column] = _ELSEWHERE if fixed else _hollow(cell)
+                cells[column] = _ELSEWHERE if fixed else _hollow(cells[column])
         return written
 
     def _give_back(self, place: Place, offset: int, cells: list[Cell]) -> None:

@@ -3,7 +3,7 @@
     Part(0, 2)      ──Study──> Findings
     Piece(job, 17)  ──Chunks──> Made
 
-They are the same processes: to start others would take longer than the study does.
+They are the same processes: others would have to be started, and to warm up.
 """
 
 from __future__ import annotations
