@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 
 from dataloaders.cache import precompute
 from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.failure import Failure
 from dataloaders.cache.findings import Findings, merged
 from dataloaders.cache.images import Images
 from dataloaders.cache.layout import Layouts
-from dataloaders.cache.rows import Failure
 from dataloaders.cache.sample import split
 from dataloaders.cache.study import Study
 from dataloaders.errors import CacheError

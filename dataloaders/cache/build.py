@@ -25,6 +25,7 @@ import numpy as np
 
 from dataloaders.cache.advice import advice_for
 from dataloaders.cache.attributes import attributes_of
+from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
 from dataloaders.cache.crew import AHEAD, Crew
@@ -32,9 +33,9 @@ from dataloaders.cache.cut import Cut, Finish
 from dataloaders.cache.disk import writing
 from dataloaders.cache.estimation import (
     Estimate,
+    chunking_for,
     estimate_of,
     refuse_small_disk,
-    rows_of_chunk,
     workers_for,
 )
 from dataloaders.cache.findings import Findings
@@ -369,13 +370,14 @@ class _Builder:
             self.folder.path.parent,
             samples=len(self._part),
             num_workers=self._known.workers,
-            rows=self._options.rows or self._rows_by_size(),
+            rows=self._options.rows or self._chunking().rows,
             placed=self._placed_part(),
             advice=advice_for(self._dataset, self._known.found, self._images),
         )
 
-    def _rows_by_size(self) -> int:
-        return rows_of_chunk(self._known.found, len(self._part), self._known.workers)
+    def _chunking(self) -> Chunking:
+        """The chunks of a build that is not told how large they are."""
+        return chunking_for(self._known.found, len(self._part), self._known.workers)
 
     @property
     def of_dataset(self) -> dict[str, Any]:
@@ -462,15 +464,16 @@ class _Builder:
 
     def _build(self, crew: Crew, *, overwrite: bool) -> None:
         folder, options = self.folder, self._options
-        rows = folder.settle(
+        chunking = folder.settle(
             self._of_file,
+            len(self._part),
             options.rows,
             overwrite=overwrite,
-            default_rows=self._rows_by_size,
+            default=self._chunking,
         )
-        folder.drop_bad(self._part, rows, with_failures=not options.skip)
+        folder.drop_bad(self._part, chunking, with_failures=not options.skip)
         folder.sweep()
-        told = replace(self.estimate(), rows=rows)
+        told = replace(self.estimate(), rows=chunking.rows)
         kept = sum(record.bytes + record.placed for record in folder.records)
         others, ranks = self.others(told.low_needed / max(1, told.samples))
         refuse_small_disk(told, folder.path.parent, kept, others=others, ranks=ranks)
@@ -478,10 +481,10 @@ class _Builder:
         if self._is_placeable:
             folder.place(self._laid_out, self._first_columns())
         token = os.urandom(4).hex()
-        self._compute(crew, told, token)
-        if folder.drop_damaged() or self._missing(told):
-            self._compute(crew, told, token)
-        self._refuse_missing(told)
+        self._compute(crew, told, chunking, token)
+        if folder.drop_damaged() or self._missing(chunking):
+            self._compute(crew, told, chunking, token)
+        self._refuse_missing(chunking)
         self._refuse_nothing_left()
         self._assemble()
 
@@ -537,21 +540,23 @@ class _Builder:
     def _in_order(self) -> list[Record]:
         return sorted(self.folder.records, key=lambda record: record.chunk)
 
-    def _compute(self, crew: Crew, told: Estimate, token: str) -> None:
-        folder, options, missing = self.folder, self._options, self._missing(told)
+    def _compute(self, crew: Crew, told: Estimate, chunking: Chunking, token: str) -> None:
+        folder, options, found = self.folder, self._options, self._known.found
+        missing = self._missing(chunking)
         workers = min(self._known.workers, len(missing))
         placement = None
         if folder.placed is not None:
-            chunks = -(-len(self._part) // told.rows)
-            placement = folder.placed.placement(str(folder.sizes(f"sizes.{token}", chunks)))
+            sizes = folder.sizes(f"sizes.{token}", len(chunking))
+            placement = folder.placed.placement(str(sizes))
         job = Job(
-            choice=self._known.found.choice,
-            calls=self._known.found.calls,
+            choice=found.choice,
+            calls=found.calls,
+            drawn=found.drawn or bool(found.random),
+            fleeting=found.fleeting,
             folder=str(folder.path),
             token=token,
-            rows=told.rows,
+            chunking=chunking,
             first=self._part.start,
-            samples=len(self._part),
             skip=options.skip,
             images=self._images,
             placement=placement,
@@ -582,13 +587,12 @@ class _Builder:
                     made.failure.reraise()
         crew.dismiss()  # they end while the file is put together
 
-    def _missing(self, told: Estimate) -> list[int]:
+    def _missing(self, chunking: Chunking) -> list[int]:
         """The numbers of the chunks that are not finished."""
-        chunks = -(-len(self._part) // told.rows)
-        return [number for number in range(chunks) if not self.folder.has(number)]
+        return [number for number in range(len(chunking)) if not self.folder.has(number)]
 
-    def _refuse_missing(self, told: Estimate) -> None:
-        missing = self._missing(told)
+    def _refuse_missing(self, chunking: Chunking) -> None:
+        missing = self._missing(chunking)
         if missing:  # a file without them would be finished, and short
             raise CacheError(
                 f"{len(missing)} chunks were not made, and no worker said why; call precompute "
@@ -599,7 +603,7 @@ class _Builder:
         known = (record for record in self.folder.records if record.structure)
         first = next(known, None)
         if first is not None and new.structure not in ("", first.structure):
-            one, other = (job.first + record.chunk * job.rows for record in (first, new))
+            one, other = (job.numbers(record.chunk).start for record in (first, new))
             raise CacheError(
                 f"samples from {one} on and from {other} on are built differently; a cache needs "
                 "the same keys in the same order, and the same lengths, in all of them. Return "

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as of_torch
 
+from dataloaders.cache.failure import Failure, not_interrupted
 from dataloaders.cache.heap import settle_in
-from dataloaders.cache.rows import Failure, not_interrupted
 from dataloaders.errors import add_note
 
 __all__ = ["AHEAD", "Crew"]

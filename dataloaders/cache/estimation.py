@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.disk import free_bytes, size_of
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.rows import BYTES_PER_CELL, PART_BYTES
 from dataloaders.errors import CacheError
 from dataloaders.workers import available_memory, usable_cores
 
-__all__ = ["Estimate", "estimate_of", "refuse_small_disk", "rows_of_chunk", "workers_for"]
+__all__ = ["Estimate", "chunking_for", "estimate_of", "refuse_small_disk", "workers_for"]
 
 _CHUNK_BYTES = 32 << 20
 _CHUNK_SECONDS = 5.0
 _CHUNKS_PER_WORKER = 16
-_MOST_CHUNKS_PER_WORKER = 32  # of many small ones, more do not know their place in time
-_SHORT_CHUNK_SECONDS = 0.2  # beside which it is little that a chunk is synced
+_SHORT_CHUNK_SECONDS = 0.2  # that another worker waits so long at the end is little
+_SMALLER = 4  # times, the last chunks
 _BYTES_PER_WORKER = 4 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
 _NEARLY_ALL = 0.98  # of the bytes that are written once
@@ -86,18 +87,16 @@ def workers_for(found: Findings, samples: int, *, builders: int = 1) -> int:
     return max(1, min(cores, available_memory() // builders // _BYTES_PER_WORKER, samples))
 
 
-def rows_of_chunk(found: Findings, samples: int, num_workers: int) -> int:
-    """Samples in a chunk: about 32 MiB, 5 seconds, and enough chunks for all workers.
-
-    Of samples that take long, more chunks: the last ones leave workers without work.
-    """
+def chunking_for(found: Findings, samples: int, num_workers: int) -> Chunking:
+    """Chunks of about 32 MiB, 5 seconds, and enough of them for all workers; smaller at the end."""
     size = _mean(found.bytes) + BYTES_PER_CELL * found.cells
     seconds = max(1e-9, _seconds(found))
     each = samples / max(1, num_workers)
     fair = math.ceil(each / _CHUNKS_PER_WORKER)
-    short = math.ceil(max(each / _MOST_CHUNKS_PER_WORKER, _SHORT_CHUNK_SECONDS / seconds))
     most = _CHUNK_BYTES / max(1.0, size)
-    return max(1, int(min(fair, short, most, _CHUNK_SECONDS / seconds)))
+    rows = max(1, int(min(fair, most, _CHUNK_SECONDS / seconds)))
+    is_short = num_workers < 2 or rows * seconds < _SHORT_CHUNK_SECONDS
+    return Chunking(samples, rows, rows if is_short else -(-rows // _SMALLER))
 
 
 def estimate_of(

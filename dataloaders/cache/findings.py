@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dataloaders.cache.cut import Call
+from dataloaders.cache.failure import Failure
 from dataloaders.cache.layout import Layouts
-from dataloaders.cache.rows import Failure
 from dataloaders.errors import CacheError
 
 __all__ = ["Findings", "merged"]
@@ -22,6 +22,8 @@ class Findings:
         calls: how its rows go through the transforms.
         at_leaves: whether each part that a tail is applied to is one leaf.
         reason: why it is not a better one; "" if it is the best.
+        drawn: whether a row draws from the process-wide generators.
+        fleeting: whether a row may have changed when another one has been read.
         random: what differs between two readings of one row; "" if nothing does.
         digests: of the rows that were read, by sample; "random" where a digest means nothing, and
             "failed" where there is none.
@@ -38,6 +40,8 @@ class Findings:
     calls: tuple[Call, ...] | None = None
     at_leaves: bool = True
     reason: str = ""
+    drawn: bool = False
+    fleeting: bool = False
     random: str = ""
     digests: dict[int, str] = field(default_factory=dict)
     bytes: list[int] = field(default_factory=list)
@@ -63,6 +67,8 @@ def merged(parts: Sequence[Findings]) -> Findings | None:
     whole = Findings(first.choice, first.calls, reason=first.reason)
     for part in parts:
         whole.at_leaves &= part.at_leaves
+        whole.drawn |= part.drawn
+        whole.fleeting |= part.fleeting
         whole.random = whole.random or part.random
         whole.digests.update(part.digests)
         whole.bytes += part.bytes

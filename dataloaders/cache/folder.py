@@ -30,6 +30,7 @@ import numpy.typing as npt
 from dataloaders.cache.changes import changes
 from dataloaders.cache.checksums import crc32
 from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.disk import sync, writing
 from dataloaders.cache.index import Index
 from dataloaders.cache.journal import MOST, Journal, Record, read_journal
@@ -75,32 +76,36 @@ class BuildFolder:
     def settle(
         self,
         fingerprint: Mapping[str, Any],
+        samples: int,
         rows: int | None,
         *,
         overwrite: bool,
-        default_rows: Callable[[], int],
-    ) -> int:
-        """Have a folder that is a build of this, its journal open; the rows of a chunk.
+        default: Callable[[], Chunking],
+    ) -> Chunking:
+        """Have a folder that is a build of this, its journal open; what its chunks are.
 
         Args:
             fingerprint: of what is built.
+            samples: that it consists of.
             rows: of a chunk; None: as it was begun.
             overwrite: whether a build of something else is begun anew.
-            default_rows: the rows of a chunk, where there is no build to go on with.
+            default: the chunks, where there is no build to go on with.
 
         Raises:
             CacheError: it is an unfinished build of something else; or the disk is full.
         """
         now = {"format": _FORMAT, **fingerprint}
+        chunking = None
         if self._settings.exists():
             before = _loaded(self._settings)
             changed = ["it cannot be read"]
             if before is not None:
-                begun = before.pop("rows")
+                begun, last = before.pop("rows"), before.pop("last_rows")
                 changed = changes(before, now, "when it was begun")
                 if rows not in (None, begun):
                     changed.append(f"rows: {begun} when it was begun, {rows} now")
-                rows = rows if changed else begun
+                if not changed:
+                    chunking = Chunking(samples, begun, last)
             if changed and not overwrite:
                 raise CacheError(
                     f"{self.path} holds an unfinished build of something else; "
@@ -109,10 +114,12 @@ class BuildFolder:
                 )
             if changed:
                 self.wipe()
-        rows = rows or default_rows()
+        if chunking is None:
+            chunking = default() if rows is None else Chunking(samples, rows, rows)
         if not self._settings.exists():
             self.wipe()
-            text = json.dumps({**now, "rows": rows}, indent=1, sort_keys=True)
+            told = {**now, "rows": chunking.rows, "last_rows": chunking.last_rows}
+            text = json.dumps(told, indent=1, sort_keys=True)
             with writing(self.path):
                 _write_whole(self._settings, text.encode())
         with writing(self.path):
@@ -120,7 +127,7 @@ class BuildFolder:
             # Before the file that it speaks of is swept away: else it would look as if in place.
             self._journal.set_assembled("")
             sync(self.path)
-        return rows
+        return chunking
 
     def place(self, laid_out: Callable[[Path], Index], columns: Sequence[int]) -> Placed:
         """The file in which large columns get their places at once, now `placed`.
@@ -194,19 +201,20 @@ class BuildFolder:
         finally:
             self._syncing = None
 
-    def drop_bad(self, samples: range, rows: int, *, with_failures: bool) -> None:
+    def drop_bad(self, samples: range, chunking: Chunking, *, with_failures: bool) -> None:
         """Forget chunks whose files are not what the journal says; of most, the size tells.
 
         Args:
             samples: what is built.
-            rows: of a chunk; those that are not of these samples are forgotten, too.
+            chunking: what the chunks are; those that are not of these samples are forgotten, too.
             with_failures: also those that samples were left out of.
         """
         self.placed = Placed.load(self.path / "placing.json")
         newest = [record.chunk for record in self.records][-_VERIFIED_AT_START:]
         for record in list(self.records):
             path = self.path / record.file
-            own = samples[record.chunk * rows : (record.chunk + 1) * rows]
+            part = chunking.part(record.chunk)
+            own = samples[part.start : part.stop]
             good = not record.file or (path.is_file() and path.stat().st_size == record.bytes)
             good = good and _is_of(record, own) and self._fits(record)
             if good and record.file and record.chunk in newest:
@@ -406,7 +414,8 @@ def _is_of(record: Record, samples: range) -> bool:
     """Whether it is the record of these samples, each of which is kept or left out."""
     left_out = [index for index, _ in record.failed]
     return (
-        record.rows + len(left_out) == len(samples) > 0
+        record.first == samples.start
+        and record.rows + len(left_out) == len(samples) > 0
         and all(index in samples for index in left_out)
         and sorted(set(left_out)) == left_out
         and bool(record.rows) == bool(record.file)
@@ -420,8 +429,9 @@ def _loaded(path: Path) -> dict[str, Any] | None:
         return None
     if type(values) is not dict:
         return None
-    rows, length = values.get("rows"), values.get("length", 0)
-    good = type(rows) is int and 0 < rows < MOST and type(length) is int and 0 <= length < MOST
+    least = {"rows": 1, "last_rows": 1, "length": 0}
+    numbers = {name: values.get(name, 0) for name in least}
+    good = all(type(each) is int and least[name] <= each < MOST for name, each in numbers.items())
     return values if good else None
 
 

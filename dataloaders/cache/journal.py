@@ -42,6 +42,7 @@ class Record:
             chunk's values begin, and how many bytes they are.
         sums: how many checksums of these bytes, four bytes each, stand at the end of its file.
         size: bytes of the placed column whose rows are of several shapes, wherever they are.
+        first: the number in the dataset of its first sample, kept or left out.
     """
 
     chunk: int
@@ -54,6 +55,7 @@ class Record:
     spans: tuple[tuple[int, int], ...] = ()
     sums: int = 0
     size: int = 0
+    first: int = 0
 
     @property
     def bytes(self) -> int:
@@ -185,7 +187,7 @@ def _record(values: Any) -> Record | None:
         spans = tuple((begin, size) for begin, size in record.spans)
     except (TypeError, ValueError):
         return None
-    counts = (record.chunk, record.rows, record.sums, record.size)
+    counts = (record.chunk, record.rows, record.sums, record.size, record.first)
     ends = (end for span in spans for end in span)
     numbers = (*counts, *parts, *(index for index, _ in failed), *ends)
     texts = (record.file, record.digest, record.structure, *(why for _, why in failed))

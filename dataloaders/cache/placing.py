@@ -38,7 +38,7 @@ Span = tuple[int, int]
 """The byte of the file at which a chunk's values of a column begin, and how many bytes they are."""
 
 _ELSEWHERE = Cell("none", np.empty(0, np.uint8))
-_AT_ONCE = 1 << 20  # bytes: of as many rows what was just read is still in the core's cache
+_AT_ONCE = 512 << 10  # bytes: what was just taken apart is still in the core's cache
 _POLL_S = 0.001
 _PATIENCE = 0.1  # of the time that a chunk took: writing it twice takes about as long
 

@@ -12,41 +12,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import time
-import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from dataloaders.cache.checksums import crc32
 from dataloaders.cache.chunk import Chunk
+from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.cut import Call, Cut
 from dataloaders.cache.disk import write_all, writing
 from dataloaders.cache.encoding import Encoder
+from dataloaders.cache.failure import Failure, fail, not_interrupted, told
 from dataloaders.cache.images import Images
 from dataloaders.cache.journal import Record
 from dataloaders.cache.placing import Placement, Placer
-from dataloaders.cache.sample import Cell, Structure, split
-from dataloaders.cache.seeds import seed_for
-from dataloaders.errors import CacheError, add_note
+from dataloaders.cache.reading import Reader
+from dataloaders.cache.sample import Cell, Structure
+from dataloaders.errors import CacheError
 from dataloaders.random_states import random_states_kept
 
 __all__ = [
     "BYTES_PER_CELL",
     "PART_BYTES",
     "Chunks",
-    "Failure",
     "Job",
     "Made",
     "digest_text",
-    "fail",
-    "not_interrupted",
-    "read_row",
 ]
 
 PART_BYTES = 64 << 20
@@ -55,7 +50,6 @@ PART_BYTES = 64 << 20
 BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
-_LONGEST_MESSAGE = 1000
 _LOOK_S = 0.02  # between two looks at whether to stop
 
 Row = tuple[int, Structure, list[Cell]]
@@ -68,12 +62,13 @@ class Job:
     Attributes:
         choice: which of the study's cuts gives the rows.
         calls: how each of them must have gone through the transforms; None: however it did.
+        drawn: whether rows are known to draw from the process-wide generators.
+        fleeting: whether a row may have changed when another one has been read.
         folder: where the chunks go.
         token: of this builder, in the names of its files. The workers of a builder that was killed
             live on for a moment; theirs have other names.
-        rows: samples in a chunk.
+        chunking: which samples are in which chunk.
         first: the number in the dataset of the first sample.
-        samples: in all, from that one on.
         skip: whether a sample that fails is left out instead of ending the build.
         images: how images are kept.
         placement: where large columns go; None: into the chunks' own files.
@@ -83,11 +78,12 @@ class Job:
 
     choice: int
     calls: tuple[Call, ...] | None
+    drawn: bool
+    fleeting: bool
     folder: str
     token: str
-    rows: int
+    chunking: Chunking
     first: int
-    samples: int
     skip: bool
     images: Images
     placement: Placement | None = None
@@ -100,47 +96,8 @@ class Job:
 
     def numbers(self, chunk: int) -> range:
         """Of the samples in the chunk, in the dataset."""
-        end = min((chunk + 1) * self.rows, self.samples)
-        return range(self.first + chunk * self.rows, self.first + end)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception on its way from a worker.
-
-    Attributes:
-        error: pickled; None if it does not come back from that as it was.
-        text: one line: its type and text.
-        trace: where it came from.
-    """
-
-    error: bytes | None
-    text: str
-    trace: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """``error``, ready to be sent."""
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        pickled: bytes | None
-        try:
-            pickled = pickle.dumps(error)
-            again = pickle.loads(pickled)
-            if type(again) is not type(error) or str(again) != str(error):
-                pickled = None
-        except Exception:  # classes of functions, constructors with other arguments: anything
-            pickled = None
-        return cls(pickled, told(error), trace)
-
-    def reraise(self) -> None:
-        """Raise it where it was sent to, the worker's traceback as its cause."""
-        pickled = self.error
-        error: BaseException = CacheError(self.text) if pickled is None else pickle.loads(pickled)
-        raise error from _InWorker(f"\n{self.trace}")
-
-
-class _InWorker(Exception):
-    """Shows a worker's traceback above the error itself."""
+        part = self.chunking.part(chunk)
+        return range(self.first + part.start, self.first + part.stop)
 
 
 @dataclass(frozen=True)
@@ -156,56 +113,6 @@ class Made:
     failure: Failure | None = None
 
 
-def not_interrupted(error: BaseException) -> BaseException:
-    """``error``, which may be a sample's own, as sys.exit() is; Ctrl-C is none: it goes on."""
-    if isinstance(error, KeyboardInterrupt):
-        raise error
-    return error
-
-
-def fail(error: BaseException) -> Failure:
-    """``error`` to be sent to the parent; raised at once where there is none."""
-    # Out of an iterator StopIteration would be its end, and the samples left would be lost.
-    if get_worker_info() is None and not isinstance(error, StopIteration):
-        raise error
-    return Failure.of(error)
-
-
-def told(error: BaseException) -> str:
-    """``ValueError: its text``, of bounded length."""
-    try:
-        text = str(error)
-    except Exception:  # it is somebody else's code
-        text = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {text}"[:_LONGEST_MESSAGE]
-
-
-def read_row(
-    cut: Cut, index: int, calls: Sequence[Call] | None = None
-) -> tuple[Structure, list[Cell]]:
-    """Row ``index`` as cells.
-
-    Raises:
-        CacheError: it cannot be kept; the message names it.
-        Exception: what reading it raised, with a note that names the sample.
-    """
-    try:
-        row = cut.read(index, calls)
-        return split(row)
-    except CacheError as error:
-        raise CacheError(f"sample {index} cannot be kept: {error}") from error
-    except BaseException as error:
-        not_interrupted(error)
-        note = (
-            f"dataloaders: raised by sample {index} of {type(cut.dataset).__name__} while its "
-            "cache was built"
-        )
-        if isinstance(error, Exception):
-            note += '; on_error="skip" leaves such samples out'
-        add_note(error, note)
-        raise
-
-
 class Chunks(Dataset[Made]):
     """Chunk by number: in its file when this returns, or put off until another one is read.
 
@@ -216,14 +123,15 @@ class Chunks(Dataset[Made]):
 
     def __init__(self, job: Job, cut: Cut) -> None:
         self._job = job
-        self._cut = cut
+        self._reader = Reader(cut, job.calls, drawn=job.drawn, fleeting=job.fleeting)
         self._encoder = Encoder(job.images)
         self._writing = writing(job.folder)
         self._earlier: _Read | None = None  # the chunk that is put off
         self._done: list[Record] = []
+        self._looked = float("-inf")
 
     def __len__(self) -> int:
-        return -(-self._job.samples // self._job.rows)
+        return len(self._job.chunking)
 
     def __getitem__(self, number: int) -> Made:
         job, failure = self._job, None
@@ -231,7 +139,7 @@ class Chunks(Dataset[Made]):
         path = Path(job.folder) / f"{name}.{os.getpid()}.tmp"
         placer = None
         if job.placement is not None:
-            placer = Placer(job.placement, number, number * job.rows)
+            placer = Placer(job.placement, number, job.chunking.part(number).start)
         writer = _Writer(path, placer)
         try:
             with random_states_kept(cuda=False):
@@ -239,7 +147,7 @@ class Chunks(Dataset[Made]):
             with self._writing:
                 writer.tell()
                 self._finish_earlier()
-                read = _Read(number, name, writer, failed)
+                read = _Read(number, job.numbers(number).start, name, writer, failed)
                 if number < job.put_off and writer.waits():
                     self._earlier = read
                 else:
@@ -265,31 +173,33 @@ class Chunks(Dataset[Made]):
                 earlier.writer.close()
 
     def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
-        job = self._job
         failed: list[tuple[int, str]] = []
-        looked = float("-inf")
-        for index in job.numbers(number):
-            now = time.monotonic()
-            if now - looked >= _LOOK_S:
-                looked = now
-                if os.path.exists(job.stop):
-                    raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
+        for rows in self._reader.groups(self._job.numbers(number), self._look):
+            for index, row in rows:
+                try:
+                    structure, cells = self._reader.cells(index, row)
+                    cells = self._encoder.cells(index, structure, cells)
+                except Exception as error:
+                    if not self._job.skip:
+                        raise
+                    failed.append((index, told(error)))
+                    writer.place_no_more()  # the rows behind it move up
+                    continue
                 with self._writing:
-                    if self._earlier is not None and not self._earlier.writer.waits():
-                        self._finish_earlier()
-            seed_for(index)
-            try:
-                structure, cells = read_row(self._cut, index, job.calls)
-                cells = self._encoder.cells(index, structure, cells)
-            except Exception as error:
-                if not job.skip:
-                    raise
-                failed.append((index, told(error)))
-                writer.place_no_more()  # the rows behind it move up
-                continue
-            with self._writing:
-                writer.write((index, structure, cells))
+                    writer.write((index, structure, cells))
         return failed
+
+    def _look(self) -> None:
+        """Now and then: end if that is wanted, and write what was put off as soon as it can be."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if os.path.exists(self._job.stop):
+            raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
+        with self._writing:
+            if self._earlier is not None and not self._earlier.writer.waits():
+                self._finish_earlier()
 
 
 class _Writer:
@@ -365,8 +275,15 @@ class _Writer:
         self._end += len(view)
         return len(view)
 
-    def finished(self, number: int, name: str, failed: list[tuple[int, str]]) -> Record:
-        """The record, once the file has its ``name``; whoever gets it has it synced."""
+    def finished(self, number: int, first: int, name: str, failed: list[tuple[int, str]]) -> Record:
+        """The record, once the file has its ``name``; whoever gets it has it synced.
+
+        Args:
+            number: of the chunk.
+            first: the number of its first sample.
+            name: of its file.
+            failed: the samples that were left out.
+        """
         self._write_part()
         structure, sums = "", np.empty(0, "<u4")
         if self._file >= 0:
@@ -386,6 +303,7 @@ class _Writer:
             spans=self._placer.spans if self._placer is not None and self._parts else (),
             sums=len(sums),
             size=self._placer.size if self._placer is not None else 0,
+            first=first,
         )
 
     def close(self) -> None:
@@ -405,19 +323,21 @@ class _Read:
 
     Attributes:
         number: of it.
+        first: the number of its first sample.
         name: of its file.
         writer: has its rows.
         failed: the samples that were left out.
     """
 
     number: int
+    first: int
     name: str
     writer: _Writer
     failed: list[tuple[int, str]]
 
     def finished(self) -> Record:
         """Its record, once it is in its file."""
-        return self.writer.finished(self.number, self.name, self.failed)
+        return self.writer.finished(self.number, self.first, self.name, self.failed)
 
 
 def digest_text(digest: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,14 +18,16 @@ from typing import Any
 import torch
 
 from dataloaders.batch import leaves
+from dataloaders.cache.cell import DEEPEST
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.encoding import Encoder
+from dataloaders.cache.failure import fail, not_interrupted, told
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
 from dataloaders.cache.packed import packed
 from dataloaders.cache.palette import PALETTE, contents
-from dataloaders.cache.rows import fail, not_interrupted, read_row, told
+from dataloaders.cache.reading import MOST_BYTES, cells_of, read_row, row_of
 from dataloaders.cache.sample import (
     Cell,
     Structure,
@@ -92,7 +95,7 @@ class Study:
         self._samples = samples
         self._skip = skip
         self.parts = max(1, len(_spread(samples, _PROVED)))
-        self._first: tuple[int, _Cells, str] | None = None
+        self._first: tuple[int, Any, _Cells, str] | None = None
 
     def __call__(self, part: int = 0, parts: int = 1) -> Findings:
         """Read, or do this part of it; the random states are then what they were."""
@@ -243,11 +246,11 @@ class Study:
         first, self._first = self._first, None
         if first is None:
             return
-        index, row, before = first
+        index, row, cells, before = first
         if index == 0 and len(found.seconds) == 1:  # this part has read no other one
             with suppress(Exception):  # an error of that one is told where it is read for itself
                 cut.read((index + 1) % self._samples)
-        if _digest(row) != before:
+        if _digest(cells) != before:
             raise _Failed(
                 CacheError(
                     f"sample {index} of {type(self._dataset).__name__} changed while others were "
@@ -257,6 +260,9 @@ class Study:
                 ),
                 _spread(self._samples, _PROVED).index(index),
             )
+        # Cells have copies of an image's pixels, of a list and the like.
+        if sum(cell.array.nbytes for cell in cells[1]) <= MOST_BYTES:  # else it is by itself anyway
+            found.fleeting |= _differs(row, before)
 
     def _measure_one(
         self, found: Findings, cut: Cut, index: int, must: bool, started: float
@@ -264,8 +270,11 @@ class Study:
         self._seed(index, 0)
         before = states()
         begun = time.perf_counter()
-        first = read_row(cut, index, found.calls)
+        row = row_of(cut, index, found.calls)
+        found.fleeting |= _is_not_decoded(row)
+        first = cells_of(cut, index, row)
         drawn = draws_since(before)
+        found.drawn |= drawn
         structure, cells = first
         for name, cell in zip(column_names(structure), cells, strict=True):
             found.columns[name] = found.columns.get(name, False) or cell.is_image
@@ -285,7 +294,7 @@ class Study:
             return
         found.digests[index] = digest = _digest(first)
         if self._first is None:
-            self._first = index, first, digest
+            self._first = index, row, first, digest
         turn = 1
         while turn < (_TURNS_WHERE_DRAWN if drawn else _TURNS):
             if turn >= _TURNS and time.monotonic() - started > _SECONDS:
@@ -338,6 +347,26 @@ def _scattered(samples: int, count: int) -> list[int]:
     step, golden = samples / count, (5**0.5 - 1) / 2
     moved = (index + int((n * golden % 1 - 0.5) * step) for n, index in enumerate(even))
     return sorted({min(max(index, 0), samples - 1) for index in moved})
+
+
+def _is_not_decoded(part: Any, depth: int = 0) -> bool:
+    """Whether there is a PIL image in a row that is only decoded when it is used, of an open file.
+
+    Until then the dataset may have written other bytes into that file.
+    """
+    if depth <= DEEPEST and isinstance(part, (dict, list, tuple)):
+        parts = part.values() if isinstance(part, dict) else part
+        return any(_is_not_decoded(inner, depth + 1) for inner in parts)
+    module = sys.modules.get("PIL.ImageFile")
+    return module is not None and isinstance(part, module.ImageFile) and bool(part.tile)
+
+
+def _differs(row: Any, before: str) -> bool:
+    """Whether the digest of a row is not what it was when the row was read."""
+    try:
+        return _digest(split(row)) != before
+    except Exception:  # what it was is all that is known of it
+        return True
 
 
 def _digest(row: _Cells) -> str:

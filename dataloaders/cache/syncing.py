@@ -1,7 +1,7 @@
 """What a build has finished is put on the disk while it goes on, now and then and not each time.
 
     a chunk is finished ──> a line of the journal, at once       kill -9 loses nothing of it
-                        ──a thread, once a second──> the disk    a power cut loses that second
+                        ──a thread, now and then───> the disk    a power cut loses 3 s of it
 
 Each time, everything that waits for the disk, the workers' writes among it, waits for all of it: of
 many small chunks that is a good part of a build. In which order things arrive does not matter: what
@@ -18,7 +18,7 @@ from dataloaders.cache.disk import sync, writing
 
 __all__ = ["Syncing"]
 
-_EVERY_S = 1.0
+_EVERY_S = 3.0
 
 
 class Syncing:
@@ -54,7 +54,7 @@ class Syncing:
             self._raise()
 
     def add(self, files: Collection[Path]) -> None:
-        """Have these files on the disk within a second or so."""
+        """Have these files on the disk within a few seconds."""
         self._raise()
         with self._changed:
             self._named.update(files)
