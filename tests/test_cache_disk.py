@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,24 @@ def test_what_the_system_takes_in_parts(
     monkeypatch.setattr(os, "pwritev", in_parts)
     pieces = [b"abcd", b"", memoryview(b"efghi"), b"j", memoryview(b"klmn")]
     assert written(tmp_path / "a", 0, pieces) == b"abcdefghijklmn"
+
+
+@pytest.mark.parametrize("sizes", [[3 << 20], [1 << 20], [700_000] * 5, [1, 2 << 20, 0, 5]])
+def test_much_is_written_in_parts(
+    sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = os.pwritev, list[int]()
+
+    def noted(file: int, pieces: Sequence[memoryview], offset: int) -> int:
+        calls.append(sum(map(len, pieces)))
+        return whole(file, pieces, offset)
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    pieces = [np.random.default_rng(n).bytes(size) for n, size in enumerate(sizes)]
+    assert written(tmp_path / "a", 7, pieces) == bytes(7) + b"".join(pieces)
+    assert sum(calls) == sum(sizes)
+    assert max(calls) <= 1 << 20
+    assert len(calls) <= sum(sizes) / (1 << 20) + 1
 
 
 @given(st.binary(max_size=3000), st.integers(0, 2**32 - 1))
