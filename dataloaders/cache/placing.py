@@ -100,8 +100,7 @@ class Placement:
 class Placer:
     """Puts the rows of a chunk at their places, a few at a time, as soon as these are known.
 
-    One at a time, what a build does besides decoding takes a fifth more: for the system's part, and
-    since what writes a row is out of the core's cache again whenever a sample was decoded.
+    One at a time, small rows would each cost a call of the system.
 
     Args:
         placement: where they go.
