@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,28 @@ def test_what_is_finished_is_put_on_the_disk_while_the_build_goes_on(
 
     precompute(Samples(varying, await_the_disk), tmp_path / "a.h5", num_workers=0, rows=ROWS)
     assert len({path.name for path in synced if path.name.startswith("chunk-")}) >= SIZE // ROWS - 1
+
+
+def test_nearly_all_is_on_the_disk_before_the_last_chunks_are_made(
+    tmp_path: Path, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the end of a build waits for what was written since the thread did so before."""
+    monkeypatch.setattr(syncing, "_EVERY_S", 1000.0)
+    waited: list[int] = []
+
+    def before(index: int) -> None:
+        if index != SIZE - 1 or not threads():
+            return
+        waited.append(index)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            if len([path for path in synced if path.name.startswith("chunk-")]) >= SIZE // ROWS - 2:
+                return
+            time.sleep(0.001)
+        pytest.fail("nothing was put on the disk")
+
+    precompute(Samples(False, before), tmp_path / "a.h5", num_workers=0, rows=ROWS)
+    assert waited == [SIZE - 1]
 
 
 def test_a_disk_that_takes_nothing_ends_the_build_with_what_to_do(

@@ -63,6 +63,7 @@ __all__ = ["BuildProgress", "Estimate", "building_folder", "estimate", "precompu
 
 _POLL_S = 0.1
 _TELL_S = 0.5
+_LAST_CHUNKS = 2  # of each worker, which are not on the disk when the file is put together
 
 Report = Callable[[BuildProgress], None]
 
@@ -576,15 +577,17 @@ class _Builder:
         )
         with (
             _told_to_stop(job.stop),
-            folder.syncing(),
+            folder.syncing() as syncing,
         ):  # its thread begins behind the workers' fork
-            for made in finished:
+            for done, made in enumerate(finished, 1):
                 for record in made.records:
                     self._refuse_other_structure(record, job)
                     folder.keep(record)
                     options.report(pace.computing([record], more=True))
                 if made.failure is not None:
                     made.failure.reraise()
+                if len(missing) - done == _LAST_CHUNKS * max(1, workers):
+                    syncing.soon()
         crew.dismiss()  # they end while the file is put together
 
     def _missing(self, chunking: Chunking) -> list[int]:

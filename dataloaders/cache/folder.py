@@ -183,8 +183,8 @@ class BuildFolder:
             self._syncing.add(files)
 
     @contextmanager
-    def syncing(self) -> Iterator[None]:
-        """Inside, what is kept is put on the disk every now and then.
+    def syncing(self) -> Iterator[Syncing]:
+        """Inside, what is kept is put on the disk every now and then, and when it is asked for.
 
         Raises:
             CacheError: the disk did not take it.
@@ -197,7 +197,7 @@ class BuildFolder:
 
         try:
             with Syncing(self.path, finish) as self._syncing:
-                yield
+                yield self._syncing
         finally:
             self._syncing = None
 

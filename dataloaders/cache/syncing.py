@@ -38,6 +38,7 @@ class Syncing:
         self._named: set[Path] = set()
         self._changed = threading.Condition()
         self._ended = False
+        self._soon = False
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="dataloaders-sync", daemon=True)
 
@@ -59,11 +60,19 @@ class Syncing:
         with self._changed:
             self._named.update(files)
 
+    def soon(self) -> None:
+        """Begin at once: the end of a build then waits for little."""
+        with self._changed:
+            self._soon = True
+            self._changed.notify()
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._ended, timeout=_EVERY_S):
+                self._changed.wait_for(lambda: self._ended or self._soon, timeout=_EVERY_S)
+                if self._ended:
                     return  # what comes next puts the whole file on the disk
+                self._soon = False
                 named, self._named = self._named, set()
             if not named:
                 continue
