@@ -112,8 +112,8 @@ def measure(scale: Scale, folder: Path) -> Result:
             f"Samples of {len(list(photos.glob('*/*.jpg')))} JPEG files of 480 x 640 to 768 x "
             f"1024, in the page cache, decoded by Pillow and resized by torchvision; all {square} "
             "(rows of one shape) or as wide as they come (rows of several). Study, workers' "
-            "start, fsync, checksums and all are counted: what is paid once, a quarter of a "
-            f"second, is a larger part of {few:,} samples than of {many:,}.",
+            "start, fsync, checksums and all are counted: what is paid once is a larger "
+            f"part of {few:,} samples than of {many:,}.",
             "What that many processes reach by decoding alone is what the machine's cores have to "
             "share: where it is below 1, no way of writing reaches 1.",
         ),

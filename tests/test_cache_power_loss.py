@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,22 +93,26 @@ def test_what_is_finished_is_put_on_the_disk_while_the_build_goes_on(
 
 
 def test_nearly_all_is_on_the_disk_before_the_last_chunks_are_made(
-    tmp_path: Path, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the end of a build waits for what was written since the thread did so before."""
+    left, enough, sync = list(range(SIZE // ROWS - 2)), threading.Event(), syncing.sync
+
+    def counting(path: Path) -> None:
+        sync(path)
+        if path.name.startswith("chunk-"):
+            left.pop()
+        if not left:
+            enough.set()
+
+    monkeypatch.setattr(syncing, "sync", counting)
     monkeypatch.setattr(syncing, "_EVERY_S", 1000.0)
     waited: list[int] = []
 
     def before(index: int) -> None:
-        if index != SIZE - 1 or not threads():
-            return
-        waited.append(index)
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            if len([path for path in synced if path.name.startswith("chunk-")]) >= SIZE // ROWS - 2:
-                return
-            time.sleep(0.001)
-        pytest.fail("nothing was put on the disk")
+        if index == SIZE - 1 and threads():
+            waited.append(index)
+            assert enough.wait(60)
 
     precompute(Samples(False, before), tmp_path / "a.h5", num_workers=0, rows=ROWS)
     assert waited == [SIZE - 1]

@@ -43,7 +43,7 @@ class Failure:
             again = pickle.loads(pickled)
             if type(again) is not type(error) or str(again) != str(error):
                 pickled = None
-        except Exception:  # classes of functions, constructors with other arguments: anything
+        except Exception:  # classes of functions, odd constructors: anything; its text is sent
             pickled = None
         return cls(pickled, told(error), trace)
 
@@ -77,6 +77,6 @@ def told(error: BaseException) -> str:
     """``ValueError: its text``, of bounded length."""
     try:
         text = str(error)
-    except Exception:  # it is somebody else's code
+    except Exception:  # somebody else's code: the type is told, and the error itself goes on
         text = "(its text cannot be shown)"
     return f"{type(error).__name__}: {text}"[:_LONGEST_MESSAGE]

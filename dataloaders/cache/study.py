@@ -365,7 +365,7 @@ def _differs(row: Any, before: str) -> bool:
     """Whether the digest of a row is not what it was when the row was read."""
     try:
         return _digest(split(row)) != before
-    except Exception:  # what it was is all that is known of it
+    except Exception:  # then rows are done one by one, which is right for all
         return True
 
 
