@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -22,9 +22,10 @@ from dataloaders.backend import Backend, Session, Specification
 from dataloaders.batch import Batch, leaves, map_tensors, samples_in
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.loader import DataLoader
+from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan, Stage
 from dataloaders.random_states import random_states_kept
-from dataloaders.specification import device_of, generators_of, iterates_itself, view_of
+from dataloaders.specification import device_of, generators_of, iterates_itself
 from dataloaders.synthesis import Recipe, TensorSpec, shortened
 
 __all__ = ["Synthetic", "TensorSpec"]
@@ -43,8 +44,8 @@ class Synthetic(Backend):
     with the batch a pool earlier; one that the step has written into is made again first.
 
     Attributes:
-        like: a batch to be like; None reads one from the loader, in this process, leaving the
-            states of torch's, NumPy's, ``random``'s and the loader's own generators as they were.
+        like: a batch to be like; None reads one, in a process of its own: here nothing is opened,
+            and no generator moves. A batch that cannot be sent between processes has to be given.
         spec: or a nesting of `TensorSpec`; real tensors in it are reissued as they are.
         pool: how many different batches are made.
         batches: how many an epoch has; None for the loader's own number.
@@ -198,8 +199,7 @@ def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | No
         return recipe, samples_in(recipe.make(torch.device("meta"), None))
     if options.like is not None:
         return Recipe.like(options.like), samples_in(options.like)
-    with random_states_kept(*generators_of(loader), cuda=False):
-        found = _real_batch(loader)
+    found = _real_batch(loader)
     if found is None:
         return None
     batch, samples = found
@@ -207,35 +207,65 @@ def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | No
 
 
 def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
-    """The loader's first batch and its number of samples (None if it is one sample)."""
+    """The loader's first batch and its number of samples (None if it is one sample).
+
+    Its samples are read and collated in a process of their own.
+
+    Raises:
+        BackendUnavailable: no batch can be made there.
+    """
     if iterates_itself(type(loader)) and not isinstance(loader, DataLoader):
-        for batch in loader:
-            return batch, samples_in(batch)
+        with random_states_kept(*generators_of(loader), cuda=False):
+            for batch in loader:  # a loop that training would run as well
+                return batch, samples_in(batch)
         return None
-    # One worker where workers are set up by a function that may open what the dataset reads.
-    workers = 1 if loader.num_workers > 0 and loader.worker_init_fn is not None else 0
-    view = view_of(
-        loader,
-        num_workers=workers,
-        prefetch_factor=1 if workers else None,
-        persistent_workers=False,
-        pin_memory=False,
-        generator=torch.Generator(),
-    )
-    state = view.__dict__
-    if not workers:
-        state.update(timeout=0, _DataLoader__multiprocessing_context=None)
-    samples = loader.batch_size
+    samples, indices = loader.batch_size, None
     if not _is_iterable(loader):
-        indices = next(iter(loader._index_sampler), _NOTHING)
-        if indices is _NOTHING:
+        with random_states_kept(*generators_of(loader), cuda=False):
+            indices = next(iter(loader._index_sampler), _NOTHING)
+            if indices is _NOTHING:
+                return None
+            if loader._auto_collation:
+                indices = list(indices)
+                samples = len(indices)
+    elif loader._auto_collation:
+        indices = [None] * (loader.batch_size or 1)  # as torch asks an iterable dataset
+    look = _FirstBatch(
+        loader._dataset_kind, loader._auto_collation, loader.collate_fn, loader.drop_last, indices
+    )
+    try:
+        made = observe(loader, look)
+    except Unobserved as error:
+        raise BackendUnavailable(
+            f"no real batch could be read to be like: {error}; give one: "
+            "backend=Synthetic(like=batch), from backends.synthetic"
+        ) from error
+    return None if made is None else (made.batch, samples)
+
+
+@dataclass(frozen=True)
+class _Made:
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class _FirstBatch:
+    """A look at a dataset: the batch that torch's own fetcher makes of ``indices``."""
+
+    kind: int
+    batched: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    indices: Any
+
+    def __call__(self, dataset: Any) -> _Made | None:
+        fetcher = torch.utils.data._DatasetKind.create_fetcher(
+            self.kind, dataset, self.batched, self.collate_fn, self.drop_last
+        )
+        try:
+            return _Made(fetcher.fetch(self.indices))
+        except StopIteration:  # an iterable dataset without samples
             return None
-        if loader._auto_collation:
-            indices = list(indices)
-            samples = len(indices)
-        state["batch_sampler" if loader._auto_collation else "sampler"] = [indices]
-    batch = next(view._get_iterator(), _NOTHING)
-    return None if batch is _NOTHING else (batch, samples)
 
 
 _NOTHING: Any = object()

@@ -4,7 +4,8 @@
                                                                        equal, leaf by leaf?
     its copy ─> samples ──collate_fn──> batch ──uint8 leaves by table──┘
 
-Both ways see the same random states. Further trials ask what a collate_fn of the user's own does
+Both ways see the same random states. It runs where the dataset is observed: in a process of its own.
+Further trials ask what a collate_fn of the user's own does
 with images of different sizes (padding with zeros is not the same before Normalize and after)
 and with other random numbers (mixing images only now and then).
 """
@@ -28,7 +29,7 @@ from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.read import is_chain
 from dataloaders.transforms.table import same_bits
 
-__all__ = ["Convert", "Proof", "prove"]
+__all__ = ["Batching", "Convert", "Proof", "prove"]
 
 Convert: TypeAlias = Callable[[torch.Tensor], "torch.Tensor | None"]
 """A uint8 leaf -> what the run makes of it, as a plain tensor; None if it is no such image."""
@@ -60,43 +61,59 @@ class Proof:
     leaves: int | None = None
 
 
+@dataclass(frozen=True)
+class Batching:
+    """How a loader makes batches of samples, without the loader.
+
+    Attributes:
+        collate_fn: the loader's.
+        batch_size: the loader's; None with a batch sampler of the user's own.
+        batched: whether samples are collated several at a time.
+    """
+
+    collate_fn: Callable[[Any], Any]
+    batch_size: int | None
+    batched: bool
+
+    @classmethod
+    def of(cls, loader: Any) -> Batching:
+        """That of ``loader``."""
+        return cls(loader.collate_fn, loader.batch_size, loader.batch_sampler is not None)
+
+
 class _Different(Exception):
     """The two ways differ; the message says in what."""
 
 
-def prove(loader: Any, original: Any, rewritten: Any, convert: Convert) -> Proof | str:
-    """A `Proof`, or why there is none: a sentence that names what stands in the way.
+def prove(batching: Batching, original: Any, rewritten: Any, convert: Convert) -> Proof | str:
+    """Return a `Proof`, or why there is none: a sentence that names what stands in the way.
 
-    Reads a few samples of ``original`` and as many of ``rewritten`` (throw-away copies of the
-    dataset: what they open or count stays in them) on the calling thread. The caller puts the
-    process-wide random states back; those of the dataset's own generators are put back here.
+    Reads a few samples of both datasets and moves the process-wide generators and those of the
+    datasets: for a process that ends afterwards.
     """
-    trial = _Trial(loader, convert)
+    trial = _Trial(batching, original, convert)
     generators = [(put, get()) for get, put in find_generators(original)]
 
     def read(dataset: Any, indices: list[int], seed: int) -> list[Any]:
         for put, state in generators:
             put(state)
-        return _read(dataset, indices, seed, batched=loader._auto_collation)
+        return _read(dataset, indices, seed, batched=batching.batched)
 
     try:
         return _prove(trial, lambda *of: read(original, *of), lambda *of: read(rewritten, *of))
     except _Different as different:
         return str(different)
-    finally:
-        for put, state in generators:
-            put(state)
 
 
 _Read: TypeAlias = Callable[[list[int], int], list[Any]]
 
 
 def _prove(trial: _Trial, read_theirs: _Read, read_ours: _Read) -> Proof | str:
-    name = type(trial.loader.dataset).__name__
-    seeds = 1 if _is_known(trial.loader.dataset) else _SEEDS_OF_UNKNOWN_CODE
+    name = type(trial.dataset).__name__
+    seeds = 1 if _is_known(trial.dataset) else _SEEDS_OF_UNKNOWN_CODE
     started = time.monotonic()
     for seed in range(seeds):
-        for group in _groups(trial.loader):
+        for group in _groups(trial.batching, len(trial.dataset)):
             if seed and time.monotonic() - started > _SECONDS:
                 break
             try:
@@ -118,10 +135,11 @@ def _prove(trial: _Trial, read_theirs: _Read, read_ours: _Read) -> Proof | str:
 
 
 class _Trial:
-    def __init__(self, loader: Any, convert: Convert) -> None:
-        self.loader = loader
+    def __init__(self, batching: Batching, dataset: Any, convert: Convert) -> None:
+        self.batching = batching
+        self.dataset = dataset
         self.proof = Proof()
-        self.collates_as_torch = loader.collate_fn in (default_collate, default_convert)
+        self.collates_as_torch = batching.collate_fn in (default_collate, default_convert)
         self._convert = convert
         self._seen: list[tuple[int, frozenset[int], frozenset[int]]] = []
 
@@ -138,7 +156,7 @@ class _Trial:
             raise self._blame(theirs, ours, error) from error
         if not images:
             raise _Different(
-                f"no float image of {type(self.loader.dataset).__name__} comes from its transform "
+                f"no float image of {type(self.dataset).__name__} comes from its transform "
                 "unchanged: it works on the image afterwards, or does not use the transform"
             )
         self._seen.append((sum(1 for _ in leaves(found)), images, others))
@@ -198,7 +216,7 @@ class _Trial:
         # Clones: a collate_fn may work on its samples in place, and they are collated again.
         samples = [map_tensors(sample, _clone) for sample in samples]
         _seed(seed, -1)
-        return self.loader.collate_fn(samples if self.loader._auto_collation else samples[0])
+        return self.batching.collate_fn(samples if self.batching.batched else samples[0])
 
     def _images(self, expected: Batch, found: Batch) -> tuple[frozenset[int], frozenset[int]]:
         """Places of the image leaves, and of other uint8 leaves that look like images."""
@@ -230,7 +248,7 @@ class _Trial:
             for pair in zip(theirs, ours, strict=True):
                 self._images(*pair)
         except _Different as different:
-            name = type(self.loader.dataset).__name__
+            name = type(self.dataset).__name__
             return _Different(
                 f"{name} works on the image after its transform (found {different}); move that "
                 "into the transform, before ToTensor, or into the training step"
@@ -242,16 +260,15 @@ class _Trial:
 
     @property
     def _collation(self) -> str:
-        function = self.loader.collate_fn
+        function = self.batching.collate_fn
         return f"collate_fn {getattr(function, '__name__', type(function).__name__)}"
 
 
-def _groups(loader: Any) -> Iterator[list[int]]:
+def _groups(batching: Batching, length: int) -> Iterator[list[int]]:
     """Indices spread over the dataset, in groups that the loader could collate."""
-    length = len(loader.dataset)
     last = min(length, _INDICES) - 1
     indices = sorted({round(number * (length - 1) / max(1, last)) for number in range(last + 1)})
-    size = min(loader.batch_size or _INDICES, _INDICES) if loader._auto_collation else 1
+    size = min(batching.batch_size or _INDICES, _INDICES) if batching.batched else 1
     for begin in range(0, len(indices), size):
         yield indices[begin : begin + size]
 

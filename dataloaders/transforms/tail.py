@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from dataloaders.batch import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, OptionError
-from dataloaders.random_states import random_states_kept
+from dataloaders.observing import Unobserved, observe
 from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
-from dataloaders.transforms.proof import Proof, prove
+from dataloaders.transforms.proof import Batching, Proof, prove
 from dataloaders.transforms.read import Member
 from dataloaders.transforms.table import Table, same_bits, tables_of
 from dataloaders.transforms.trailing import Deferred, arithmetic_of, deferred_chain, trailing
@@ -54,8 +54,8 @@ def device_tail(
     """A `Tail` proved on this loader's own samples, or `NoTail` with the reason.
 
     Reads up to four samples of the dataset twice (up to sixteen where the dataset's code is not
-    torchvision's, within about two seconds), on the calling thread. All random states are then
-    what they were; the user's dataset and transforms are not changed.
+    torchvision's, within about two seconds), in a process of its own (`dataloaders.observing`).
+    Nothing in this process changes.
 
     Args:
         loader: any torch DataLoader over a dataset with torchvision transforms, v1 or v2.
@@ -231,6 +231,11 @@ class _Moved:
         self._shortened: dict[int, Any] = {}
 
     @property
+    def places(self) -> list[str]:
+        """Where its chains are."""
+        return [found.where for found in self.found]
+
+    @property
     def dtype(self) -> torch.dtype:
         """That of the images that the run makes."""
         return next(iter(self.tables.values())).values.dtype
@@ -277,15 +282,47 @@ def _device_tail(
     moved, reasons = _candidates(chains)
     if moved and not _length(dataset):
         return NoTail(f"{name} has no len() or no samples, so that nothing could be proved on it")
-    for candidate in moved:
-        with random_states_kept(loader.generator):
-            original = Copies(dataset, lambda chain: chain).dataset
-            rewritten = Copies(dataset, candidate.replace).dataset
-            proof = prove(loader, original, rewritten, _on_cpu(candidate.tables))
-        if isinstance(proof, Proof):
-            return Tail(loader, candidate, proof, dtype, memory_format)
-        reasons.insert(0, proof)
-    return NoTail(reasons[0])
+    if not moved:
+        return NoTail(reasons[0])
+    try:
+        proved = observe(loader, _Proving(Batching.of(loader)))
+    except Unobserved as error:
+        return NoTail(str(error))
+    if isinstance(proved, str):
+        return NoTail(proved)
+    candidate = moved[proved.candidate] if proved.candidate < len(moved) else None
+    if candidate is None or proved.places != candidate.places:
+        return NoTail(f"a worker's {name} has other transforms than the loader's: worker_init_fn")
+    return Tail(loader, candidate, proved.proof, dtype, memory_format)
+
+
+@dataclass(frozen=True)
+class _Proved:
+    """Which of the candidates was proved, and where its chains are."""
+
+    candidate: int
+    places: list[str]
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class _Proving:
+    """A look at a dataset: what was proved of it, or why nothing was."""
+
+    batching: Batching
+
+    def __call__(self, dataset: Any) -> _Proved | str:
+        reason = ""
+        for number, candidate in enumerate(_candidates(find_chains(dataset))[0]):
+            try:
+                rewritten = Copies(dataset, candidate.replace).dataset
+            except NotCopyable as error:
+                return str(error)
+            proof = prove(self.batching, dataset, rewritten, _on_cpu(candidate.tables))
+            if isinstance(proof, Proof):
+                return _Proved(number, candidate.places, proof)
+            reason = proof
+        return reason
 
 
 def _candidates(chains: Iterable[Found]) -> tuple[list[_Moved], list[str]]:

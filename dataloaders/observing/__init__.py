@@ -1,0 +1,19 @@
+"""Facts about somebody's dataset, found in a process of its own.
+
+    this process                        a worker process, started as torch starts the loader's
+    observe(loader, look) ── look ────> worker_init_fn, seeds ──> look(dataset) reads samples
+                          <── facts ──  and the process ends
+
+Code that only looks (``explain``, ``tune``, a proof, a study) never runs a dataset's own
+``__getitem__``, collation or transforms in this process. A file that a dataset opens when it is
+first read would stay open here: each worker forked later would inherit it, all of them would share
+one offset, and samples would be wrong without an error.
+
+process.py      the process: started, asked, ended
+own_files.py    files that a fork inherits, opened anew in it
+"""
+
+from dataloaders.observing.own_files import open_files_anew
+from dataloaders.observing.process import Unobserved, observe
+
+__all__ = ["Unobserved", "observe", "open_files_anew"]

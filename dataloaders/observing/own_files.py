@@ -1,0 +1,65 @@
+"""Files that a forked process inherits, opened anew in it.
+
+A fork shares the offset of every open file with its parent. What it reads moves the offset under
+the parent, whose next buffered read then continues at the wrong place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+__all__ = ["open_files_anew"]
+
+_KEPT = os.O_RDWR | os.O_WRONLY | os.O_APPEND | getattr(os, "O_DIRECT", 0)
+_STANDARD = 2  # stdin, stdout, stderr: their writers share an offset on purpose
+
+
+def open_files_anew() -> None:
+    """Give this process offsets of its own in all regular files that it may read.
+
+    Call it in a fork, before anything reads. Descriptors and offsets keep their numbers. Does
+    nothing where the system has no ``/proc/self/fd``.
+
+    Raises:
+        OSError: a file cannot be opened again, for instance since permissions were dropped.
+    """
+    try:
+        import fcntl
+
+        descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+    except (ImportError, OSError):
+        return
+    for descriptor in descriptors:
+        if descriptor <= _STANDARD:
+            continue
+        with suppress(_Gone):
+            _open_anew(descriptor, fcntl.fcntl(_existing(descriptor), fcntl.F_GETFL))
+
+
+class _Gone(Exception):
+    """The descriptor was closed meanwhile, as that of the listing itself is."""
+
+
+def _existing(descriptor: int) -> int:
+    try:
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        raise _Gone from None
+    if not is_regular:
+        raise _Gone
+    return descriptor
+
+
+def _open_anew(descriptor: int, flags: int) -> None:
+    if flags & os.O_WRONLY or flags & getattr(os, "O_PATH", 0):
+        return  # nothing is read from it
+    offset = os.lseek(descriptor, 0, os.SEEK_CUR)
+    # Through /proc, which also finds files that were renamed or deleted meanwhile.
+    own = os.open(f"/proc/self/fd/{descriptor}", flags & _KEPT)
+    try:
+        os.lseek(own, offset, os.SEEK_SET)
+        os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
+    finally:
+        os.close(own)

@@ -1,0 +1,181 @@
+"""One look at a dataset, in a process started as torch starts a worker of its loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from dataloaders.observing.own_files import open_files_anew
+
+__all__ = ["Unobserved", "observe"]
+
+T = TypeVar("T")
+
+HANG_S = 60.0
+"""After so long without an answer the dataset is taken to hang, unless the loader has a timeout."""
+
+_LONGEST_TEXT = 300
+
+
+class Unobserved(Exception):
+    """The dataset could not be observed; the message says why and what to do, as a sentence."""
+
+
+def observe(loader: Any, look: Callable[[Any], T]) -> T:
+    """Return what ``look(loader.dataset)`` returns, called in a process of its own.
+
+    The process starts as torch starts worker 0 of ``loader``: by its ``multiprocessing_context``,
+    with its ``worker_init_fn`` (of a loader with ``num_workers=0`` without it, and without worker
+    info, as in its loop), with torch's seeds for a worker, and with one thread for torch. It has
+    offsets of its own in files that are open here. It ends before this returns. Nothing is drawn
+    from the generators of this process or of the loader.
+
+    Costs some 30 ms under fork, and the start of Python and torch (seconds) under spawn and
+    forkserver; besides what ``look`` reads.
+
+    Args:
+        loader: any torch DataLoader; only its settings and its dataset are used.
+        look: called with the dataset; picklable where workers are spawned. What it returns is
+            pickled.
+
+    Raises:
+        Unobserved: the dataset cannot be sent to a process, the process dies, or it gives no answer
+            within the loader's ``timeout`` (without one: `HANG_S` seconds).
+        Exception: what ``look`` raises, as torch raises errors of workers.
+    """
+    as_worker = loader.num_workers > 0
+    context = loader.multiprocessing_context
+    kind = (context or multiprocessing).get_start_method()
+    start = _Start(loader.worker_init_fn if as_worker else None, as_worker, kind == "fork")
+    one: DataLoader[Any] = DataLoader(
+        _Looking(loader.dataset, look),
+        batch_size=None,
+        sampler=[0],
+        collate_fn=_same,
+        num_workers=1,
+        timeout=loader.timeout or HANG_S,
+        worker_init_fn=start,
+        multiprocessing_context=context,
+        generator=torch.Generator(),
+    )
+    name = type(loader.dataset).__name__
+    try:
+        answer = _answer(one)
+    except Exception as error:
+        raise Unobserved(_why(name, error, one.timeout)) from error
+    if answer.raised is not None:
+        answer.raised.reraise()
+    if answer.unpicklable:
+        raise Unobserved(
+            f"what was found of {name} cannot be sent between processes ({answer.unpicklable})"
+        )
+    found: T = pickle.loads(answer.found)
+    return found
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What ``look`` returned, pickled; or what it raised; or why it cannot be pickled.
+
+    Bytes, since tensors would be sent through shared memory, of which there may be too little.
+    """
+
+    found: bytes = b""
+    raised: ExceptionWrapper | None = None
+    unpicklable: str = ""
+
+
+class _Looking:
+    """A dataset of one sample, the answer."""
+
+    def __init__(self, dataset: Any, look: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self.look = look
+
+    def __getitem__(self, index: int) -> _Answer:
+        try:
+            found = self.look(self.dataset)
+        except Exception:
+            return _Answer(raised=ExceptionWrapper(where="in the process that observes a dataset"))
+        try:
+            return _Answer(pickle.dumps(found))
+        except Exception as error:  # anything may refuse to be pickled, in any way
+            return _Answer(unpicklable=_text(error))
+
+
+class _Start:
+    """A worker_init_fn: the process made like a worker of the user's loader, or like its loop."""
+
+    def __init__(
+        self, worker_init_fn: Callable[[int], None] | None, as_worker: bool, forked: bool
+    ) -> None:
+        self._worker_init_fn = worker_init_fn
+        self._as_worker = as_worker
+        self._forked = forked
+
+    def __call__(self, worker_id: int) -> None:
+        if self._forked:
+            open_files_anew()
+        if not self._as_worker:
+            torch_worker._worker_info = None
+            return
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # info guards its attributes
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker_id)
+
+
+def _same(answer: _Answer) -> _Answer:
+    return answer
+
+
+def _answer(one: DataLoader[Any]) -> _Answer:
+    """The answer of the only worker, which has ended when this returns or raises."""
+    iterator: Any = None
+    try:
+        with warnings.catch_warnings():
+            # torch tells of a pickling error that it raises next; Python of forks beside threads.
+            warnings.filterwarnings("ignore", "Got pickle error")
+            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+            iterator = one._get_iterator()  # not iter(): a script's loaders may be watched
+        answer: _Answer = next(iterator)
+        return answer
+    finally:
+        workers = list(getattr(iterator, "_workers", ()))
+        if iterator is not None:
+            iterator._shutdown_workers()
+        for worker in workers:
+            if worker.is_alive():  # it ignores the signal that ended it
+                worker.kill()
+            worker.join()
+
+
+def _why(name: str, error: Exception, timeout_s: float) -> str:
+    text = str(error)
+    if "timed out" in text:
+        return (
+            f"{name} gave no sample within {timeout_s:g} s in a process of its own; if it only is "
+            "slow, give the loader workers and a larger timeout="
+        )
+    if text.startswith("DataLoader worker"):
+        return f"the process that read samples of {name} died ({_text(error)})"
+    if text.startswith("Caught "):
+        last = text.strip().splitlines()[-1]
+        return f"a worker process of this loader cannot be set up ({last[:_LONGEST_TEXT]})"
+    return (
+        f"no process could be started to read samples of {name} ({_text(error)}); a dataset that "
+        "is sent to workers must be picklable unless they are forked"
+    )
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_TEXT]}"
