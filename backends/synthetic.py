@@ -259,7 +259,7 @@ class _FirstBatch:
     indices: Any
 
     def __call__(self, dataset: Any) -> _Made | None:
-        fetcher = torch.utils.data._DatasetKind.create_fetcher(
+        fetcher = torch.utils.data._DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self.kind, dataset, self.batched, self.collate_fn, self.drop_last
         )
         try:

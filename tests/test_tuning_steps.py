@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
 import random
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,12 +59,17 @@ class Looks(Dataset[torch.Tensor]):
 
 
 class TestOnTheLoopsThread:
-    def test_samples_are_made_where_the_loop_is_and_in_its_modes(self) -> None:
-        dataset = Looks()
+    def test_samples_are_never_made_in_this_process_and_in_the_modes_of_the_loop(self) -> None:
+        class Tells(Looks):
+            def __getitem__(self, index: int) -> torch.Tensor:
+                return torch.tensor([os.getpid(), torch.is_inference_mode_enabled()])
+
+        dataset = Tells()
         with torch.inference_mode():
-            for _ in tuning_steps(DataLoader(dataset, 4), budget_s=0.5, max_workers=0):
-                pass
-        assert set(dataset.seen) == {(threading.get_ident(), True)}
+            seen = torch.cat(list(tuning_steps(DataLoader(dataset, 4), budget_s=3, max_workers=1)))
+        assert (seen[:, 0] != os.getpid()).all()
+        alone = seen[:, 0] == seen[0, 0]
+        assert seen[alone, 1].all()
 
     def test_what_is_bound_to_its_thread_can_be_used(self) -> None:
         connection = sqlite3.connect(":memory:")
@@ -242,7 +247,7 @@ class TestThreadsOfTheStep:
         alone = Settings(0, None, False)
         attempts = Attempts(DataLoader(Looks(), 4), True, 60.0, alone, lambda doing: None)
         seen: list[int] = []
-        fewer = replace(alone, step_threads=2)
+        fewer = Settings(1, 2, False, step_threads=2)
         driven(attempts.make(fewer, ""), lambda batch: seen.append(torch.get_num_threads()))
         assert (set(seen), torch.get_num_threads()) == ({2}, 4)
 

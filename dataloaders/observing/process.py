@@ -27,10 +27,18 @@ _LONGEST_TEXT = 300
 
 
 class Unobserved(Exception):
-    """The dataset could not be observed; the message says why and what to do, as a sentence."""
+    """The dataset could not be observed; the message says why and what to do, as a sentence.
+
+    Attributes:
+        started: whether a process was started; else the dataset cannot be sent to one.
+    """
+
+    def __init__(self, message: str, *, started: bool = True) -> None:
+        super().__init__(message)
+        self.started = started
 
 
-def observe(loader: Any, look: Callable[[Any], T]) -> T:
+def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = None) -> T:
     """Return what ``look(loader.dataset)`` returns, called in a process of its own.
 
     The process starts as torch starts worker 0 of ``loader``: by its ``multiprocessing_context``,
@@ -46,10 +54,12 @@ def observe(loader: Any, look: Callable[[Any], T]) -> T:
         loader: any torch DataLoader; only its settings and its dataset are used.
         look: called with the dataset; picklable where workers are spawned. What it returns is
             pickled.
+        timeout_s: seconds after which the dataset is taken to hang; None: the loader's
+            ``timeout``, else `HANG_S`.
 
     Raises:
         Unobserved: the dataset cannot be sent to a process, the process dies, or it gives no answer
-            within the loader's ``timeout`` (without one: `HANG_S` seconds).
+            in time.
         Exception: what ``look`` raises, as torch raises errors of workers.
     """
     as_worker = loader.num_workers > 0
@@ -57,12 +67,12 @@ def observe(loader: Any, look: Callable[[Any], T]) -> T:
     kind = (context or multiprocessing).get_start_method()
     start = _Start(loader.worker_init_fn if as_worker else None, as_worker, kind == "fork")
     one: DataLoader[Any] = DataLoader(
-        _Looking(loader.dataset, look),
+        _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
         batch_size=None,
         sampler=[0],
         collate_fn=_same,
         num_workers=1,
-        timeout=loader.timeout or HANG_S,
+        timeout=timeout_s or loader.timeout or HANG_S,
         worker_init_fn=start,
         multiprocessing_context=context,
         generator=torch.Generator(),
@@ -71,9 +81,9 @@ def observe(loader: Any, look: Callable[[Any], T]) -> T:
     try:
         answer = _answer(one)
     except Exception as error:
-        raise Unobserved(_why(name, error, one.timeout)) from error
+        raise _unobserved(name, error, one.timeout) from error
     if answer.raised is not None:
-        answer.raised.reraise()
+        answer.raised.reraise()  # type: ignore[no-untyped-call]
     if answer.unpicklable:
         raise Unobserved(
             f"what was found of {name} cannot be sent between processes ({answer.unpicklable})"
@@ -105,7 +115,8 @@ class _Looking:
         try:
             found = self.look(self.dataset)
         except Exception:
-            return _Answer(raised=ExceptionWrapper(where="in the process that observes a dataset"))
+            where = "in the process that observes a dataset"
+            return _Answer(raised=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
         try:
             return _Answer(pickle.dumps(found))
         except Exception as error:  # anything may refuse to be pickled, in any way
@@ -134,7 +145,7 @@ class _Start:
             self._worker_init_fn(worker_id)
 
 
-def _same(answer: _Answer) -> _Answer:
+def _same(answer: Any) -> Any:
     return answer
 
 
@@ -159,21 +170,22 @@ def _answer(one: DataLoader[Any]) -> _Answer:
             worker.join()
 
 
-def _why(name: str, error: Exception, timeout_s: float) -> str:
+def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:
     text = str(error)
     if "timed out" in text:
-        return (
+        return Unobserved(
             f"{name} gave no sample within {timeout_s:g} s in a process of its own; if it only is "
             "slow, give the loader workers and a larger timeout="
         )
     if text.startswith("DataLoader worker"):
-        return f"the process that read samples of {name} died ({_text(error)})"
+        return Unobserved(f"the process that read samples of {name} died ({_text(error)})")
     if text.startswith("Caught "):
-        last = text.strip().splitlines()[-1]
-        return f"a worker process of this loader cannot be set up ({last[:_LONGEST_TEXT]})"
-    return (
+        last = text.strip().splitlines()[-1][:_LONGEST_TEXT]
+        return Unobserved(f"a worker process of this loader cannot be set up ({last})")
+    return Unobserved(
         f"no process could be started to read samples of {name} ({_text(error)}); a dataset that "
-        "is sent to workers must be picklable unless they are forked"
+        "is sent to workers must be picklable unless they are forked",
+        started=False,
     )
 
 

@@ -4,10 +4,10 @@
                                                                        equal, leaf by leaf?
     its copy ─> samples ──collate_fn──> batch ──uint8 leaves by table──┘
 
-Both ways see the same random states. It runs where the dataset is observed: in a process of its own.
-Further trials ask what a collate_fn of the user's own does
-with images of different sizes (padding with zeros is not the same before Normalize and after)
-and with other random numbers (mixing images only now and then).
+Both ways see the same random states, in the process in which the dataset is observed. Further
+trials ask what a collate_fn of the user's own does with images of different sizes (padding with
+zeros is not the same before Normalize and after) and with other random numbers (mixing images only
+now and then).
 """
 
 from __future__ import annotations

@@ -13,8 +13,19 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from dataloaders import auto, workers
+from dataloaders.batch import Batch
+from dataloaders.errors import CheckError
+from dataloaders.observing import Unobserved
+from dataloaders.observing import observe as look_at
 from dataloaders.tuning.result import Settings, Trial
-from dataloaders.tuning.trial import Observation, Steps, observe
+from dataloaders.tuning.trial import (
+    Loading,
+    Observation,
+    StepCost,
+    Steps,
+    observe,
+    observe_step,
+)
 from dataloaders.tuning.variant import Variants
 
 __all__ = ["Attempts"]
@@ -34,6 +45,7 @@ class Attempts:
         out_of_time: whether a trial was left out because the budget was spent.
         workers_usable: False once a trial with workers has failed.
         notes: what the user should know of the trials.
+        step: what the step takes, once it was measured.
     """
 
     def __init__(
@@ -43,12 +55,14 @@ class Attempts:
         budget_s: float,
         alone: Settings,
         announce: Callable[[str], None],
+        own_threads: bool = False,
     ) -> None:
         self._began = time.perf_counter()
         self._loader = loader
         self._stepping = stepping
         self._budget_s = budget_s
         self._announce = announce
+        self._own_threads = own_threads
         self._variants = Variants(loader)
         self._cores = workers.usable_cores()
         self.alone = alone
@@ -57,6 +71,7 @@ class Attempts:
         self.rates: dict[Settings, float] = {}
         self.out_of_time = False
         self.workers_usable = True
+        self.step: StepCost | None = None
         self._most: int | None = None  # workers, by the memory that one was seen to take
         self.notes = self._variants.notes
         self.batches_in_epoch = _length(loader)
@@ -84,19 +99,19 @@ class Attempts:
             return None
         self._announce(f"{settings} ({why})")
         began = time.perf_counter()
-        alone = self.seen.get(self.alone)
-        hang_s = max(_HANG_S, 20 * (alone.startup_s if alone else 0.0))
-        batches = self.batches_in_epoch
+        stepping = self._stepping or not compare
         try:
             with _threads(settings.step_threads):
-                seen = yield from observe(
-                    self._variants.make(settings, hang_s),
-                    stepping=self._stepping or not compare,
-                    cap_s=self.trial_s,
-                    epoch_samples=None
-                    if batches is None
-                    else batches * (self._loader.batch_size or 1),
-                )
+                if settings.num_workers or self._own_threads:
+                    seen = yield from observe(
+                        self._variants.make(settings, self._hang_s()),
+                        stepping=stepping,
+                        cap_s=self.trial_s,
+                        epoch_samples=self._epoch_samples,
+                        keep=stepping and not settings.num_workers,
+                    )
+                else:
+                    seen = yield from self._alone(settings)
         except Exception as error:
             if settings.num_workers == 0 or not _is_workers_fault(error):
                 raise
@@ -105,7 +120,11 @@ class Attempts:
         rate = self._over_epoch(settings, seen)
         failed = self._too_large(settings, seen) if compare else None
         if compare and failed is None:
-            self.seen[settings], self.rates[settings] = seen, rate
+            self.seen[settings] = seen
+            # The dataset's own code in one process says what a worker has to do, and not how fast
+            # a backend is that does the rest by itself.
+            if settings.num_workers or self._own_threads or settings.backend is None:
+                self.rates[settings] = rate
         trial = Trial(
             settings=settings,
             why=why,
@@ -119,6 +138,65 @@ class Attempts:
         )
         self.trials.append(trial)
         return seen if failed is None else None
+
+    def measure_step(self, held: list[Batch]) -> Steps[StepCost]:
+        """What the step takes for copies of ``held``; measured once."""
+        if self.step is None:
+            self._announce("the step, on batches that cost nothing")
+            self.step = yield from observe_step(held, self.trial_s)
+        return self.step
+
+    def _alone(self, settings: Settings) -> Steps[Observation]:
+        """Loading in one process, then the step: a loop without workers.
+
+        The dataset is read in a process of its own. Where it cannot be sent to one, no workers can
+        be forked after it either, and it is read here, as the loop itself will.
+        """
+        look = Loading(
+            self._variants.elsewhere(settings), self.trial_s, self._epoch_samples, self._stepping
+        )
+        try:
+            found = look_at(self._loader, look, timeout_s=self._loader.timeout or _HANG_S)
+        except Unobserved as error:
+            if self._loader.num_workers and error.started:
+                raise CheckError(f"the dataset cannot be read by a worker: {error}") from error
+            found = yield from self._alone_here(look, error)
+        except Exception as error:
+            if not _is_workers_fault(error):
+                raise
+            found = yield from self._alone_here(look, error)
+        else:
+            if isinstance(found, Observation):
+                self._variants.skip(found.batches)
+        if isinstance(found, CheckError):
+            raise found
+        if not self._stepping:
+            return found
+        found.held = [self._variants.delivered(batch) for batch in found.held]
+        return found.followed_by((yield from self.measure_step(found.held)))
+
+    def _alone_here(self, look: Loading, error: Exception) -> Steps[Observation]:
+        """No workers are forked afterwards: they would share what the dataset opens here."""
+        self.workers_usable = False
+        self.notes.append(f"workers were not tried: {' '.join(str(error).split())[:300]}")
+        return (
+            yield from observe(
+                look.loader,
+                stepping=False,
+                cap_s=look.cap_s,
+                epoch_samples=look.epoch_samples,
+                keep=look.keep,
+            )
+        )
+
+    @property
+    def _epoch_samples(self) -> int | None:
+        batches = self.batches_in_epoch
+        return None if batches is None else batches * (self._loader.batch_size or 1)
+
+    def _hang_s(self) -> float:
+        alone = self.seen.get(self.alone)
+        return max(_HANG_S, 20 * (alone.startup_s if alone else 0.0))
 
     def again(self, settings: Settings, why: str) -> Steps[bool]:
         """Another trial of ``settings``, whose rate becomes the mean; False if there was none."""

@@ -45,8 +45,11 @@ def tune(
     number of workers gives. Found by a few trials of half a second to two, on real batches.
 
     The given loader is not iterated and its samplers and generator are copied; the states of
-    torch's, NumPy's and random's generators are restored. The dataset itself is used, and
-    ``step`` really runs: a step that trains, trains.
+    torch's, NumPy's and random's generators are restored. The dataset is read in other processes
+    only, workers or one like a worker, so that nothing of it is opened here: loading without
+    workers is measured there (torch computes with one thread), the step here, and both are added.
+    Where no process can be sent the dataset, it is read here, and no workers are tried. ``step``
+    really runs: a step that trains, trains.
 
     Args:
         loader: any torch DataLoader. One over an iterable dataset is tried with more workers

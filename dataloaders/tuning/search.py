@@ -24,7 +24,7 @@ from dataloaders.tuning.choice import Need, choose, enough
 from dataloaders.tuning.climb import climb
 from dataloaders.tuning.model import WORTH, Model
 from dataloaders.tuning.result import Progress, Settings, Tuning
-from dataloaders.tuning.trial import Observation, Steps, observe_step
+from dataloaders.tuning.trial import Observation, Steps
 
 __all__ = ["Search"]
 
@@ -78,7 +78,10 @@ class Search:
         self._given = Settings(count, depth, pinned, self._backend)
         # One process is where every search starts and what it falls back to.
         self._alone = Settings(0, None, pinned, self._backend)
-        self._attempts = Attempts(loader, stepping, budget_s, self._alone, _announcing(self))
+        own = self._tunable is not None and not self._tunable.workers
+        self._attempts = Attempts(
+            loader, stepping, budget_s, self._alone, _announcing(self), own_threads=own
+        )
 
     def run(self) -> Steps[None]:
         """Make the trials; call it once.
@@ -93,7 +96,7 @@ class Search:
         yield from self._measure_step(alone)
         if not own:
             yield from self._search_settings(alone)
-        if self._tunable is not None:
+        if self._tunable is not None and self._attempts.rates:
             yield from self._search_options(self._tunable)
             self._reason = words.why_options(
                 self._choice(), self._given, self._attempts, self._need
@@ -152,8 +155,7 @@ class Search:
     def _measure_step(self, alone: Observation) -> Steps[None]:
         if not self._stepping:
             return
-        self._announce("the step, on batches that cost nothing")
-        cost = yield from observe_step(alone.held, self._attempts.trial_s)
+        cost = yield from self._attempts.measure_step(alone.held)
         seconds, samples = cost.seconds, alone.samples_per_batch
         takes = Interval(samples / seconds.high, samples / seconds.estimate, samples / seconds.low)
         self._need = Need(takes, from_step=True)
@@ -163,7 +165,9 @@ class Search:
         rate = f"{alone.samples_per_second.estimate:,.0f}"
         if self._max_workers == 0:
             self._reason = "max_workers=0: nothing else was tried"
-        elif self._meets(self._attempts.rates[self._alone]):
+        elif not self._attempts.workers_usable:
+            self._reason = "workers cannot be used for this dataset (see the note)"
+        elif self._meets(self._attempts.rates.get(self._alone, 0.0)):
             self._reason = (
                 f"{self._need.clause} and one process already gives {rate}: workers will not help"
             )
@@ -321,7 +325,7 @@ class Search:
         sure: set[Settings] = set()
         while (best := self._choice()) not in {*sure, against}:
             for settings in (best, against):
-                if settings in sure:
+                if settings in sure or settings not in self._attempts.rates:
                     continue
                 if not (yield from self._attempts.again(settings, "again: to be sure")):
                     return
@@ -343,8 +347,8 @@ class Search:
     def _search_pinning(self) -> Steps[None]:
         """With CUDA: the chosen setting both ways, each batch copied to the device."""
         choice = self._choice()
-        if not self._has_cuda or self._tunable is not None:
-            return
+        if not self._has_cuda or self._tunable is not None or choice.num_workers == 0:
+            return  # without workers pinning is a copy more in the loop itself
         rates = []
         for pinned in (choice.pin_memory, not choice.pin_memory):
             why = "pinned, with the copy to the device" if pinned else "the same, not pinned"

@@ -1,8 +1,10 @@
 """One setting, measured: start-up, then the steady rate in short blocks until it is clear.
 
-What is measured runs where the step runs, on the thread of a loop that asks for batches: so the
-functions here are generators, which yield each batch that is to be stepped on and take the time
-until they are asked for the next one. `driven` is the loop where the step is a function.
+Loading without workers is measured in a process of its own (`Loading`), so that nothing of the
+dataset is opened here before workers are forked. All else is measured where the step runs, on the
+thread of a loop that asks for batches: so the functions here are generators, which yield each
+batch that is to be stepped on and take the time until they are asked for the next one. `driven` is
+the loop where the step is a function.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import psutil
 import torch
+from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.batch import Batch, map_tensors, nbytes, samples_in
 from dataloaders.errors import CheckError
@@ -27,7 +30,16 @@ from dataloaders.flow import counts_of
 from dataloaders.stats import Interval, Timed, resample
 from dataloaders.tuning import device, usage
 
-__all__ = ["Observation", "Step", "Steps", "driven", "observe", "observe_step"]
+__all__ = [
+    "Loading",
+    "Observation",
+    "Step",
+    "StepCost",
+    "Steps",
+    "driven",
+    "observe",
+    "observe_step",
+]
 
 T = TypeVar("T")
 
@@ -61,6 +73,7 @@ class Observation:
         variation: standard deviation over mean of the time inside ``next()``.
         epochs_inside: whether epochs ended within the trial (their turns are then counted in).
         batch_bytes: the tensors of the largest batch held.
+        batches: taken in all.
         held: some of its batches, copied; only with a step and without workers.
         memory_per_worker: see `Trial`.
     """
@@ -74,6 +87,7 @@ class Observation:
     variation: float
     epochs_inside: bool
     batch_bytes: int
+    batches: int = 0
     held: list[Batch] = field(default_factory=list)
     memory_per_worker: int | None = None
 
@@ -82,6 +96,23 @@ class Observation:
         """The steady rate."""
         cost, samples = self.seconds_per_batch, self.samples_per_batch
         return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+
+    def followed_by(self, step: StepCost) -> Observation:
+        """Return the same with ``step`` after each batch, on the thread that made the batch.
+
+        While a batch is made a device works on: only what the step takes of the thread adds up.
+        """
+        load, whole = self.seconds_per_batch, step.seconds
+        ends = zip(
+            (load.low, load.estimate, load.high),
+            (whole.low, whole.estimate, whole.high),
+            strict=True,
+        )
+        return replace(
+            self,
+            seconds_per_batch=Interval(*(max(b, a + b * step.on_thread) for a, b in ends)),
+            cpu_per_batch=self.cpu_per_batch + step.cores * whole.estimate,
+        )
 
 
 @dataclass(frozen=True)
@@ -92,10 +123,13 @@ class StepCost:
         seconds: of the clock.
         cores: CPU seconds of this process per second, all of its threads together, and the share
             of a second for which its main thread waited for a core.
+        on_thread: the part of ``seconds`` until the step returns, from 0 to 1; 1 unless a device
+            works on afterwards.
     """
 
     seconds: Interval
     cores: float
+    on_thread: float = 1.0
 
 
 def driven(steps: Steps[T], step: Step) -> T:
@@ -119,19 +153,52 @@ def observe(
     stepping: bool,
     cap_s: float,
     epoch_samples: int | None,
+    keep: bool = False,
 ) -> Steps[Observation]:
     """The cost of ``loader``'s batches, measured for about ``cap_s`` seconds at most.
 
-    Yields every batch if ``stepping``, none otherwise. At least two blocks are measured, however
-    long they take. Whatever the loader raises passes through. The loader's workers have ended
-    when this returns or raises, or is closed.
+    Yields every batch if ``stepping``, none otherwise, and holds some if ``keep``. At least two
+    blocks are measured, however long they take. Whatever the loader raises passes through. The
+    loader's workers have ended when this returns or raises, or is closed.
     """
     known = {child.pid for child in multiprocessing.active_children()}
     feed = _Feed(loader)
     try:
-        return (yield from _observe(loader, feed, known, stepping, cap_s, epoch_samples))
+        return (yield from _observe(loader, feed, known, stepping, cap_s, epoch_samples, keep))
     finally:
         feed.close(known)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A look at a dataset (`dataloaders.observing`): what a loader without workers takes for it.
+
+    torch computes with one thread there, as in a worker.
+
+    Attributes:
+        loader: a variant of the user's, over the dataset that is looked at.
+        cap_s, epoch_samples, keep: as `observe` takes them.
+    """
+
+    loader: torch.utils.data.DataLoader[Any]
+    cap_s: float
+    epoch_samples: int | None
+    keep: bool
+
+    def __call__(self, dataset: Any) -> Observation | CheckError:
+        """The observation, or why there is none."""
+        torch_worker._worker_info = None  # a loop without workers collates in memory of its own
+        steps = observe(
+            self.loader,
+            stepping=False,
+            cap_s=self.cap_s,
+            epoch_samples=self.epoch_samples,
+            keep=self.keep,
+        )
+        try:
+            return driven(steps, lambda batch: None)
+        except CheckError as error:
+            return error
 
 
 def observe_step(held: list[Batch], cap_s: float) -> Steps[StepCost]:
@@ -140,6 +207,7 @@ def observe_step(held: list[Batch], cap_s: float) -> Steps[StepCost]:
     copies = 1
     rounds: list[float] = []
     cores: list[float] = []
+    on_thread: list[float] = []
     began = time.perf_counter()
     turn = 0
     while True:
@@ -149,11 +217,13 @@ def observe_step(held: list[Batch], cap_s: float) -> Steps[StepCost]:
         device.synchronise()
         cpu, start = usage.cpu_demand(), time.perf_counter()
         yield from batches
+        returned = time.perf_counter() - start
         device.synchronise()
         took = time.perf_counter() - start
         cpu = usage.cpu_demand() - cpu
         rounds.append(took / copies)
         cores.append(cpu / took)
+        on_thread.append(returned / took)
         # The first step is slow (lazy initialisation, allocators) and no matter of the steady
         # state; the second says how many make a block.
         if len(rounds) <= 2:
@@ -161,7 +231,9 @@ def observe_step(held: list[Batch], cap_s: float) -> Steps[StepCost]:
         measured = rounds[2:]
         elapsed = time.perf_counter() - began
         if len(measured) >= 2 and (elapsed > cap_s or _clear(measured, elapsed)):
-            return StepCost(_interval(measured), statistics.median(cores[2:]))
+            return StepCost(
+                _interval(measured), *map(statistics.median, (cores[2:], on_thread[2:]))
+            )
 
 
 def _observe(
@@ -171,12 +243,12 @@ def _observe(
     stepping: bool,
     cap_s: float,
     epoch_samples: int | None,
+    keep: bool,
 ) -> Steps[Observation]:
     count, prefetch = loader.num_workers, loader.prefetch_factor or 0
     began = time.perf_counter()
     first = feed.take()
     startup_s = time.perf_counter() - began
-    keep = count == 0 and stepping  # to measure the step alone on
     batch_bytes = nbytes(first)
     held = [_copy(first)] if keep else []
     if stepping:
@@ -226,6 +298,7 @@ def _observe(
         variation=statistics.pstdev(meter.waits) / mean_wait if mean_wait > 0 else 0.0,
         epochs_inside=feed.epochs > 1,
         batch_bytes=batch_bytes,
+        batches=feed.taken,
         held=held,
         memory_per_worker=usage.by_end_of_epoch(
             memory_before, usage.memory(crew), seen, epoch_samples
@@ -298,6 +371,7 @@ class _Feed:
         self._loader: torch.utils.data.DataLoader[Any] | None = loader
         self._iterator: Iterator[Batch] | None = None
         self.epochs = 0
+        self.taken = 0
 
     def take(self) -> Batch:
         for _ in range(2):
@@ -310,9 +384,12 @@ class _Feed:
                     self._iterator = iter(self._loader)
                 self.epochs += 1
             try:
-                return next(self._iterator if self._iterator is not None else iter(()))
+                batch = next(self._iterator if self._iterator is not None else iter(()))
             except StopIteration:
                 self._iterator = None
+                continue
+            self.taken += 1
+            return batch
         raise CheckError(
             "the loader yields no batch, so there is nothing to tune; look at its dataset, its "
             "sampler and drop_last"
@@ -347,7 +424,13 @@ class _Feed:
 
 
 def _copy(batch: Batch) -> Batch:
-    return map_tensors(batch, lambda leaf: leaf.detach().clone())
+    return map_tensors(batch, _copied)
+
+
+def _copied(leaf: torch.Tensor) -> torch.Tensor:
+    clone = leaf.detach().clone()
+    # In memory of the same sort: a copy to a device takes another time from pageable memory.
+    return clone.pin_memory() if device.in_use() and leaf.is_pinned() else clone
 
 
 def _clear(blocks: list[float], elapsed: float) -> bool:

@@ -8,16 +8,20 @@ brought into the page cache, and an epoch shorter than a trial does not end it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from dataloaders.backend import Backend
+from dataloaders.batch import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
+from dataloaders.observing import open_files_anew
 
 __all__ = ["Settings", "Variants", "with_settings"]
 
@@ -110,6 +114,7 @@ class Variants:
         self.iterable = isinstance(loader.dataset, IterableDataset)
         self.notes: list[str] = []
         self._attributes: dict[str, Any] = {}
+        self._stream: _Stream | None = None
         self._ours = isinstance(loader, DataLoader)
         if self._ours:
             self._attributes["seed"] = None
@@ -127,9 +132,30 @@ class Variants:
             sampler, generator = copy.deepcopy((given, loader.generator), shared)
         except Exception:  # a sampler of the user's may refuse in any way; generators do
             sampler, generator = self._replacement(), copy.deepcopy(loader.generator)
-        stream = _Stream(sampler)
+        self._stream = _Stream(sampler)
         self._attributes["generator"] = generator
-        self._attributes["batch_sampler" if auto_collation else "sampler"] = stream
+        self._attributes["batch_sampler" if auto_collation else "sampler"] = self._stream
+
+    def elsewhere(self, settings: Settings) -> torch.utils.data.DataLoader[Any]:
+        """Return a loader without workers for a process of its own: one that uses no device."""
+        extra = {**self._attributes, "pin_memory": False}
+        if self._ours:
+            extra.update(backend="stock", device=None)
+        return with_settings(self._loader, replace(settings, backend=None), **extra)
+
+    def delivered(self, batch: Batch) -> Batch:
+        """Return a batch of such a loader where and as the user's loader delivers it."""
+        device = getattr(self._loader, "device", None) if self._ours else None
+        if device is not None:
+            return to_device(batch, torch.device(device))
+        if self._loader.pin_memory and torch.cuda.is_available():
+            return map_tensors(batch, torch.Tensor.pin_memory)
+        return batch
+
+    def skip(self, batches: int) -> None:
+        """Leave out so many batches' indices, which another process has drawn from its copy."""
+        if self._stream is not None:
+            self._stream.skip(batches)
 
     def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
         """A loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
@@ -138,6 +164,8 @@ class Variants:
             # What is tuned are torch's workers, whichever backend has them work for it.
             extra["backend"] = "stock"
         if settings.num_workers:
+            # What is open here is also open in the forks: their reading must not move it.
+            extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
             extra["timeout"] = self._loader.timeout or timeout_s
             # An iterable dataset's epochs end inside a trial; workers then stay as the user said.
             extra["persistent_workers"] = self.iterable and self._loader.persistent_workers
@@ -175,14 +203,36 @@ def _told(backend: Backend) -> str:
     return f"{type(backend).__name__}({', '.join(said)})"
 
 
+class _TrialStart:
+    """A worker_init_fn: files that the fork inherited, opened anew, then the user's own."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        open_files_anew()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker_id)
+
+
 class _Stream:
-    """What is left of an endless stream of indices: every ``iter()`` goes on where it was."""
+    """What is left of an endless stream of indices: every ``iter()`` goes on where it was.
+
+    A pickled copy starts over.
+    """
 
     def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
         self._rest = _endless(sampler)
 
     def __iter__(self) -> Iterator[Any]:
         return self._rest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Stream, (self._sampler,)
+
+    def skip(self, count: int) -> None:
+        deque(itertools.islice(self._rest, count), maxlen=0)
 
 
 def _endless(sampler: Any) -> Iterator[Any]:
