@@ -15,14 +15,15 @@ import torch
 from torch.utils.data import default_collate
 
 from dataloaders.backend import Specification
+from dataloaders.observing import Unobserved, observe
 from dataloaders.specification import device_of, iterates_itself
 from dataloaders.transforms.operators import chain_of
 
 from .numbers import Numbers, numbers_of
 from .plan import Work, work_of
 from .settled import Settled
-from .sources import Source, source_for
-from .sources.opaque import Opaque, opaque_for
+from .sources import Image, Source, read_source, source_for
+from .sources.opaque import Opaque, Recordable, opaque_for, recorded_as
 
 if TYPE_CHECKING:
     from . import Dali
@@ -34,7 +35,8 @@ _FEWEST_READERS = 4
 _KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Settled, Source | Opaque | str]] = (
     weakref.WeakKeyDictionary()
 )
-"""That a source is the dataset's own is proved on samples: once, until something is changed."""
+"""That a source is the dataset's own is proved on samples, in a process of its own: once, until
+something is changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +146,52 @@ def _source(loader: Specification) -> Source | Opaque | str:
     own_code = isinstance(found, Opaque)
     stays = own_code and loader.persistent_workers and loader.num_workers > 0
     if before is None or not now.is_as(before, own_code=own_code, stays=stays):
-        found = _found(loader.dataset)
+        found = _observed(loader)
     _KNOWN[loader] = now, found
     return found
+
+
+def _observed(loader: Specification) -> Source | Opaque | str:
+    """What `_found` says of the dataset, asked in a process of its own and made again here."""
+    try:
+        told = observe(loader, _look)
+    except Unobserved as error:
+        return str(error)
+    if isinstance(told, str):
+        return told
+    if isinstance(told, _Recorded):
+        recorded = recorded_as(loader.dataset, told.recordable)
+        recorded.why = told.why
+        return recorded
+    source = read_source(loader.dataset)
+    if isinstance(source, Source):
+        source.first_size = told.first_size
+    return source
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Its images are read without its own code; the first one has this height and width."""
+
+    first_size: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Its own code loads its images, and why."""
+
+    recordable: Recordable
+    why: str
+
+
+def _look(dataset: Any) -> _Files | _Recorded | str:
+    found = _found(dataset)
+    if isinstance(found, str):
+        return found
+    if isinstance(found, Opaque):
+        return _Recorded(found.recordable, found.why)
+    first = found.image(0) if len(found) else None
+    return _Files((first.height, first.width) if isinstance(first, Image) else None)
 
 
 def _found(dataset: Any) -> Source | Opaque | str:

@@ -15,7 +15,6 @@ from dataloaders.transforms.actions import SampleError
 from .job import Job
 from .line import RUNS
 from .sources import Source
-from .sources.source import Failed
 
 __all__ = ["BatchMemory", "batch_memory"]
 
@@ -40,16 +39,14 @@ class BatchMemory:
 def batch_memory(job: Job) -> BatchMemory | None:
     """What the batches of ``job`` take; None if that is not known before its images are made."""
     source = job.source
-    if not isinstance(source, Source) or not len(source):
+    if not isinstance(source, Source) or source.first_size is None:
         return None
-    first = source.image(0)
-    if isinstance(first, Failed):
-        return None
+    height, width = source.first_size
     try:
         _, sizes = job.work.chain.draw(
             np.zeros((1, 4), np.uint32),
-            [first.height],
-            [first.width],
+            [height],
+            [width],
             source.channels,
             source.form == "bytes",
         )
@@ -57,5 +54,5 @@ def batch_memory(job: Job) -> BatchMemory | None:
         return None
     pixels = int(sizes.height[0] * sizes.width[0] * sizes.channels[0])
     finished = job.batch_size * pixels * _BYTES[job.work.form]
-    decoded = job.batch_size * first.height * first.width * source.channels
+    decoded = job.batch_size * height * width * source.channels
     return BatchMemory(finished, RUNS * (decoded + job.batch_size * pixels), job.depth * finished)

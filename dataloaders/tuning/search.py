@@ -96,10 +96,10 @@ class Search:
         yield from self._measure_step(alone)
         if not own:
             yield from self._search_settings(alone)
-        if self._tunable is not None and not self._attempts.rates:
+        usable = self._attempts.workers_usable and self._max_workers != 0
+        if self._tunable is not None and not self._attempts.rates and usable:
             # Its own options can be tried with workers only: here they would open the dataset.
-            if self._attempts.workers_usable and self._max_workers != 0:
-                yield from self._with_workers(1, "its options are tried with a worker")
+            yield from self._with_workers(1, "its options are tried with a worker")
         if self._tunable is not None and self._attempts.rates:
             yield from self._search_options(self._tunable)
             self._reason = words.why_options(

@@ -7,7 +7,8 @@
     anything else with a transform                      opaque.py   its own code decodes it:
                                                         recorder.py, recordings.py, streams.py
 
-`source_for` proves on a few samples that the dataset's own come out.
+`source_for` proves on a few samples that the dataset's own come out, in the process in which the
+dataset is observed; `read_source` makes the same source here, without reading any.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .nested import Part, row_of
 from .proof import proved
 from .source import Failed, Found, Image, Source
 
-__all__ = ["Failed", "Found", "Image", "Source", "source_for"]
+__all__ = ["Failed", "Found", "Image", "Source", "read_source", "source_for"]
 
 
 def source_for(dataset: Any) -> Source | str:
@@ -33,17 +34,25 @@ def source_for(dataset: Any) -> Source | str:
 
     Reads up to four samples, on this thread; random states are then what they were.
     """
+    found = read_source(dataset)
     try:
-        found = _found(dataset)
         if isinstance(found, str) or not len(found):
             return found
         return proved(dataset, found) or found
     except Exception as error:  # a dataset may be anything
-        return f"{type(dataset).__name__} could not be read ({type(error).__name__}: {error})"
+        return _unread(dataset, error)
 
 
-def _found(dataset: Any) -> Source | str:
-    return read_nested(dataset, _read, part=Part, row=row_of)
+def read_source(dataset: Any) -> Source | str:
+    """The same without reading a sample: what it gives is not proved."""
+    try:
+        return read_nested(dataset, _read, part=Part, row=row_of)
+    except Exception as error:  # a dataset may be anything
+        return _unread(dataset, error)
+
+
+def _unread(dataset: Any, error: Exception) -> str:
+    return f"{type(dataset).__name__} could not be read ({type(error).__name__}: {error})"
 
 
 def _read(dataset: Any) -> Source | str:

@@ -13,6 +13,7 @@ streams from which the chain draws: where they have come to is handed on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
@@ -29,11 +30,35 @@ from .recorder import ManyRecording, Recorder, Recording
 from .recordings import Placeholder, Recorded, Recordings
 from .streams import all_states, put_back, same_states
 
-__all__ = ["Opaque", "Placeholder", "Recorded", "Recordings", "opaque_for"]
+__all__ = [
+    "Opaque",
+    "Placeholder",
+    "Recordable",
+    "Recorded",
+    "Recordings",
+    "opaque_for",
+    "recorded_as",
+]
 
 _PROVED = 4
 _MAKES_ONE_SORT = ("RGB", "ToPILImage")
 """What may stand first and is done where the image is loaded: a graph takes one sort of image."""
+
+
+@dataclass(frozen=True)
+class Recordable:
+    """What a few samples told about a dataset whose own code loads its images.
+
+    Attributes:
+        known: members of the chain that run where the image is loaded.
+        path, form, channels, wraps: as `Opaque` has them; None: no sample could be read.
+    """
+
+    known: int
+    path: Path | None
+    form: Literal["pil", "bytes"] | None
+    channels: int
+    wraps: bool
 
 
 class Opaque:
@@ -49,10 +74,12 @@ class Opaque:
         channels: of each image.
         user_code: False: what there is has run when a sample is recorded.
         why: its images are not read without its code, and what to do about it; in words.
+        recordable: what it was made by.
     """
 
     user_code = False
     why = ""
+    recordable: Recordable
 
     def __init__(self, dataset: Recording, head: Run, transform: Run, copies: Copies) -> None:
         self.dataset = dataset
@@ -112,14 +139,30 @@ def opaque_for(dataset: Any) -> Opaque | str:
             obstacle = _proved(dataset, trial)
         if obstacle is not None:
             return f"{name}: {obstacle}"
-        found = _opaque(dataset, chains, known)
-        found.dataset.path = trial.dataset.path
-        found.dataset.recorder.expect(trial.dataset.recorder)
-        return found
+        recorder = trial.dataset.recorder
+        return recorded_as(
+            dataset,
+            Recordable(
+                known,
+                trial.dataset.path,
+                recorder.form,
+                recorder.channels,
+                recorder.wraps,
+            ),
+        )
     except NotCopyable as error:
         return str(error)
     except Exception as error:  # a dataset may be anything
         return f"{name} could not be copied and read ({type(error).__name__}: {error})"
+
+
+def recorded_as(dataset: Any, recordable: Recordable) -> Opaque:
+    """How ``dataset`` is recorded, by what was found out about it; reads nothing."""
+    found = _opaque(dataset, find_chains(dataset), recordable.known)
+    found.recordable = recordable
+    found.dataset.path = recordable.path
+    found.dataset.recorder.expect(recordable.form, recordable.channels, recordable.wraps)
+    return found
 
 
 def _obstacle(name: str, chains: list[Found]) -> str | None:

@@ -70,9 +70,9 @@ class Recorder(Run):
         calls, self._calls = self._calls, []
         return calls
 
-    def expect(self, other: Recorder) -> None:
-        """Images are to be like those of ``other``."""
-        self.form, self.channels, self.wraps = other.form, other.channels, other.wraps
+    def expect(self, form: Literal["pil", "bytes"] | None, channels: int, wraps: bool) -> None:
+        """Images are to be like these."""
+        self.form, self.channels, self.wraps = form, channels, wraps
 
     def as_recorded(self, pixels: npt.NDArray[np.uint8]) -> Any:
         """What was recorded, again."""

@@ -56,6 +56,7 @@ class Source(ABC):
         at_once: whether `images` takes a whole batch at once, so that single ones cost more.
         transform: the one chain that every image goes through; None: there is none.
         user_code: whether `sample` runs code of the user's.
+        first_size: height and width of image 0 before any transform; None: not observed, or none.
     """
 
     kind: Literal["encoded", "pixels"]
@@ -63,6 +64,7 @@ class Source(ABC):
     form: Literal["pil", "bytes"] = "pil"
     wraps: bool = False
     at_once: bool = False
+    first_size: tuple[int, int] | None = None
 
     @property
     @abstractmethod
