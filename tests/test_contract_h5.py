@@ -32,7 +32,7 @@ class TestH5(BackendContract):
         cache = backend.inner if isinstance(backend, Prefetch) else backend
         assert isinstance(cache, H5)
         try:
-            cache.cached(loader.dataset)
+            cache.cached(loader)
         except CacheError as error:
             if any(known in str(error) for known in NOT_KEPT):
                 pytest.skip(str(error))

@@ -527,19 +527,30 @@ def test_a_sampler_runs_on_the_loops_thread_only() -> None:
     assert threads == {threading.get_ident()}
 
 
-def test_worker_init_fn_sees_the_cache() -> None:
+class Notes:
+    """A worker_init_fn that notes the class of the worker's dataset."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, worker: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        with self.path.open("a") as file:
+            file.write(f"{type(info.dataset).__name__}\n")
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3}])
+def test_worker_init_fn_sees_the_cache_in_workers_and_the_dataset_where_it_is_read(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     dataset = Images(CHAINS["v1 bytes"]())
-    for options in ({}, {"seed": 3}):
-        loader = DataLoader(
-            dataset, 4, num_workers=1, worker_init_fn=wants_a_cache, backend=H5(), **options
-        )
-        assert len(list(loader)) == COUNT // 4
-
-
-def wants_a_cache(worker: int) -> None:
-    info = torch.utils.data.get_worker_info()
-    assert info is not None
-    assert isinstance(info.dataset, CachedDataset)
+    start = Notes(tmp_path / "seen")
+    loader = DataLoader(dataset, 4, num_workers=1, worker_init_fn=start, backend=H5(), **options)
+    assert len(list(loader)) == COUNT // 4
+    seen = start.path.read_text().split()
+    assert seen[0] == "Images"  # the process that studies it
+    assert seen[-1] == "CachedDataset"
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_with_a_seed_the_samples_are_those_of_the_same_cache_one_by_one(
         stock = DataLoader(dataset, 5, **options)
         assert_same(found, [list(stock), list(stock)])
     else:
-        monkeypatch.setattr("backends.h5.batches_of", lambda dataset: "not now")
+        monkeypatch.setattr("backends.h5.batches_of", lambda *_: "not now")
         single = DataLoader(dataset, 5, backend=H5(path, images=images), **options)
         assert_same(found, [list(single), list(single)])
 

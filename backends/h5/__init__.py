@@ -15,6 +15,7 @@ the cache in place of the dataset.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -34,18 +35,20 @@ from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batch import Batch
 from dataloaders.cache import CachedDataset, Estimate, precompute
 from dataloaders.cache.advice import full_size
+from dataloaders.cache.build import opened
 from dataloaders.cache.cut import cuts_of, whole
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.index import Index
+from dataloaders.cache.observed import Observed
 from dataloaders.cache.packed import packed
 from dataloaders.cache.progress import BuildProgress
-from dataloaders.cache.sample import classes_in
+from dataloaders.cache.sample import Classes, classes_in, has_namedtuples
 from dataloaders.encoded import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.learned import cache_folder
+from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
 from dataloaders.pool import HostPool
-from dataloaders.random_states import random_states_kept
 from dataloaders.specification import iterates_itself, state_of, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
@@ -53,7 +56,7 @@ from dataloaders.transforms.read import read
 from dataloaders.transforms.trailing import trailing
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
 
-from .batches import Batches, Late, NotThisBatch, batches_of
+from .batches import Batches, Late, NotThisBatch, batches_of, is_proved
 from .pictures import MAKE_TENSORS, steps_of
 from .settled import Settled
 from .team import Team
@@ -145,22 +148,23 @@ class H5(Backend):
             raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
         return _H5Session(self, loader)
 
-    def cached(self, dataset: Any) -> CachedDataset:
-        """The cache of ``dataset``, built if there is none and it may be.
+    def cached(self, loader: Specification) -> CachedDataset:
+        """The cache of the loader's dataset, built if there is none and it may be.
 
         Raises:
             CacheError: the file is of something else, or cannot be built.
             BackendUnavailable: there is none, and ``build="never"``.
         """
-        path = self._path(dataset)
+        observed = Observed(loader)
+        path = self._path(observed)
         there = self._is_there(path)
         if self.build == "never" and not there:
             raise BackendUnavailable(
                 f"H5(build='never'): there is no cache at {path}; build it with: "
                 "dataloaders cache build"
             )
-        if there:  # it is only opened
-            return precompute(dataset, path, images=self.images, on_error="skip")
+        if there:
+            return opened(path, images=self.images, observed=observed)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.cli.progress import ProgressLine
 
@@ -175,7 +179,15 @@ class H5(Backend):
                 print(f"h5  {estimate.advice}", file=sys.stderr)
 
         try:
-            return precompute(dataset, path, images=self.images, progress=told, announce=announced)
+            return precompute(
+                loader.dataset,
+                path,
+                images=self.images,
+                progress=told,
+                announce=announced,
+                multiprocessing_context=loader.multiprocessing_context,
+                worker_init_fn=loader.worker_init_fn if loader.num_workers else None,
+            )
         finally:
             line.close()
 
@@ -237,12 +249,13 @@ class H5(Backend):
         found = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
         return next((why for why in found if isinstance(why, str)), None)
 
-    def _path(self, dataset: Any) -> Path:
+    def _path(self, observed: Observed) -> Path:
         if self.path is not None:
             return Path(self.path)
         from dataloaders.cache.fingerprint import fingerprint
 
-        text = json.dumps(fingerprint(dataset, self.images), sort_keys=True)
+        kept = fingerprint(observed.loader.dataset, self.images, observed=observed)
+        text = json.dumps(kept, sort_keys=True)
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
     def _told(self) -> str:
@@ -328,15 +341,13 @@ class _H5Session(Session):
         settled = Settled(loader.dataset)
         if self._inner is None or self._is_changed(loader, settled):
             self.close()
-            cached = self._backend.cached(loader.dataset)
+            cached = self._backend.cached(loader)
             if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
                 raise CacheError(
                     f"{cached.path} left out {len(cached.failed)} samples, so its rows have other "
                     "numbers than the dataset's; use CachedDataset as the dataset"
                 )
-            if "namedtuple" in repr(cached.index.structure):
-                with random_states_kept():  # the file has their names, the samples their classes
-                    cached.namedtuples = classes_in(loader.dataset[0])
+            cached.namedtuples = _namedtuples(cached, loader)
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
             self._settled = settled
             self._view = view_of(loader, **self._changed)
@@ -363,7 +374,8 @@ class _H5Session(Session):
         dataset: Any = cached
         if isinstance(tail, Tail):
             dataset = (tail.changes(view) or plain)["dataset"]
-        batches = batches_of(dataset)
+        view = view_of(loader, dataset=dataset)
+        batches = batches_of(dataset, lambda _: _is_observed_equal(view))
         if isinstance(batches, str):
             return plain
         applied = None if isinstance(tail, NoTail) else tail
@@ -372,6 +384,45 @@ class _H5Session(Session):
         if loader.worker_init_fn is not None:
             changes["worker_init_fn"] = _ShowCache(loader.worker_init_fn)
         return changes
+
+
+def _is_observed_equal(loader: Specification) -> bool:
+    """Whether batches of the loader's cache equal torch's, asked in a process of its own."""
+    try:
+        return observe(loader, is_proved)
+    except Unobserved:
+        return False
+
+
+def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
+    """The dataset's own namedtuple classes: the file has their names and fields only."""
+    if not has_namedtuples(cached.index.structure):
+        return {}
+    try:
+        names = observe(loader, _names_of_namedtuples)
+    except Unobserved as error:
+        raise CacheError(
+            f"{cached.path} holds namedtuples, and the dataset, which has their classes, cannot be "
+            f"read: {error}"
+        ) from error
+    return {name[:2]: kind for name in names if (kind := _class_called(*name)) is not None}
+
+
+def _names_of_namedtuples(dataset: Any) -> list[tuple[str, tuple[str, ...], str, str]]:
+    classes = classes_in(dataset[0])
+    return [(*key, kind.__module__, kind.__qualname__) for key, kind in classes.items()]
+
+
+def _class_called(name: str, fields: tuple[str, ...], module: str, qualname: str) -> Any:
+    """The class of that name: found among all, since a class within a function is no attribute."""
+    with suppress(ImportError):
+        importlib.import_module(module)
+    kinds: list[Any] = [tuple]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    said = (fields, module, qualname)
+    found = [k for k in kinds if (getattr(k, "_fields", 0), k.__module__, k.__qualname__) == said]
+    return found[-1] if found else None
 
 
 class _Collated(WholeBatches):

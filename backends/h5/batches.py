@@ -51,7 +51,7 @@ from .pictures import Made, Steps, header_of, is_image, steps_of
 from .resizing import resized
 from .team import Team
 
-__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of"]
+__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "is_proved"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """Makes a column's part of a batch."""
@@ -168,15 +168,20 @@ def _again(cached: CachedDataset) -> Batches:
     return made
 
 
-def batches_of(cached: CachedDataset) -> Batches | str:
+def batches_of(
+    cached: CachedDataset, prove: Callable[[CachedDataset], bool] | None = None
+) -> Batches | str:
     """How batches of ``cached`` are made at once; or why they cannot be, in a few words.
 
-    Reads a few rows both ways. All random states are then what they were.
+    Args:
+        cached: the cache, with its live transforms.
+        prove: whether such batches equal torch's; None: `is_proved`, on this thread.
     """
     batches = _made(cached)
     if isinstance(batches, str):
         return batches
-    return batches if _is_proved(batches) else "its batches differ from those of default_collate"
+    proved = (prove or is_proved)(cached)
+    return batches if proved else "its batches differ from those of default_collate"
 
 
 def _made(cached: CachedDataset) -> Batches | str:
@@ -603,9 +608,15 @@ def _tail_geometry(tail: Any) -> Geometry | str:
     return geometry_of(members)
 
 
-def _is_proved(batches: Batches) -> bool:
-    """Whether batches of one row and of several equal torch's, random numbers included."""
-    cached = batches.cached
+def is_proved(cached: CachedDataset) -> bool:
+    """Whether batches of one row and of several equal torch's, random numbers included.
+
+    Reads a few rows both ways, with their live transforms, which may be the user's code. All random
+    states are then what they were.
+    """
+    batches = _made(cached)
+    if isinstance(batches, str):
+        return False
     spread = np.linspace(0, len(cached) - 1, _PROVED_ROWS).astype(np.int64)
     tries = [[int(row)] for row in spread] + [[int(row) for row in spread]]
     proved = False

@@ -45,6 +45,7 @@ from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.journal import Record
 from dataloaders.cache.layout import first_columns
 from dataloaders.cache.lock import BuildLock, builder_of
+from dataloaders.cache.observed import Observed
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Job
@@ -84,6 +85,7 @@ def precompute(
     announce: Callable[[Estimate], None] | None = None,
     wait: bool = True,
     multiprocessing_context: Any = None,
+    worker_init_fn: Callable[[int], None] | None = None,
     shard: tuple[int, int] | None = None,
 ) -> CachedDataset:
     """The samples of ``dataset`` from a file at ``path``, which is built if it is not there.
@@ -125,6 +127,7 @@ def precompute(
             `advice`, if there is some, is a CacheWarning.
         wait: if another process or thread builds this file, wait for it; False: raise.
         multiprocessing_context: how workers start, as a DataLoader takes it.
+        worker_init_fn: called in each worker with its number, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
             dataset and path: each builds its part of the samples beside ``path`` (the fourth of
             eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
@@ -152,6 +155,7 @@ def precompute(
         announce=announce or _warn,
         compress=compressed_of(compress),
         context=multiprocessing_context,
+        worker_init_fn=worker_init_fn,
     )
     target = Path(os.path.realpath(path))
     _refuse_no_folder(target)
@@ -237,6 +241,17 @@ def estimate(
     return _Builder(dataset, target, options).estimate()
 
 
+def opened(path: Path, *, images: Choice, observed: Observed) -> CachedDataset:
+    """Return the finished cache at ``path``, compared with the dataset as it was observed.
+
+    Raises:
+        CacheError: the file is of something else (names what changed), or the dataset cannot be
+            observed.
+    """
+    options = _Options(num_workers="auto", images=images, skip=True, observed=observed)
+    return _Builder(observed.loader.dataset, Path(os.path.realpath(path)), options).open(path)
+
+
 def _silent(told: Any) -> None:
     pass
 
@@ -267,6 +282,8 @@ class _Options:
     announce: Callable[[Estimate], None] = field(default=_silent)
     compress: Compressed | None = None
     context: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+    observed: Observed | None = None
 
     def __post_init__(self) -> None:
         workers, rows = self.num_workers, self.rows
@@ -305,17 +322,18 @@ class _Builder:
         self._part = range(self._length) if shard is None else range_of(*shard, self._length)
         self._images = Images.of(options.images)
         self._encode = True
+        self._observed = options.observed or Observed.of(dataset, options.context)
         self._studied: _Studied | None = None
 
     # What the dataset is
 
     @property
     def _known(self) -> _Studied:
-        """What the dataset is; it is studied once."""
+        """What the dataset is; it is studied once: by a build's workers, else by a look at it."""
         if self._studied is None:
-            with self._crew():
-                pass  # who studied it is not needed any more
-        assert self._studied is not None
+            study = self._study()
+            found = self._observed.findings(study, encode=self._encode)
+            self._studied = self._learned(study, found)
         return self._studied
 
     def _study(self) -> Study:
@@ -332,9 +350,14 @@ class _Builder:
         """Workers for the chunks, who have studied the dataset if nobody had."""
         study = self._study() if self._studied is None else self._studied.study
         most, context = self._most_workers, self._options.context
-        with Crew(Work(study), self._dataset, most=most, context=context) as crew:
+        start = self._options.worker_init_fn
+        with Crew(
+            Work(study), self._dataset, most=most, context=context, worker_init_fn=start
+        ) as crew:
             if self._studied is None:
-                self._studied = self._learned_by(crew, study)
+                # In workers: a file that a sample opens must not be shared by all later ones.
+                found = studied_by(crew, study, self._most_workers if self._length else 0)
+                self._studied = self._learned(study, found)
             yield crew
 
     @property
@@ -348,10 +371,8 @@ class _Builder:
         """How many share this machine's cores."""
         return 1 if self._shard is None else _ranks_here()
 
-    def _learned_by(self, crew: Crew, study: Study) -> _Studied:
+    def _learned(self, study: Study, found: Findings) -> _Studied:
         options = self._options
-        # In workers: a file that a sample opens must not be shared by all later ones.
-        found = studied_by(crew, study, self._most_workers if self._length else 0)
         if found.failure is not None:
             found.failure.reraise()
         study.refuse_no_images(found)

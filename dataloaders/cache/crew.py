@@ -33,6 +33,7 @@ from torch.utils.data._utils import worker as of_torch
 from dataloaders.cache.failure import Failure, not_interrupted
 from dataloaders.cache.heap import settle_in
 from dataloaders.errors import add_note
+from dataloaders.observing import open_files_anew
 
 __all__ = ["AHEAD", "Crew"]
 
@@ -56,16 +57,23 @@ class Crew:
         work: what a worker does with a task: its own one, for as long as it lives.
         dataset: what it reads, as `get_worker_info` shows it.
         most: workers that there can be, as `get_worker_info` shows it.
-        context: how workers start, as a DataLoader takes it.
+        context, worker_init_fn: how workers start, as a DataLoader takes them.
     """
 
     def __init__(
-        self, work: Callable[[Any], Any], dataset: Any, *, most: int, context: Any = None
+        self,
+        work: Callable[[Any], Any],
+        dataset: Any,
+        *,
+        most: int,
+        context: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         self._work = work
         self._dataset = dataset
         self._most = most
         self._context = context
+        self._worker_init_fn = worker_init_fn
         self._base_seed = int(
             torch.empty((), dtype=torch.int64).random_(generator=torch.Generator())
         )
@@ -88,7 +96,8 @@ class Crew:
             with _interrupts_later() as hear:
                 others = [*self._workers, *self._ending]
                 of_work = self._work, self._dataset, number, self._most, self._base_seed
-                self._workers.append(_Worker(self._context, others, hear, *of_work))
+                start = self._worker_init_fn
+                self._workers.append(_Worker(self._context, others, hear, *of_work, start))
 
     def dismiss(self, keep: int = 0) -> None:
         """Have all but the first ``keep`` workers end, once they have done what they were given."""
@@ -134,7 +143,7 @@ class _Worker:
         if context.get_start_method() == "fork":
             # Who has our ends too keeps others, and itself, from seeing that they are closed.
             undo += [end.close for each in (self, *others) for end in (each.pipe, each.alive)]
-            undo.append(hear)
+            undo += [hear, open_files_anew]
         self.process = context.Process(
             target=_serve, args=(undo, pipe, alive, *of_work), daemon=True
         )
@@ -264,6 +273,7 @@ def _serve(
     number: int,
     count: int,
     base_seed: int,
+    worker_init_fn: Callable[[int], None] | None,
 ) -> None:
     """Do whatever task comes, until nobody is there to give one; what a worker runs.
 
@@ -278,6 +288,7 @@ def _serve(
         number: of the worker.
         count: of workers.
         base_seed: the random seed of worker 0.
+        worker_init_fn: the user's, called first.
     """
     try:
         for each in undo:
@@ -293,6 +304,8 @@ def _serve(
         of_torch._worker_info = of_torch.WorkerInfo(
             id=number, num_workers=count, seed=seed, dataset=dataset
         )
+        if worker_init_fn is not None:
+            worker_init_fn(number)
         with suppress(EOFError, ConnectionError):
             while (task := pipe.recv()) is not None:
                 pipe.send(_answer(work, task, interrupts))

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, MapDataPipe
 
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Choice, Images
+from dataloaders.cache.observed import Observed
 from dataloaders.cache.study import Study
 from dataloaders.errors import OptionError
 
@@ -17,18 +18,24 @@ __all__ = ["fingerprint", "fingerprint_of", "length_of"]
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 
 
-def fingerprint(dataset: Any, images: Choice = None) -> dict[str, Any]:
+def fingerprint(
+    dataset: Any, images: Choice = None, *, observed: Observed | None = None
+) -> dict[str, Any]:
     """What a cache of ``dataset`` depends on, by name; all of it JSON.
 
     ``dataset`` (its class), ``length``, ``head`` (the transforms whose output is kept), ``images``
     (how they are kept, given as `precompute` takes it), the versions of torch, torchvision, PIL and
     numpy (None: not installed) and ``sample 17``, a digest of what this sample gives, before it is
     encoded, for a few of them. The live tail is not in it: the same rows serve another
-    augmentation. Reads these samples in this process.
+    augmentation. These samples are read in a process of its own.
+
+    Raises:
+        CacheError: that process cannot read them.
     """
     samples = length_of(dataset)
     study = Study(dataset, samples, skip=True, images=Images.of(images), encode=False)
-    return fingerprint_of(study, study(), dataset, samples)
+    found = (observed or Observed.of(dataset)).findings(study)
+    return fingerprint_of(study, found, dataset, samples)
 
 
 def fingerprint_of(study: Study, found: Findings, dataset: Any, samples: int) -> dict[str, Any]:

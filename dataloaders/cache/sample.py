@@ -42,6 +42,7 @@ __all__ = [
     "classes_in",
     "column_names",
     "fits",
+    "has_namedtuples",
     "join",
     "leaf_of",
     "leaf_paths",
@@ -93,6 +94,17 @@ def join(structure: Structure, leaves: list[Any], classes: Classes | None = None
         )
     inner_values = [join(inner, leaves, classes) for inner in members]
     return inner_values if kind == "list" else tuple(inner_values)
+
+
+def has_namedtuples(structure: Structure | None) -> bool:
+    """Whether samples of this structure hold namedtuples."""
+    if structure is None or isinstance(structure, int):
+        return False
+    ((kind, members),) = structure.items()
+    if kind == "namedtuple":
+        return True
+    inners = [inner for _, inner in members] if kind == "dict" else members
+    return any(map(has_namedtuples, inners))
 
 
 def classes_in(sample: Any) -> Classes:

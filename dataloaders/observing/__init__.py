@@ -14,6 +14,6 @@ own_files.py    files that a fork inherits, opened anew in it
 """
 
 from dataloaders.observing.own_files import open_files_anew
-from dataloaders.observing.process import Unobserved, observe
+from dataloaders.observing.process import Unobserved, observe, worker_of
 
-__all__ = ["Unobserved", "observe", "open_files_anew"]
+__all__ = ["Unobserved", "observe", "open_files_anew", "worker_of"]

@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.observing.own_files import open_files_anew
 
-__all__ = ["Unobserved", "observe"]
+__all__ = ["Unobserved", "observe", "worker_of"]
 
 T = TypeVar("T")
 
@@ -90,6 +90,16 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         )
     found: T = pickle.loads(answer.found)
     return found
+
+
+def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
+    """Return a loader of ``dataset`` for `observe`, where the user has given none."""
+    return DataLoader(
+        dataset,
+        sampler=[],
+        num_workers=1,
+        multiprocessing_context=multiprocessing_context,
+    )
 
 
 @dataclass(frozen=True)
