@@ -1,0 +1,153 @@
+"""Nothing that looks changes what training sees: files that a dataset opens when it is first read.
+
+A look that reads the dataset in this process leaves its file open here; every worker forked later
+inherits it, and all of them share one offset.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.lazy_files import PLACES, STORES, LazyImages, forget, opened_here, wrong_samples
+
+import dataloaders
+from backends.dali import Dali
+from backends.h5 import H5
+from backends.prefetch import Prefetch
+from backends.synthetic import Synthetic
+from dataloaders import DataLoader, wrap
+from dataloaders.backend import Backend
+from dataloaders.cache import estimate, precompute
+from dataloaders.cache.fingerprint import fingerprint
+
+BACKENDS: dict[str, Callable[[], Backend | str]] = {
+    "stock": lambda: "stock",
+    "prefetch": lambda: Prefetch(tail=True),
+    "h5": H5,
+    "prefetched h5": lambda: Prefetch(inner=H5(), tail=True),
+    "dali": Dali,
+    "synthetic": Synthetic,
+}
+WORKERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "two": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
+
+
+def explains(dataset: Any, **options: Any) -> None:
+    for make in BACKENDS.values():
+        loader = DataLoader(dataset, 8, backend=make(), **options)
+        assert loader.explain().runs, loader.explain()
+        assert wrap(torch.utils.data.DataLoader(dataset, 8, **options), backend=make()).explain()
+
+
+def caches(dataset: Any, folder: Path, context: Any = None) -> None:
+    path = folder / "cache.h5"
+    fingerprint(dataset)
+    estimate(dataset, path, multiprocessing_context=context)
+    precompute(dataset, path, num_workers=1, multiprocessing_context=context)
+    for workers in (0, 1):  # it is only opened
+        precompute(dataset, path, num_workers=workers, multiprocessing_context=context)
+
+
+def assert_unchanged(dataset: Any, **options: Any) -> None:
+    """Nothing was opened in this process, and an epoch by workers has every sample."""
+    assert not opened_here()
+    options = {"num_workers": 2, "shuffle": True, **options}
+    assert wrong_samples(torch.utils.data.DataLoader(dataset, 8, **options)) == []
+    assert wrong_samples(DataLoader(dataset, 8, **options)) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("store", STORES)
+def test_explaining_and_caching(store: str, place: str, tmp_path: Path) -> None:
+    dataset = LazyImages(store, place, tmp_path)
+    explains(dataset)
+    caches(dataset, tmp_path)
+    assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_epochs_of_each_backend(backend: str, workers: str, tmp_path: Path) -> None:
+    dataset = LazyImages("buffered", "below", tmp_path)
+    loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **WORKERS[workers])
+    for _ in range(2):
+        loader.explain()
+        batches = list(loader)
+        if backend != "synthetic":
+            assert wrong_samples(batches) == []
+    if workers != "none":  # a loop without workers reads here: that is what it is
+        assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("backend", ["stock", "prefetch", "h5", "dali"])
+def test_tuning(backend: str, workers: str, tmp_path: Path) -> None:
+    dataset = LazyImages("unbuffered", "self", tmp_path)
+    loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers])
+    for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
+        dataloaders.tune(loader, step, budget_s=0.5, max_workers=2, remember=False)
+    assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("backend", ["stock", "prefetch", "h5", "dali"])
+def test_the_check(backend: str, tmp_path: Path) -> None:
+    dataset = LazyImages("unbuffered", "self", tmp_path)
+    loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), num_workers=1)
+    dataloaders.check_bottleneck(loader, lambda batch: batch[0].sum(), budget_s=0.5)
+    assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_processes_that_are_not_forked(context: str, tmp_path: Path) -> None:
+    dataset = LazyImages("zip", "below", tmp_path)
+    options = {"num_workers": 1, "multiprocessing_context": context}
+    for backend in ("prefetch", "dali", "h5"):
+        loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **options)
+        assert loader.explain().runs, loader.explain()
+    caches(dataset, tmp_path, multiprocessing.get_context(context))
+    dataloaders.tune(loader, budget_s=0.5, max_workers=1, remember=False)
+    assert_unchanged(dataset, **options)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("store", STORES)
+def test_an_epoch_that_is_under_way_in_this_process(
+    store: str, place: str, tmp_path: Path
+) -> None:
+    """A fork shares the offsets of files that are open here: reading there must not move them."""
+    dataset = LazyImages(store, place, tmp_path)
+    loader = DataLoader(dataset, 8)
+    batches: list[Any] = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) in (1, 5):
+            for backend in ("prefetch", "dali", "synthetic"):
+                wrap(loader, backend=BACKENDS[backend]()).explain()
+        if len(batches) == 3:
+            fingerprints(dataset)
+            dataloaders.tune(loader, budget_s=0.3, max_workers=1, remember=False)
+    assert wrong_samples(batches) == []
+
+
+def fingerprints(dataset: Any) -> None:
+    """An environment of LMDB refuses to be used in a fork; that is told, and nothing is harmed."""
+    try:
+        fingerprint(dataset)
+    except dataloaders.DataLoadersError as error:
+        assert "lmdb" in str(error).lower()
