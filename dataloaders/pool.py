@@ -27,6 +27,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dataloaders.workers import total_memory
+
 __all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
 
 SMALLEST = 2 << 20
@@ -305,8 +307,7 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def _default_most_free() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(2 << 30, memory // 16)
+    return min(2 << 30, total_memory() // 16)
 
 
 _POOLS: weakref.WeakSet[HostPool] = weakref.WeakSet()
