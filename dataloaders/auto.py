@@ -1,6 +1,6 @@
 """What ``"auto"`` becomes: settings learned on this machine, else a rule from its resources.
 
-    learned by tune() for this machine, dataset and batching?  ── yes ──> those, if they still fit
+    learned by tune() for what this rank has, dataset and batching?  ── yes ──> those, if they fit
         │ no
     in memory already? ── yes ──> no workers: they would only add a copy
         │ no
@@ -22,10 +22,13 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from dataloaders import learned, workers
 from dataloaders.errors import CapacityWarning
 
-__all__ = ["in_memory", "memory_cap", "resolve", "shm_cap"]
+__all__ = ["in_memory", "memory_cap", "most_workers", "resolve", "shm_cap"]
 
 # Beyond this many, whether more workers help depends on the dataset: that is for tune() to find.
 _MOST_BY_RULE = 16
+# tune() tries no more, since workers that wait for files or a network can be more than cores.
+_WORKERS_PER_CORE = 4
+_LEAST_MOST = 8
 _DEFAULT_PREFETCH = 2
 # An image of 224 x 224 as float32, the commonest sample of those that are large.
 _ASSUMED_SAMPLE_BYTES = 3 * 224 * 224 * 4
@@ -72,7 +75,10 @@ def resolve(
 
     chosen = num_workers
     if num_workers == "auto":
-        wanted = found.num_workers if found is not None else _by_rule(dataset, size, batch_bytes)
+        if found is None:
+            wanted = _by_rule(dataset, size)
+        else:
+            wanted = min(found.num_workers, most_workers(workers.usable_cores()))
         chosen = max(least, wanted)
     learned_prefetch = found.prefetch_factor if found is not None else None
     prefetch: int | Literal["auto"] | None = prefetch_factor
@@ -112,8 +118,13 @@ def in_memory(dataset: Any, depth: int = 0) -> bool:
     return False
 
 
+def most_workers(cores: int) -> int:
+    """Return the most workers worth trying with so many cores: 4 a core, and at least 8."""
+    return max(_LEAST_MOST, _WORKERS_PER_CORE * cores)
+
+
 def memory_cap(memory_per_worker: int | None = None) -> int:
-    """The most workers that available memory bears.
+    """The most workers that this rank's available memory bears.
 
     ``memory_per_worker`` in bytes; None stands for a bare worker and a copy of every Python
     object of this process, which is what counting references comes to (`workers`).
@@ -123,17 +134,20 @@ def memory_cap(memory_per_worker: int | None = None) -> int:
 
 
 def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
-    """The most workers whose batches in flight fit in shared memory; None: any number."""
+    """The most workers whose batches in flight fit in this rank's part of shared memory.
+
+    None: any number.
+    """
     fit = workers.batches_that_fit(batch_bytes, workers.shm_room())
     if fit is None:
         return None
     return max(0, (fit - workers.batches_in_flight(1, 0)) // max(1, prefetch_factor))
 
 
-def _by_rule(dataset: Any, batch_size: int | None, batch_bytes: int) -> int:
+def _by_rule(dataset: Any, batch_size: int | None) -> int:
     if in_memory(dataset):
         return 0
-    most = workers.cores_of_this_rank()
+    most = workers.usable_cores()
     if isinstance(dataset, IterableDataset):
         return 1
     try:

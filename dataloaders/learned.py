@@ -39,7 +39,8 @@ class Key:
     """What a learned choice holds for; every part is plain text.
 
     Attributes:
-        machine: cores, processor, memory and GPU.
+        machine: this rank's cores, the processor, this rank's memory, and the GPU: what one
+            process learned with the whole machine is not for each of several ranks.
         dataset: class, length, transforms and a hash of its path, through Subset and the like.
         batching: the batch size, or the batch sampler.
         collate: the collation function.

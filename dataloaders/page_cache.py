@@ -116,8 +116,9 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
     """For each page of the file, whether it is in memory. On Linux, if it `tells_truth`.
 
     Raises:
-        OSError: there is no such file, or the system does not tell.
+        OSError: there is no such file, or this is not Linux.
     """
+    _refuse_other_systems()
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
@@ -139,7 +140,11 @@ def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] | None 
     Pages that are not yet on disk stay, and those that other processes have mapped: whether it
     succeeded, `resident_pages` says. Shared maps of it in this process stay valid and are read
     from disk again when they are next used.
+
+    Raises:
+        OSError: there is no such file, or this is not Linux.
     """
+    _refuse_other_systems()
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
@@ -166,10 +171,16 @@ def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int, int]]:
         yield begin, int(words[2], 16), end - begin
 
 
+def _refuse_other_systems() -> None:
+    if sys.platform != "linux":
+        raise OSError(
+            f"which pages of a file are in memory is known on Linux only; this is {sys.platform}, "
+            "which has no /proc/self/maps and no posix_fadvise"
+        )
+
+
 @functools.cache
 def _libc() -> Any:
-    if sys.platform == "win32":
-        raise OSError("the page cache of Windows is not looked at")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)

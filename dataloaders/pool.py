@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 import threading
 import weakref
 from bisect import bisect_left, bisect_right, insort_right
@@ -26,6 +27,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from dataloaders.workers import total_memory
 
 __all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
 
@@ -270,8 +273,10 @@ class _Buffer:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = _whole_pages(nbytes)
         self.freed_at = 0
-        # Not mmap's default, which is memory shared with forked children.
-        self.memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if sys.platform == "win32":  # its maps have no flags, and nothing forks
+            self.memory = mmap.mmap(-1, self.nbytes)
+        else:  # not mmap's default, which is memory shared with forked children
+            self.memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:  # pages of 2 MiB: a buffer's first use costs a third
                 self.memory.madvise(mmap.MADV_HUGEPAGE)
@@ -305,8 +310,7 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def _default_most_free() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(2 << 30, memory // 16)
+    return min(2 << 30, total_memory() // 16)
 
 
 _POOLS: weakref.WeakSet[HostPool] = weakref.WeakSet()

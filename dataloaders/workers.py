@@ -1,10 +1,15 @@
 """What this machine gives a loader's workers: cores, memory and shared memory.
 
-    usable_cores()        affinity and every cgroup quota above this process
-    available_memory()    MemAvailable and every cgroup limit above this process
-    shm_room()            free bytes in /dev/shm, where torch's workers put their batches
+    usable_cores()        affinity and every cgroup quota above this process    ┐
+    available_memory()    MemAvailable and every cgroup limit above it          │ divided by
+    total_memory()        main memory and every cgroup limit above it           │ ranks_here()
+    shm_room()            free in /dev/shm, where torch's workers put batches   ┘
     process_memory(pid)   what one worker costs now, and what copy-on-write can still add
     python_heap_bytes()   what every forked worker may come to copy, by counting references
+
+The ranks that torchrun starts on one machine share its cores and its memory. Only this file divides
+by their number: what it returns is this rank's. The load average is not used, since it also counts
+the processes of other containers and jobs.
 
 The functions take the folder that stands for ``/`` as ``root``, so that they can be shown any
 machine. A file that is missing or malformed counts as "no limit said".
@@ -26,8 +31,10 @@ __all__ = [
     "batches_that_fit",
     "cpu_model",
     "cpu_quota",
+    "machine_cores",
     "process_memory",
     "python_heap_bytes",
+    "ranks_here",
     "shm_room",
     "shm_shortage",
     "total_memory",
@@ -44,27 +51,54 @@ _HELD_BY_CONSUMER = 2
 _BYTES_PER_PYTHON_BLOCK = 80
 
 
-def usable_cores(root: Path = _ROOT) -> int:
-    """Cores that this process can keep busy: at least 1.
+def ranks_here() -> int:
+    """Return how many ranks torchrun has started on this machine, this one included.
 
-    The smaller of the cores in its affinity mask and the cgroup CPU quota, rounded up (a quota
-    of 1.5 cores is used in full only by two processes).
+    1 without LOCAL_WORLD_SIZE in the environment, or if it is not a number.
     """
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        cores = os.cpu_count() or 1
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Return how many cores this rank can keep busy: at least 1.
+
+    The cores that all ranks here share, divided by their number, and no more than this process's
+    affinity mask holds.
+    """
+    shared, ranks = machine_cores(root), ranks_here()
+    return shared if ranks == 1 else _share(shared, len(_affinity(0)), ranks)
+
+
+def machine_cores(root: Path = _ROOT) -> int:
+    """Return how many cores all ranks on this machine may use together: at least 1.
+
+    The smaller of the affinity mask and the cgroup CPU quota. The quota is rounded up (1.5 cores
+    are used in full only by two processes). Ranks in one container share its quota.
+
+    A launcher may narrow the mask of each rank (numactl, `torchrun --numa-binding`): dividing that
+    mask by the number of ranks would divide twice. With several ranks, the mask is therefore that
+    of the parent process, which is the launcher, together with this process's own.
+    """
+    cores = _affinity(0)
+    if ranks_here() > 1:
+        cores = cores | _affinity(os.getppid())
     quota = cpu_quota(root)
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+    return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
 
-def cores_of_this_rank(root: Path = _ROOT) -> int:
-    """`usable_cores`, shared out among the processes that torchrun started on this machine."""
+def _share(shared: int, own: int, ranks: int) -> int:
+    """Return one rank's cores, of ``shared`` ones, with ``own`` in its affinity mask."""
+    return max(1, min(own, shared // ranks))
+
+
+def _affinity(pid: int) -> set[int]:
     try:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", ""))
-    except ValueError:
-        ranks = 1
-    return max(1, usable_cores(root) // max(1, ranks))
+        return os.sched_getaffinity(pid)
+    except AttributeError:  # macOS, Windows
+        return set(range(os.cpu_count() or 1))
+    except OSError:  # a parent process that has ended, or is another user's
+        return set()
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
@@ -85,30 +119,50 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that new processes can take before something is killed or swapped out.
+    """Return the bytes that this rank's new processes can take before something is killed.
 
     The smallest of the kernel's MemAvailable and, for this process's cgroup and all above it,
-    the limit less what is used; file cache that is not in active use counts as free.
+    the limit less what is used (file cache that is not in active use counts as free), divided by
+    the ranks on this machine.
     """
     rooms = [_available_on_machine(root)]
-    for folder in _cgroups("memory", root):
-        limit = _number(_words(folder / "memory.max"), 0)
+    for folder, limit in _memory_limits(root):
         used = _number(_words(folder / "memory.current"), 0)
         cache_name = "inactive_file"
-        if limit is None or used is None:
-            limit = _number(_words(folder / "memory.limit_in_bytes"), 0)
+        if used is None:
             used = _number(_words(folder / "memory.usage_in_bytes"), 0)
             cache_name = "total_inactive_file"
-        if limit is None or used is None:
+        if used is None:
             continue
         cache = _fields(folder / "memory.stat").get(cache_name, 0)
         rooms.append(max(0, limit - max(0, used - cache)))
-    return min(rooms)
+    return min(rooms) // ranks_here()
 
 
-def total_memory() -> int:
-    """Bytes of main memory in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def total_memory(root: Path = _ROOT) -> int:
+    """Return this rank's bytes of main memory.
+
+    The smallest of the machine's memory and of all cgroup limits above this process, divided by
+    the ranks on this machine.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except AttributeError:  # Windows
+        import psutil  # not on the import path of the package: it is slow to load
+
+        memory = int(psutil.virtual_memory().total)
+    limits = [limit for _, limit in _memory_limits(root)]
+    return min([memory, *limits]) // ranks_here()
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """The cgroups of this process that limit memory, and the bytes that they allow."""
+    for folder in _cgroups("memory", root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = _number(_words(folder / name), 0)  # "max" means no limit
+            if limit is not None:
+                yield folder, limit
+                break
 
 
 def cpu_model(root: Path = _ROOT) -> str:
@@ -121,12 +175,15 @@ def cpu_model(root: Path = _ROOT) -> str:
 
 
 def shm_room(path: Path = SHM) -> int | None:
-    """Free bytes where torch's workers put their batches; None where there is no such folder."""
+    """Return the bytes that this rank's batches may take of what is free in shared memory.
+
+    What is free, divided by the ranks on this machine; None where there is no such folder.
+    """
     try:
         room = os.statvfs(path)
     except (OSError, AttributeError):  # AttributeError: Windows
         return None
-    return room.f_bavail * room.f_frsize
+    return room.f_bavail * room.f_frsize // ranks_here()
 
 
 def batches_in_flight(num_workers: int, prefetch_factor: int) -> int:
@@ -153,12 +210,14 @@ def shm_shortage(
     needed = batches_in_flight(num_workers, prefetch_factor)
     if fit is None or room is None or needed <= fit:
         return None
+    shared = f" for each of {ranks_here()} ranks" if ranks_here() > 1 else ""
     return (
         f"{num_workers} workers with prefetch_factor={prefetch_factor} can have {needed} batches "
         f"of {_size(batch_bytes)} in {path} at once, {_size(needed * batch_bytes)}, and "
-        f"{_size(room)} are free there: a worker that finds it full dies of a bus error. Enlarge "
-        f"it (docker run --shm-size={_round_gib(needed * batch_bytes)}g, or --ipc=host), or use "
-        "fewer workers or smaller batches (the sharing strategy 'file_system' uses the same room)"
+        f"{_size(room)} are free there{shared}: a worker that finds it full dies of a bus error. "
+        f"Enlarge it (docker run --shm-size={_round_gib(needed * batch_bytes * ranks_here())}g, or "
+        "--ipc=host), or use fewer workers or smaller batches (the sharing strategy 'file_system' "
+        "uses the same room)"
     )
 
 

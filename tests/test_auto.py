@@ -185,6 +185,19 @@ class TestLearned:
             DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
         ) == (1, 4, False)
 
+    def test_it_is_not_for_each_of_several_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        learn(Files(), Learned(4, 5, False, 100.0, memory_per_worker=1))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, workers.usable_cores())))
+        loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
+        assert settings(loader)[:2] == (1, 2)
+        learn(Files(), Learned(1, 4, False, 100.0, memory_per_worker=1))  # by such a rank
+        loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
+        assert settings(loader)[:2] == (1, 4)
+
+    def test_it_is_bounded_by_the_cores(self) -> None:
+        learn(Files(), Learned(1000, 2, False, 100.0, batch_bytes=1, memory_per_worker=1))
+        assert resolved(Files())[0] == max(8, 4 * workers.usable_cores())
+
     def test_it_holds_for_its_batch_size_only(self) -> None:
         learn(Files(), Learned(5, 4, False, 100.0))
         assert resolved(Files(), batch_size=8)[0] != 5

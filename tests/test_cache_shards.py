@@ -32,7 +32,6 @@ from dataloaders.cache.shards import names_of, shard_path
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.transforms.draws import FreeDraws
-from dataloaders.workers import usable_cores
 from helpers.cached import bits
 from helpers.compare import assert_same
 from helpers.numbered import SIZE, Numbered
@@ -397,13 +396,13 @@ def test_a_shard_that_cannot_be(tmp_path: Path, shard: Any) -> None:
         precompute(Numbered(), tmp_path / "a.h5", shard=shard)
 
 
-def test_ranks_of_one_machine_share_its_cores() -> None:
+def test_a_build_takes_the_cores_and_the_memory_that_it_is_given() -> None:
     found = Findings(seconds=[1.0, 1.0], bytes=[10])
-    cores = usable_cores()
-    assert workers_for(found, 1000) <= cores
-    assert workers_for(found, 1000, builders=cores) == 0  # one core for each: it reads by itself
-    if cores >= 4:
-        assert workers_for(found, 1000, builders=2) == cores // 2
+    room = 64 << 30
+    assert workers_for(found, 1000, cores=8, memory=room) == 8
+    assert workers_for(found, 1000, cores=1, memory=room) == 0  # it reads by itself
+    assert workers_for(found, 3, cores=8, memory=room) == 3
+    assert workers_for(found, 1000, cores=8, memory=2 << 30) == 3
 
 
 # Whole batches

@@ -436,6 +436,42 @@ def test_what_takes_tensors_only_gets_them(fast: tuple[str, ...]) -> None:
     assert_same(list(DataLoader(data, 4, seed=2, device="cpu", backend=Dali(fast=fast))), expected)
 
 
+class Decoded(Opened):
+    """Images that the dataset's own code decodes to tensors, as torchvision.io.read_image does."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(v2.functional.pil_to_tensor(picture(index))), index
+
+
+FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+
+
+@pytest.mark.filterwarnings("error::dataloaders.errors.BackendWarning")
+@pytest.mark.parametrize(
+    ("dataset", "members"),
+    [
+        (
+            Decoded,
+            [
+                transforms.RandomCrop(16),
+                transforms.ConvertImageDtype(torch.float32),
+                transforms.Normalize([0.5] * 3, [0.2] * 3),
+                transforms.RandomErasing(0.5),
+            ],
+        ),
+        (Digits, [transforms.ToTensor(), transforms.RandomErasing(1, value="random")]),
+        (Digits, [v2.RandomChannelPermutation(), v2.RandomCrop(20), *FLOATS]),
+        (Digits, [v2.ToImage(), v2.RandomPhotometricDistort(p=0.5), *FLOATS]),
+    ],
+)
+def test_images_of_one_channel_and_tensors_are_told_to_the_transforms(
+    dataset: Any, members: list[Any]
+) -> None:
+    data = dataset(transforms.Compose(members))
+    expected = list(DataLoader(data, 4, seed=2))
+    assert_same(list(DataLoader(data, 4, seed=2, device="cpu", backend="dali")), expected)
+
+
 def test_a_device_that_is_not_there_is_torchs_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")

@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from dataloaders import DataLoader
-from dataloaders.errors import BackendWarning
+from dataloaders.errors import BackendUnavailable, BackendWarning
 from helpers.compare import assert_same
 from helpers.image_files import odd_files, plain_files
 from helpers.photos import SIZE, folder, picture, write_folder
@@ -28,6 +28,7 @@ from helpers.photos import SIZE, folder, picture, write_folder
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends.dali import Dali
+from backends.dali.graph import Graph
 
 CHAIN = transforms.Compose(
     [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -249,15 +250,39 @@ def test_an_image_too_small_for_its_crop_is_torchvisions_error() -> None:
         assert error.__notes__[1] == "dataloaders: raised by RandomCrop at transform.transforms[0]"
 
 
+def refusing(times: int) -> Any:
+    """DALI's graph, which cannot be built so often."""
+    left = [times]
+
+    def built(*arguments: Any, **options: Any) -> Graph:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RuntimeError("no graph today")
+        return Graph(*arguments, **options)
+
+    return built
+
+
 def test_a_batch_that_only_dali_refuses_is_the_datasets_own_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuses(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError("no graph today")
-
-    monkeypatch.setattr("backends.dali.line.Graph", refuses)
+    monkeypatch.setattr("backends.dali.line.Graph", refusing(times=2))
     with pytest.warns(BackendWarning, match=r"could not make batch \d .*no graph today\); the d"):
         assert compared(folder(CHAIN), shuffle=True) == []
+
+
+def test_batches_in_a_row_that_only_dali_refuses_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("backends.dali.line.Graph", refusing(times=1000))
+    batches = iter(DataLoader(folder(CHAIN), 4, backend="dali", device="cpu"))
+    for _ in range(2):
+        with pytest.warns(BackendWarning):
+            next(batches)
+    said = r"dali could not make 3 batches in a row, up to batch 3 .*no graph today.*'prefetch'"
+    with pytest.raises(BackendUnavailable, match=said) as raised:
+        next(batches)
+    assert str(raised.value.__cause__) == "no graph today"
 
 
 def test_a_normalize_of_other_channels_is_torchvisions_error() -> None:

@@ -199,6 +199,18 @@ def test_readings_that_nobody_holds_take_no_room() -> None:
     reader.close()
 
 
+def test_the_next_batch_is_read_when_one_that_filled_the_room_is_dropped() -> None:
+    numbers = Numbers()
+    reader = ReadAhead(numbers, threads=2, most_bytes=SIZE)
+    first, second = reader([0, 1]), reader([2, 3])
+    until(first.done)
+    settled(numbers)
+    del first
+    gc.collect()
+    check([2, 3], second.result(20))
+    reader.close()
+
+
 def test_closing_wakes_whoever_waits() -> None:
     numbers = Numbers(open=False)
     reader = ReadAhead(numbers, threads=2)

@@ -380,7 +380,7 @@ def test_several_threads_make_the_same_batches(
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The names of threads that put images into their places: three, whatever the machine has."""
-    monkeypatch.setattr("backends.h5.team.idle_cores", lambda own: 3)
+    monkeypatch.setattr("backends.h5.team.usable_cores", lambda: 3)
     monkeypatch.setattr("backends.h5.team._LEAST_BYTES", 1)
     names: set[str] = set()
     put = Made._put

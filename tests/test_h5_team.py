@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,15 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from backends.h5 import H5
-from backends.h5.team import Team, idle_cores
+from backends.h5.team import _LEAST_BYTES, Team
 from dataloaders import DataLoader
 
 LARGE = 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def many_idle_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("backends.h5.team.idle_cores", lambda own: 3)
+def three_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("backends.h5.team.usable_cores", lambda: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -128,42 +127,21 @@ def test_after_an_error_no_other_is_begun(team: Team) -> None:
     assert sorted(made) == [0, 2]
 
 
-def test_threads_are_added_when_cores_become_idle(
-    team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for idle, expected in ((2, 2), (1, 2), (3, 3), (2, 3)):
-        monkeypatch.setattr("backends.h5.team.idle_cores", lambda own, idle=idle: idle)
+def test_a_larger_batch_has_threads_added(team: Team) -> None:
+    for size, expected in ((2, 2), (1, 2), (3, 3), (2, 3)):
         parts: list[int] = []
-        team.split(9, LARGE, lambda begin, _, parts=parts: parts.append(begin))
-        assert len(parts) == idle
+        team.split(9, size * _LEAST_BYTES, lambda begin, _, parts=parts: parts.append(begin))
+        assert len(parts) == size
         assert len(ours()) == expected
 
 
-def test_a_team_does_not_take_its_own_work_for_that_of_others(
+def test_what_others_do_on_the_machine_does_not_count(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two cores that only the team keeps busy are idle to it."""
-    told: list[float] = []
-    now = 0.0
-    clock = SimpleNamespace(monotonic=lambda: now, thread_time=time.thread_time)
-    monkeypatch.setattr("backends.h5.team.time", clock)  # a busy machine takes as long as it likes
-    monkeypatch.setattr("backends.h5.team._LOAD_S", 0.05)
-    monkeypatch.setattr("backends.h5.team.idle_cores", lambda own: told.append(own) or 3)
-
-    def busy(begin: int, end: int) -> None:
-        until = time.thread_time() + 0.1
-        while time.thread_time() < until:
-            pass
-
-    for _ in range(4):
-        team.split(3, LARGE, busy)
-        now += 0.1
-    assert told[0] == 0
-    assert 2.9 < told[-1] < 4  # three threads, each on a core for all of that time
-    for _ in range(2):
-        now += 0.3
-        team.split(3, LARGE, lambda begin, end: None)
-    assert told[-1] < told[-3] / 4
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0,) * 3)
+    parts: list[int] = []
+    team.split(9, LARGE, lambda begin, _: parts.append(begin))
+    assert sorted(parts) == [0, 3, 6]
 
 
 def test_threads_end_and_begin_again(team: Team) -> None:
@@ -195,14 +173,6 @@ def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team: Team) -> No
     assert os.read(read, 100) == b"[0, 0, 1, 1, 2, 2]"
     os.close(read)
     os.close(write)
-
-
-def test_idle_cores_are_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.h5.team.usable_cores", lambda: 8)
-    for busy, expected in ((0.0, 8), (1.0, 8), (1.2, 8), (2.0, 7), (7.9, 1), (30.0, 1)):
-        monkeypatch.setattr(os, "getloadavg", lambda busy=busy: (busy, 0.0, 0.0))
-        assert idle_cores() == expected
-        assert idle_cores(busy) == 8
 
 
 class Photos:

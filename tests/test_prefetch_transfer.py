@@ -261,6 +261,26 @@ def test_out_of_device_memory_names_the_batch_and_ahead():
     assert "Tried to allocate 1 GiB" in text
 
 
+class OutOfRoomForLarge(FakeCuda):
+    def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.numel() > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().empty_like(leaf)
+
+
+def test_a_batch_without_room_takes_no_static_buffer_with_it():
+    cuda = OutOfRoomForLarge(0)
+    transfer = CudaTransfer(cuda, ahead=1, pins=True, reuse=True)  # type: ignore[arg-type]
+    transfer.start()
+    received = []
+    for _ in range(6):
+        received.append(transfer.receive(transfer.send([torch.ones(4), torch.ones(4)])))
+        with pytest.raises(torch.OutOfMemoryError):
+            transfer.send([torch.ones(4), torch.ones(1000)])
+    cuda.drain()
+    assert len({batch[0].data_ptr() for batch in received}) <= 2
+
+
 def test_a_plain_transfer_changes_nothing_unless_a_device_is_given():
     batch = batch_of(1)
     plain = PlainTransfer(None, 2)

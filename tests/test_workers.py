@@ -100,6 +100,42 @@ class TestCores:
         machine.write("sys/fs/cgroup/cpu.max", text)
         assert workers.cpu_quota(machine.root) is None
 
+    def test_ranks_share_the_quota_of_their_container(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cores = len(os.sched_getaffinity(0))
+        machine.version_2("/")
+        machine.write("sys/fs/cgroup/cpu.max", f"{cores}00000 100000\n")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
+        assert workers.usable_cores(machine.root) == 1
+        assert workers.machine_cores(machine.root) == cores
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+        assert workers.usable_cores(machine.root) == cores
+
+    @pytest.mark.parametrize(
+        ("shared", "own", "ranks", "expected"),
+        [
+            (64, 64, 8, 8),  # nobody narrowed the mask
+            (64, 8, 8, 8),  # each rank has a mask of its own
+            (64, 32, 8, 8),  # one mask for each half of the ranks
+            (16, 16, 8, 2),  # the launcher itself has 16
+            (2, 2, 8, 1),
+        ],
+    )
+    def test_a_mask_of_ones_own_is_not_divided_again(
+        self, shared: int, own: int, ranks: int, expected: int
+    ) -> None:
+        assert workers._share(shared, own, ranks) == expected
+
+    def test_the_mask_that_ranks_share_is_the_launchers(self) -> None:
+        code = (
+            "import os; cores = sorted(os.sched_getaffinity(0)); os.sched_setaffinity(0, cores[:1])"
+            "; os.environ['LOCAL_WORLD_SIZE'] = '2'; from dataloaders import workers"
+            "; print(workers.machine_cores(), workers.usable_cores())"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert run.stdout.split() == [str(workers.machine_cores()), "1"], run.stderr
+
     @given(text=st.text(max_size=200))
     def test_any_mountinfo_is_survived(self, tmp_path_factory: pytest.TempPathFactory, text: str):  # type: ignore[no-untyped-def]
         machine = Machine(tmp_path_factory.mktemp("any"))
@@ -130,11 +166,35 @@ class TestMemory:
         machine.write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", f"{130 * MIB}\n")
         assert workers.available_memory(machine.root) == 0
 
+    def test_the_smallest_limit_counts_as_the_memory_that_there_is(self, machine: Machine) -> None:
+        machine.version_2("/pod/c")
+        machine.write("sys/fs/cgroup/pod/c/memory.max", "max\n")
+        assert workers.total_memory(machine.root) == workers.total_memory()
+        machine.write("sys/fs/cgroup/pod/memory.max", f"{10 * MIB}\n")
+        assert workers.total_memory(machine.root) == 10 * MIB
+
+    def test_ranks_share_it(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        machine.version_2("/")
+        machine.write("sys/fs/cgroup/memory.max", f"{1000 * MIB}\n")
+        machine.write("sys/fs/cgroup/memory.current", f"{200 * MIB}\n")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+        assert workers.available_memory(machine.root) == 100 * MIB
+        assert workers.total_memory(machine.root) == 125 * MIB
+
     def test_no_meminfo_still_gives_a_number(self, tmp_path: Path) -> None:
         assert workers.available_memory(tmp_path) > 0
 
 
 class TestSharedMemory:
+    def test_ranks_share_it(self, small_tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        room = workers.shm_room(small_tmpfs)
+        assert room is not None
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        assert workers.shm_room(small_tmpfs) == room // 4
+        text = workers.shm_shortage(1, 2, room // 10, small_tmpfs)
+        assert text is not None
+        assert "are free there for each of 4 ranks: " in text
+
     def test_no_such_folder_is_none(self, tmp_path: Path) -> None:
         assert workers.shm_room(tmp_path / "absent") is None
         assert workers.shm_shortage(8, 2, 10**12, tmp_path / "absent") is None

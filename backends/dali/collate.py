@@ -21,7 +21,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
 
 from dataloaders.batch import Batch
-from dataloaders.errors import BackendWarning, add_note
+from dataloaders.errors import BackendUnavailable, BackendWarning, add_note
 from dataloaders.random_states import random_states_kept
 from dataloaders.seeding import seed_generators
 
@@ -31,6 +31,9 @@ from .sources.opaque import Opaque
 from .task import Made, Redo, Task
 
 __all__ = ["Assembly"]
+
+_MOST_REDONE = 3
+"""Batches in a row that the dataset makes before this counts as an error of dali's."""
 
 
 class Assembly:
@@ -58,9 +61,11 @@ class Assembly:
         self._collate_fn = collate_fn
         self._batched = batched
         self._wraps = wraps
+        self._redone = 0  # batches in a row that the dataset had to make
 
     def batch(self, made: Made) -> Batch:
         """The batch of these images; raises what the user's code raises."""
+        self._redone = 0
         task = made.task
         views = self._views(made.images)
         samples = self._samples(task, views)
@@ -76,6 +81,8 @@ class Assembly:
         Raises:
             Exception: the dataset's own; or what kept us from making the batch, if the dataset
                 cannot be asked.
+            BackendUnavailable: the dataset has made the batches before this one too, without an
+                error of its own: the cause is no sample, and each batch would be made twice.
         """
         task = redo.task
         if not _gives_samples(self._dataset):
@@ -97,6 +104,13 @@ class Assembly:
                         add_note(error, f"dataloaders: raised by {redo.where}")
                     raise
         cause = f"{type(redo.cause).__name__}: {redo.cause}"[:300]
+        self._redone += 1
+        if self._redone >= _MOST_REDONE:
+            raise BackendUnavailable(
+                f"dali could not make {self._redone} batches in a row, up to batch {task.number} "
+                f"of this epoch, and the dataset itself can ({cause}); use backend='prefetch', "
+                "and report this error"
+            ) from redo.cause
         warnings.warn(
             f"dali could not make batch {task.number} of this epoch ({cause}); the dataset itself "
             "made it, on this thread",

@@ -92,7 +92,7 @@ class Line:
                 task.item = Made(task, [])
             if task.item is not None or self._has_failed(task, found):
                 return
-            sizes = _sizes(found)
+            sizes = self._sizes(found)
             task.draws = task.draws or Draws(task.words)
             if not self._is_drawn(task, task.draws, sizes):
                 return
@@ -185,7 +185,12 @@ class Line:
 
     def _feed(self, graph: Graph, task: Task, found: Sequence[Any]) -> None:
         actions = [task.actions[place] for place in self._job.work.graph.places]
-        graph.feed([image.data for image in found], actions, _sizes(found))
+        graph.feed([image.data for image in found], actions, self._sizes(found))
+
+    def _sizes(self, found: Sequence[Any]) -> Sizes:
+        source = self._job.source
+        heights, widths = [image.height for image in found], [image.width for image in found]
+        return Sizes(heights, widths, source.channels, source.form == "bytes")
 
     def _graph_for(self, images: int) -> Graph:
         if self._graph is None or images > self._largest:
@@ -234,7 +239,3 @@ _MOVES = (Converted, Crop, Erase, EraseByNoise, HorizontalFlip, Pad, PermuteChan
 def _adds_up(part: Any) -> bool:
     """Whether it computes sums of floats, which depend on the order of memory in the last bit."""
     return isinstance(part, Behind) and not all(isinstance(p, _MOVES) for p in part.primitives)
-
-
-def _sizes(found: Sequence[Any]) -> Sizes:
-    return Sizes([image.height for image in found], [image.width for image in found])

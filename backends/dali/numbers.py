@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dataloaders import learned
 from dataloaders.backend import Specification
-from dataloaders.workers import cores_of_this_rank
+from dataloaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from . import Dali
@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
 
 def numbers_of(options: Dali, loader: Specification) -> Numbers:
     """The numbers for ``loader``."""
-    threads = min(cores_of_this_rank(), _MOST_THREADS)
+    threads = min(usable_cores(), _MOST_THREADS)
     if options.threads != "auto" and options.depth != "auto":
         return Numbers(options.threads, options.depth, "user")
     key = learned.key_of(
@@ -58,7 +58,7 @@ def numbers_of(options: Dali, loader: Specification) -> Numbers:
 
 def candidates(numbers: Numbers) -> dict[str, tuple[int, ...]]:
     """By option, what may be worth trying on this machine, smallest first."""
-    cores = cores_of_this_rank()
+    cores = usable_cores()
     most = min(2 * cores, _MOST_THREADS)
     threads = {each for each in _THREADS if each <= most} | {min(cores, _MOST_THREADS)}
     return {

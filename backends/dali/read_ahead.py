@@ -25,6 +25,7 @@ from .sources import Failed, Found, Source
 __all__ = ["ReadAhead", "Reading"]
 
 _PATIENCE_S = 5.0
+_POLL_S = 0.1
 _MOST_BYTES = 512 << 20
 
 
@@ -143,7 +144,6 @@ class _Shelf:
         with self._changed:
             if batch.kept:
                 self._forget(batch)
-                self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -192,7 +192,9 @@ class _Shelf:
                         self._waiting.popleft()
                     return batch, first, batch.begun
                 self._idle += 1
-                self._changed.wait()
+                # A reading is dropped without this lock, at any moment, so it cannot notify: who is
+                # kept waiting by its bytes looks again.
+                self._changed.wait(_POLL_S if self._waiting else None)
                 self._idle -= 1
         return None
 
@@ -234,3 +236,4 @@ class _Shelf:
         for line in (self._waiting, self._kept):
             with suppress(ValueError):
                 line.remove(batch)
+        self._changed.notify_all()  # its bytes are free, and the next batch may be due

@@ -55,6 +55,7 @@ from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.read import read
 from dataloaders.transforms.trailing import trailing
 from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
+from dataloaders.workers import usable_cores
 
 from .batches import Batches, Late, NotThisBatch, batches_of, is_proved
 from .pictures import MAKE_TENSORS, steps_of
@@ -121,9 +122,11 @@ class H5(Backend):
             if why is None:
                 notes.append("batches are made at once, where a few rows prove that it is the same")
                 if kept != str(Images()) and loader.num_workers == 0:
+                    threads = min(torch.get_num_threads(), usable_cores())
                     notes.append(
-                        f"images kept as {kept} are decoded in this process, where cores are idle "
-                        f"by up to {torch.get_num_threads()} threads: as many as torch may use"
+                        f"images kept as {kept} are decoded in this process, by up to {threads} "
+                        f"threads: torch may use {torch.get_num_threads()}, and this process can "
+                        f"use {usable_cores()} cores"
                     )
             else:
                 notes.append(f"each sample is made by itself: {why}")

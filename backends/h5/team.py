@@ -10,10 +10,8 @@ small for that. So it is also used where torch may use several threads and one i
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,20 +20,16 @@ import torch
 
 from dataloaders.workers import usable_cores
 
-__all__ = ["Team", "idle_cores"]
+__all__ = ["Team"]
 
 _LEAST_BYTES = 4 << 20
 """Of a batch, for each thread: less is done before another thread has begun."""
-
-_ROUNDING = 0.3  # of a core that does something now and then
-_LOAD_S = 60.0  # over which a system's load is an average
 
 
 class Team:
     """Threads, started when a batch is large enough.
 
-    Never more than torch may use, and than there are idle cores: on busy ones nothing is done
-    sooner, and handing over costs.
+    Never more than torch may use in an operation, and than this rank's cores.
     """
 
     def __init__(self) -> None:
@@ -43,7 +37,6 @@ class Team:
         self._count = 0
         self._process = 0
         self._starting = threading.Lock()
-        self._load = _Load()
 
     def split(self, count: int, nbytes: int, part: Callable[[int, int], None]) -> None:
         """Have ``part(begin, end)`` called for parts that are together 0 to ``count``.
@@ -60,11 +53,11 @@ class Team:
         if most == 1 or nbytes < _LEAST_BYTES:
             part(0, count)
             return
-        number = max(1, min(most, idle_cores(self._load.own()), count, nbytes // _LEAST_BYTES))
+        number = max(1, min(most, usable_cores(), count, nbytes // _LEAST_BYTES))
         with self._starting:
             threads = self._started(number, most)
         ends = [count * n // number for n in range(number + 1)]
-        futures = [threads.submit(self._timed, part, *ends[n : n + 2]) for n in range(number)]
+        futures = [threads.submit(part, *ends[n : n + 2]) for n in range(number)]
         wait(futures)
         for future in futures:
             future.result()
@@ -102,17 +95,10 @@ class Team:
             self._threads.shutdown()
         self._threads = None
 
-    def _timed(self, part: Callable[[int, int], None], begin: int, end: int) -> None:
-        started = time.thread_time()
-        try:
-            part(begin, end)
-        finally:
-            self._load.add(time.thread_time() - started)
-
     def _started(self, number: int, most: int) -> ThreadPoolExecutor:
         """The threads, at least so many; a child has none of its parent's."""
         if self._threads is not None and self._process == os.getpid() and self._count < number:
-            self._threads.shutdown()  # cores have become idle since
+            self._threads.shutdown()  # a larger batch takes more of them
             self._threads = None
         if self._threads is None or self._process != os.getpid():
             self._threads = ThreadPoolExecutor(number, "dataloaders-h5")
@@ -127,45 +113,6 @@ class Team:
 
     def __reduce__(self) -> tuple[type[Team], tuple[()]]:
         return Team, ()
-
-
-class _Load:
-    """What a team's own threads are of the system's load: an average that fades as that does."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cores = 0.0
-        self._seconds = 0.0  # of cores, since the last look
-        self._looked = time.monotonic()
-
-    def add(self, seconds: float) -> None:
-        """A thread has used a core for so long."""
-        with self._lock:
-            self._seconds += seconds
-
-    def own(self) -> float:
-        """The cores that the threads kept busy."""
-        with self._lock:
-            now = time.monotonic()
-            passed = max(now - self._looked, 1e-6)
-            fades = math.exp(-passed / _LOAD_S)
-            self._cores = self._cores * fades + self._seconds / passed * (1 - fades)
-            self._seconds, self._looked = 0.0, now
-            return self._cores
-
-
-def idle_cores(own: float = 0.0) -> int:
-    """Cores that nobody else used of late, this thread's own one included; at least 1.
-
-    Args:
-        own: how many the caller has itself kept busy by threads that are idle now.
-    """
-    cores = usable_cores()
-    try:
-        busy, _, _ = os.getloadavg()
-    except OSError:  # a system that does not say
-        return cores
-    return max(1, min(cores, cores + 1 - math.ceil(busy - own - _ROUNDING)))
 
 
 def _alone(together: threading.Barrier) -> None:

@@ -55,7 +55,8 @@ class Cuda:
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Page-locked host memory, uint8."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        # The device is named: the user may have set another one as torch's default.
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_pinned(self, leaf: torch.Tensor) -> bool:
         """Whether ``leaf`` lies in page-locked memory already."""

@@ -170,8 +170,12 @@ class CudaTransfer(Transfer):
                     if self.pins is None
                     else self._copied(batch, slot, self.pins)
                 )
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
+        except BaseException as error:
+            if slot is not None:  # the next copy into it is behind the last one: one stream
+                self._free_slots.insert(0, slot)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
+            raise
         self._outstanding.append(sent)
         return sent
 

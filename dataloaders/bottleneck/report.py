@@ -166,9 +166,12 @@ class Report:
 
 def machine_facts() -> dict[str, str]:
     """Cores, processor, device and versions of this machine, each as a short text."""
-    from dataloaders.workers import usable_cores
+    from dataloaders.workers import machine_cores, ranks_here, usable_cores
 
-    facts = {"cores": f"{usable_cores()} cores", "system": platform.system()}
+    cores = f"{machine_cores()} cores"
+    if ranks_here() > 1:
+        cores += f", {usable_cores()} of them for this rank"
+    facts = {"cores": cores, "system": platform.system()}
     if torch.cuda.is_available():
         facts["device"] = torch.cuda.get_device_name()
     else:

@@ -38,7 +38,16 @@ Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is buil
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from dataloaders.errors import MissingDependency
+
+if sys.platform == "win32":
+    raise MissingDependency(
+        "dataloaders.cache, and with it backend='h5' and 'dali', needs fcntl and os.pread, which "
+        "Windows lacks: use Linux, or backend='stock' or 'prefetch'"
+    )
 
 if TYPE_CHECKING:
     from dataloaders.cache.build import estimate, precompute

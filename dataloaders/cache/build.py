@@ -53,7 +53,7 @@ from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Study
 from dataloaders.cache.work import Piece, Work, studied_by
 from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
-from dataloaders.workers import usable_cores
+from dataloaders.workers import available_memory, machine_cores, ranks_here, usable_cores
 
 if TYPE_CHECKING:
     from dataloaders.cache.about import About
@@ -363,13 +363,17 @@ class _Builder:
     @property
     def _most_workers(self) -> int:
         if self._options.num_workers == "auto":
-            return max(1, usable_cores() // self._builders)
+            return self._cores
         return self._options.num_workers
 
     @property
-    def _builders(self) -> int:
-        """How many share this machine's cores."""
-        return 1 if self._shard is None else _ranks_here()
+    def _cores(self) -> int:
+        """All of the machine's, where no shard is built: then the other ranks wait for this one."""
+        return machine_cores() if self._shard is None else usable_cores()
+
+    @property
+    def _memory(self) -> int:
+        return available_memory() * (ranks_here() if self._shard is None else 1)
 
     def _learned(self, study: Study, found: Findings) -> _Studied:
         options = self._options
@@ -380,7 +384,7 @@ class _Builder:
             study.refuse_random(found)
         workers = options.num_workers
         if workers == "auto":
-            workers = workers_for(found, len(self._part), builders=self._builders)
+            workers = workers_for(found, len(self._part), cores=self._cores, memory=self._memory)
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
         return _Studied(study, found, workers, fingerprint)
@@ -392,6 +396,7 @@ class _Builder:
             self.folder.path.parent,
             samples=len(self._part),
             num_workers=self._known.workers,
+            cores=self._cores,
             rows=self._options.rows or self._chunking().rows,
             placed=self._placed_part(),
             advice=advice_for(self._dataset, self._known.found, self._images),
@@ -741,12 +746,6 @@ def _sure_of_more(missing: list[int], workers: int) -> int:
     """The chunk before which whoever is asked for one will be asked for another one behind it."""
     # While numbers are left, each worker has AHEAD of them, and one that is done is given the next.
     return missing[-(AHEAD + 1) * workers] if 0 < (AHEAD + 1) * workers <= len(missing) else 0
-
-
-def _ranks_here() -> int:
-    """How many ranks torchrun has started on this machine."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _is_skip(on_error: object) -> bool:

@@ -13,7 +13,6 @@ from dataloaders.cache.disk import free_bytes, size_of
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.rows import BYTES_PER_CELL, PART_BYTES
 from dataloaders.errors import CacheError
-from dataloaders.workers import available_memory, usable_cores
 
 __all__ = ["Estimate", "chunking_for", "estimate_of", "refuse_small_disk", "workers_for"]
 
@@ -73,18 +72,18 @@ class Estimate:
         return f"{told}; {size_of(self.disk_free)} are free"
 
 
-def workers_for(found: Findings, samples: int, *, builders: int = 1) -> int:
+def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> int:
     """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory.
 
     Args:
         found: what the dataset is.
         samples: to be read.
-        builders: processes on this machine that build at the same time, this one included.
+        cores: that the build may use.
+        memory: bytes that it may take.
     """
-    cores = usable_cores() // builders
     if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
         return 0
-    return max(1, min(cores, available_memory() // builders // _BYTES_PER_WORKER, samples))
+    return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
 
 
 def chunking_for(found: Findings, samples: int, num_workers: int) -> Chunking:
@@ -105,6 +104,7 @@ def estimate_of(
     *,
     samples: int,
     num_workers: int,
+    cores: int,
     rows: int,
     placed: float,
     advice: str = "",
@@ -116,6 +116,7 @@ def estimate_of(
         folder: of the file.
         samples: to be read.
         num_workers: processes that read them.
+        cores: that these may use.
         rows: of a chunk.
         placed: how much of it is written only once, from 0 to 1.
         advice: what would make it smaller.
@@ -124,7 +125,7 @@ def estimate_of(
     mean = _mean(found.bytes)
     spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
     low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
-    busy = max(1, min(num_workers, usable_cores()))
+    busy = max(1, min(num_workers, cores))
     return Estimate(
         samples=samples,
         bytes=round(mean * samples),

@@ -32,6 +32,7 @@ from dataloaders.cache.shards import (
     shard_text,
 )
 from dataloaders.errors import CacheError, CacheWarning
+from dataloaders.workers import ranks_here
 
 __all__ = ["Ranks"]
 
@@ -218,11 +219,11 @@ class Ranks:
 
 def _on_this_machine(rank: int, of: int) -> range:
     """The ranks that torchrun has started beside this one, and this one."""
-    local, here = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    if not (local.isdecimal() and here.isdecimal()):
+    local, here = os.environ.get("LOCAL_RANK", ""), ranks_here()
+    if not local.isdecimal() or int(local) >= here:
         return range(rank, rank + 1)
     first = max(0, rank - int(local))
-    return range(first, min(of, first + int(here)))
+    return range(first, min(of, first + here))
 
 
 class _Watch:

@@ -14,8 +14,6 @@ from dataloaders.tuning.model import Model
 __all__ = ["DEFAULT_PREFETCH", "Capacity", "capacity", "own_shortage"]
 
 DEFAULT_PREFETCH = 2
-_WORKERS_PER_CORE = 4
-_LEAST_CAP = 8
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def capacity(
     """The room for ``loader``'s workers: the user's limit, memory, and shared memory."""
     most, note = max_workers, None
     if most is None:
-        most = max(_LEAST_CAP, _WORKERS_PER_CORE * model.cores)
+        most = auto.most_workers(model.cores)
         if isinstance(loader.dataset, IterableDataset):
             most = max(1, loader.num_workers)
             note = (

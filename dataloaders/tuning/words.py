@@ -87,8 +87,8 @@ def closing_notes(
             )
     if choice.num_workers > cores:
         notes.append(
-            f"torch warns of more workers than the {cores} usable cores; these mostly wait, and "
-            "were measured"
+            f"these are more workers than the {cores} usable cores, of which torch may warn; they "
+            "mostly wait, and were measured"
         )
     if not isinstance(loader, DataLoader) and auto.in_memory(loader.dataset):
         notes.append(
