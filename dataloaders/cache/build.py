@@ -382,9 +382,11 @@ class _Builder:
         study.refuse_no_images(found)
         if not options.allow_random:
             study.refuse_random(found)
-        workers = options.num_workers
-        if workers == "auto":
-            workers = workers_for(found, len(self._part), cores=self._cores, memory=self._memory)
+        if options.num_workers == "auto":
+            most = workers_for(found, len(self._part), cores=self._cores, memory=self._memory)
+            workers = max(1, most)  # "auto" never opens the dataset's files in this process
+        else:
+            workers = options.num_workers
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
         return _Studied(study, found, workers, fingerprint)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset
 
 from dataloaders.transforms.read import Member, is_chain, read
 
-__all__ = ["Copies", "Found", "NotCopyable", "find_chains", "find_generators"]
+__all__ = ["Copies", "Found", "NotCopyable", "find_chains", "find_generators", "open_files_of"]
 
 _DEEPEST = 8
 _CONTAINERS = (list, tuple, dict)
@@ -69,6 +70,16 @@ def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any
                 if access is not None:
                     found[id(own)] = access
     return list(found.values())
+
+
+def open_files_of(dataset: Any) -> None:
+    """Read a sample, in a process that ends soon: copies made afterwards share what it opened.
+
+    Some files can be opened only once in a process (LMDB).
+    """
+    many = getattr(dataset, "__getitems__", None)
+    with suppress(Exception):  # what is wrong with the sample shows when it is compared
+        dataset[0] if many is None else many([0])
 
 
 class Copies:

@@ -19,7 +19,13 @@ from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 from dataloaders.batch import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.observing import Unobserved, observe
-from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
+from dataloaders.transforms.find import (
+    Copies,
+    Found,
+    NotCopyable,
+    find_chains,
+    open_files_of,
+)
 from dataloaders.transforms.proof import Batching, Proof, prove
 from dataloaders.transforms.read import Member
 from dataloaders.transforms.table import Table, same_bits, tables_of
@@ -313,6 +319,7 @@ class _Proving:
 
     def __call__(self, dataset: Any) -> _Proved | str:
         reason = ""
+        open_files_of(dataset)
         for number, candidate in enumerate(_candidates(find_chains(dataset))[0]):
             try:
                 rewritten = Copies(dataset, candidate.replace).dataset

@@ -27,18 +27,21 @@ COUNT = 120
 _SIDE = 8
 _BYTES = _SIDE * _SIDE * 3
 
-_OPENED: list[int] = []
+_OPENED: list[tuple[int, Any]] = []
 _GLOBAL: dict[str, Any] = {}
 _LOCAL = threading.local()
 
 
 def opened_here() -> bool:
     """Whether a dataset has opened its file in this process."""
-    return os.getpid() in _OPENED
+    return any(process == os.getpid() for process, _ in _OPENED)
 
 
 def forget() -> None:
-    """Close nothing, and drop what modules and threads hold: for the next test."""
+    """Close what was opened here, and drop what modules and threads hold: for the next test."""
+    for process, handle in _OPENED:
+        if process == os.getpid():
+            handle.close()
     _OPENED.clear()
     _GLOBAL.clear()
     _LOCAL.__dict__.clear()
@@ -89,7 +92,7 @@ class _Tar:
                 archive.addfile(info, io.BytesIO(bytes([index]) * _BYTES))
 
     def open(self) -> Any:
-        return tarfile.open(self.path)  # noqa: SIM115
+        return tarfile.open(self.path)
 
     def read(self, handle: Any, index: int) -> bytes:
         found: bytes = handle.extractfile(str(index)).read()
@@ -174,8 +177,8 @@ class LazyImages(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         holder = PLACES[self.place](self)
         if holder.get("handle") is None:
-            _OPENED.append(os.getpid())
             holder["handle"] = self.store.open()
+            _OPENED.append((os.getpid(), holder["handle"]))
         row = np.frombuffer(self.store.read(holder["handle"], index), np.uint8)
         return self.transform(Image.fromarray(row.reshape(_SIDE, _SIDE, 3))), index
 

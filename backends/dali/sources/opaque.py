@@ -21,7 +21,13 @@ from torch.utils.data import IterableDataset
 from dataloaders.cache.cut import Path, equal_state, put, sample_of
 from dataloaders.cache.study import same_samples
 from dataloaders.errors import BackendUnavailable
-from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
+from dataloaders.transforms.find import (
+    Copies,
+    Found,
+    NotCopyable,
+    find_chains,
+    open_files_of,
+)
 from dataloaders.transforms.operators.table import operator_of
 from dataloaders.transforms.read import Member, Run
 
@@ -119,8 +125,7 @@ class Opaque:
 def opaque_for(dataset: Any) -> Opaque | str:
     """How images of ``dataset`` are recorded; or what stands in the way and what to do, in words.
 
-    Reads up to four samples of throw-away copies, on this thread; random states are then what they
-    were.
+    Reads up to four samples and as many of a copy, on this thread, for a process that ends soon.
     """
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
@@ -131,6 +136,7 @@ def opaque_for(dataset: Any) -> Opaque | str:
         if obstacle is not None:
             return obstacle
         known = _known(chains[0].members)
+        open_files_of(dataset)
         trial = _opaque(dataset, chains, known)
         obstacle = _proved(dataset, trial)
         if trial.dataset.recorder.given_arrays and _makes_image(chains[0].members[known:]):
@@ -215,7 +221,6 @@ def _opaque(dataset: Any, chains: list[Found], known: int) -> Opaque:
 def _proved(dataset: Any, opaque: Opaque) -> str | None:
     """Why its samples are not those of ``dataset``; None: those compared are."""
     recorder, transform = opaque.dataset.recorder, opaque.transform
-    own = Copies(dataset, lambda chain: chain).dataset
     late = False
 
     def ours(index: int) -> Any:
@@ -232,7 +237,7 @@ def _proved(dataset: Any, opaque: Opaque) -> str | None:
     with generators_kept(dataset) as restart:
         read = 0
         for index in spread(len(dataset), _PROVED):
-            theirs, made = attempts(index, restart, lambda at: sample_of(own, at), ours)
+            theirs, made = attempts(index, restart, lambda at: sample_of(dataset, at), ours)
             if isinstance(theirs, Exception):
                 continue  # it is raised when that sample is asked for
             read += 1
