@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,32 @@ def test_what_stays_live_may_draw(num_workers: int, tmp_path: Path) -> None:
     assert [line.partition("(")[0] for line in cached.index.tail] == ["RandomCrop", "ToTensor"]
     loader = DataLoader(cached, batch_size=50)
     assert torch.cat([labels for _, labels in loader]).tolist() == list(range(SIZE))
+
+
+class Files(Dataset[Any]):
+    """Has files of its own, and a target that is drawn for one of them."""
+
+    def __init__(self) -> None:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, "PNG")
+        self.file = file.getvalue()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return Image.open(io.BytesIO(self.file)).convert("RGB"), self.target(index)
+
+    def encoded(self, index: int) -> bytes:
+        return self.file
+
+    def target(self, index: int) -> float:
+        return random.random() if index == UNSTUDIED else 0.5
+
+
+def test_the_targets_of_packed_files_may_not_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=f"^Files draws .* sample {UNSTUDIED} "):
+        precompute(Files(), tmp_path / "a.h5", images="packed", num_workers=0)
 
 
 def test_a_seeded_draw_that_puts_the_state_back_is_no_draw(tmp_path: Path) -> None:

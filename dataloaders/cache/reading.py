@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dataloaders.cache.cut import Call, Cut
 from dataloaders.cache.failure import not_interrupted
@@ -29,21 +28,18 @@ def read_row(
         raise CacheError(f"sample {index} cannot be kept: {error}") from error
     except BaseException as error:
         not_interrupted(error)
-        note = (
-            f"dataloaders: raised by sample {index} of {type(cut.dataset).__name__} while its "
-            "cache was built"
-        )
+        note = f"dataloaders: raised by sample {index} of {cut.name} while its cache was built"
         if isinstance(error, Exception):
             note += '; on_error="skip" leaves such samples out'
         add_note(error, note)
         raise
 
 
-def draws_refused(dataset: Any, index: int, generators: Sequence[str], why: str = "") -> CacheError:
+def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "") -> CacheError:
     """Return the error for a row that drew from process-wide generators.
 
     Args:
-        dataset: that gave the row.
+        name: of the dataset's class.
         index: of the sample.
         generators: their names, as `DrawDetector.moved` gives them.
         why: what else is known of it, to follow the generators' names.
@@ -51,7 +47,7 @@ def draws_refused(dataset: Any, index: int, generators: Sequence[str], why: str 
     *most, last = generators
     names = f"generators of {', '.join(most)} and {last}" if most else f"generator of {last}"
     return CacheError(
-        f"{type(dataset).__name__} draws random numbers: making the part of sample {index} that "
+        f"{name} draws random numbers: making the part of sample {index} that "
         f"a cache keeps drew from, or seeded, the {names}{why}. A cache would keep one draw for "
         "ever; drawing or seeding counts even if it has no effect on the sample. Take it out of "
         "the dataset (a torchvision Compose as transform= stays live from its first random member "

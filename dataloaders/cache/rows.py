@@ -191,7 +191,7 @@ class Chunks(Dataset[Made]):
                 writer.place_no_more()  # the rows behind it move up
             # Also if it failed: which samples are left out must not depend on what is drawn.
             if detector is not None and (moved := detector.moved()):
-                raise draws_refused(cut.dataset, index, moved)
+                raise draws_refused(cut.name, index, moved)
             if row is not None:
                 with self._writing:
                     writer.write(row)

@@ -178,7 +178,7 @@ class Study:
         if found.reason and found.choice == len(self.cuts) - 1:
             why += f", and nothing can stay live: {found.reason}"
         if found.drawn is not None:
-            raise draws_refused(self._dataset, *found.drawn, why)
+            raise draws_refused(self.cuts[0].name, *found.drawn, why)
         if found.random:
             raise CacheError(
                 f"{type(self._dataset).__name__} is random{why}. It drew from none of the "
