@@ -1,181 +1,251 @@
-"""Rows are read some at a time, which nobody can tell by what is kept of them."""
+"""A cache keeps what a sample was when it was read, whatever the dataset does with its memory."""
 
 from __future__ import annotations
 
 import io
-import random
-from collections.abc import Iterator
+from collections import namedtuple
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import Dataset
+from torchvision.transforms import Compose, Resize
+from torchvision.transforms.functional import pil_to_tensor
 
-from dataloaders.cache import precompute, reading
-from dataloaders.cache.cut import whole
-from dataloaders.cache.images import Images
-from dataloaders.cache.reading import Reader
-from dataloaders.cache.sample import join, leaf_of
-from dataloaders.cache.seeds import seed_for
-from dataloaders.cache.study import Study
+from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
-from dataloaders.random_states import random_states_kept
 
 SIZE = 400
 
+Pair = namedtuple("Pair", "first second")
 
-class Numbers(Dataset[Any]):
-    """Each sample is its number, twice, and those that were read are noted."""
+DTYPES = {
+    "u1": torch.uint8,
+    "i2": torch.int16,
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "c8": torch.complex64,
+    ">i4": torch.int32,  # torch has only the machine's byte order
+}
 
-    def __init__(self, size: int = SIZE) -> None:
-        self.size = size
-        self.read: list[int] = []
+
+class Ring(Dataset[Any]):
+    """Sample ``i`` is filled with ``i`` modulo 251, in the next of a few buffers used in turn."""
+
+    def __init__(self, form: str, dtype: str, shape: tuple[int, ...], buffers: int, size: int):
+        self.form, self.dtype, self.size, self.at = form, dtype, size, 0
+        # One column more than a sample has: the sample is a view, and no buffer is contiguous.
+        self.buffers = [np.zeros((*shape, 2), dtype) for _ in range(buffers)]
+        self.tensors = [torch.zeros((*shape, 2), dtype=DTYPES[dtype]) for _ in range(buffers)]
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        self.read.append(index)
-        return self.sample(index)
-
-    def sample(self, index: int) -> Any:
-        return index, torch.full((4,), index)
-
-
-DRAWS = {
-    "torch": lambda: float(torch.rand(())),
-    "NumPy": np.random.random_sample,
-    "random": random.random,
-    "torch, seeded": lambda: float(torch.manual_seed(5).initial_seed()),
-    "NumPy, seeded": lambda: np.random.seed(5),
-}
-
-
-class Draws(Numbers):
-    """Some samples draw random numbers; what they draw is not in them unless it is told."""
-
-    def __init__(self, draw: str, at: tuple[int, ...], *, told: bool = False) -> None:
-        super().__init__()
-        self.draw = draw
-        self.at = at
-        self.told = told
-
-    def sample(self, index: int) -> Any:
-        drawn = DRAWS[self.draw]() if index in self.at else None
-        return index, torch.full((4,), index), drawn if self.told else None
+        self.at = (self.at + 1) % len(self.buffers)
+        array, tensor = self.buffers[self.at], self.tensors[self.at]
+        array[...] = index % 251
+        tensor.fill_(index % 251)
+        if self.form == "array":
+            return array
+        if self.form == "tensor":
+            return tensor
+        if self.form == "views":
+            return array[..., 0], tensor[..., 1], index
+        if self.form == "one memory":
+            return {"array": tensor.numpy(), "tensor": tensor, "bytes": bytearray(array[:1])}
+        return {"label": index, "pair": Pair([array, None], {"deep": (tensor, tensor.mT)})}
 
 
-def read(reader: Reader, numbers: range) -> Iterator[tuple[int, Any]]:
-    """Rows as they are kept."""
-    for group in reader.groups(numbers, lambda: None):
-        for index, row in group:
-            structure, cells = reader.cells(index, row)
-            yield index, join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+def values_in(sample: Any) -> list[Any]:
+    """All arrays and tensors in ``sample``, as flat arrays."""
+    if isinstance(sample, dict):
+        sample = list(sample.values())
+    if isinstance(sample, (list, tuple)):
+        return [values for part in sample for values in values_in(part)]
+    if isinstance(sample, (np.ndarray, torch.Tensor)):
+        return [np.asarray(sample).reshape(-1)]
+    return []
 
 
-def reader_of(dataset: Dataset[Any], *, drawn: bool = False, fleeting: bool = False) -> Reader:
-    return Reader(whole(dataset), None, drawn=drawn, fleeting=fleeting)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    form=st.sampled_from(["array", "tensor", "views", "one memory", "nested"]),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    shape=st.one_of(
+        st.tuples(st.integers(1, 128)),
+        st.tuples(st.integers(1, 40), st.integers(1, 40)),
+        st.tuples(st.integers(1, 3), st.integers(64, 128), st.integers(64, 128)),
+    ),
+    buffers=st.integers(1, 300),
+    num_workers=st.sampled_from([0, 0, 0, 0, 0, 2]),
+)
+@example(form="array", dtype="f4", shape=(64,), buffers=32, num_workers=0)
+@example(form="tensor", dtype="f4", shape=(64,), buffers=64, num_workers=2)
+@example(form="views", dtype="u1", shape=(2,), buffers=300, num_workers=2)
+@example(form="nested", dtype="f8", shape=(3, 80, 80), buffers=12, num_workers=2)
+def test_buffers_used_in_turn(
+    form: str, dtype: str, shape: tuple[int, ...], buffers: int, num_workers: int
+) -> None:
+    size = int(np.prod(shape)) * 2 * np.dtype(dtype).itemsize
+    buffers = max(1, min(buffers, (8 << 20) // size))
+    samples = max(4, min(2 * buffers + 3, (16 << 20) // size))
+    dataset = Ring(form, dtype, shape, buffers, samples)
+    with TemporaryDirectory() as folder:
+        cached = precompute(dataset, Path(folder) / "a.h5", num_workers=num_workers)
+        for index in range(samples):
+            sample = cached[index]
+            parts = values_in(sample)
+            assert parts
+            assert all((values == index % 251).all() for values in parts), index
+            if form == "one memory" and dtype == "u1":
+                assert set(sample["bytes"]) == {index % 251}
 
 
-@pytest.mark.parametrize("fleeting", [False, True])
-@pytest.mark.parametrize("drawn", [False, True])
-def test_each_row_is_read_once_and_in_order(drawn: bool, fleeting: bool) -> None:
-    dataset = Numbers()
-    rows = list(read(reader_of(dataset, drawn=drawn, fleeting=fleeting), range(3, 90)))
-    assert [index for index, _ in rows] == dataset.read == list(range(3, 90))
-    assert all(row[0] == index and row[1].tolist() == [index] * 4 for index, row in rows)
+class Reused(Dataset[Any]):
+    """Samples made of something that is changed for the next one."""
+
+    def __len__(self) -> int:
+        return SIZE
 
 
-@pytest.mark.parametrize(("fleeting", "most"), [(False, 16), (True, 1)])
-def test_how_many_are_read_at_a_time(fleeting: bool, most: int) -> None:
-    reader = reader_of(Numbers(), fleeting=fleeting)
-    for _ in range(2):  # the first time, it is not known how large rows are
-        groups = []
-        for group in reader.groups(range(40), lambda: None):
-            groups.append(len(group))
-            for index, row in group:
-                reader.cells(index, row)
-    assert groups == [most] * (40 // most) + [40 % most] * (40 % most > 0)
+def picture(index: int, mode: str = "RGB") -> Image.Image:
+    image = Image.new("RGB", (12, 10), (index % 256, index // 256, 7))
+    image.putpixel((index % 12, 3), (255, 255, 255))
+    return image.quantize(8) if mode == "P" else image.convert(mode)
 
 
-def test_large_rows_are_read_one_by_one() -> None:
-    class Large(Numbers):
-        def sample(self, index: int) -> Any:
-            return torch.zeros(reading.MOST_BYTES // 2 + 1, dtype=torch.uint8)
+class OneCanvas(Reused):
+    """One and the same image of each mode, drawn anew for each sample."""
 
-    reader, most = reader_of(Large()), 0
-    for group in reader.groups(range(8), lambda: None):
-        most = max(most, len(group))
-        for index, row in group:
-            reader.cells(index, row)
-    assert most == 1
+    def __init__(self) -> None:
+        self.canvases = {mode: picture(0, mode) for mode in ("RGB", "L", "1", "I", "F", "LA")}
 
-
-def test_slow_rows_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(1000))
-    monkeypatch.setattr(reading.time, "monotonic", lambda: 0.06 * next(now))
-    reader = reader_of(Numbers())
-    list(read(reader, range(4)))
-    assert {len(group) for group in reader.groups(range(20), lambda: None)} == {2}
+    def __getitem__(self, index: int) -> Any:
+        for mode, canvas in self.canvases.items():
+            canvas.paste(picture(index, mode))
+        return {"image": self.canvases, "label": index}
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-def test_rows_before_one_that_draws_are_read_again(draw: str) -> None:
-    """From then on each is seeded, and what is drawn is a function of its number alone."""
-    dataset, at = Draws(draw, (40, 41, 77), told=True), range(100)
-    found = dict(read(reader_of(dataset), at))
-    again = sorted(index for index in set(dataset.read) if dataset.read.count(index) == 2)
-    assert again == list(range(again[0], again[-1] + 1))
-    assert 40 in again
-    assert len(again) <= 16
-    assert len(dataset.read) == len(at) + len(again)
-    with random_states_kept(cuda=False):
-        for index in dataset.at:
-            seed_for(index)
-            assert found[index][2] == DRAWS[draw]()
+class OnePalette(Reused):
+    """The indices and the palette of one image are replaced."""
+
+    def __init__(self) -> None:
+        self.canvas = picture(0, "P")
+
+    def __getitem__(self, index: int) -> Any:
+        new = picture(index, "P")
+        self.canvas.putdata(list(new.tobytes()))
+        self.canvas.putpalette(new.getpalette())
+        return {"image": {"P": self.canvas}, "label": index}
+
+
+class OneFile(Reused):
+    """Images that are not decoded yet, of a file in memory that is written anew for each."""
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+
+    def __getitem__(self, index: int) -> Any:
+        self.file.seek(0)
+        self.file.truncate()
+        picture(index).save(self.file, "PNG")
+        self.file.seek(0)
+        return {"image": {"RGB": Image.open(self.file)}, "label": index}
+
+
+class OneList(Reused):
+    """One list, one dict in it and one bytearray."""
+
+    def __init__(self) -> None:
+        self.words: list[Any] = ["", 0, {}]
+        self.data = bytearray(8)
+        self.single = np.zeros((), np.int16)
+
+    def __getitem__(self, index: int) -> Any:
+        self.words[:2] = [f"sample {index}", index]
+        self.words[2]["n"] = index
+        self.data[:] = index.to_bytes(8, "big")
+        self.single[...] = index
+        return {"words": self.words, "data": self.data, "single": self.single, "label": index}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("rows", [1, 7, 100, None])
-def test_draws_that_the_study_did_not_meet(
-    rows: int | None, num_workers: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "images"),
+    [
+        (OneCanvas, None),
+        (OneCanvas, {"image/RGB": "png", "image/L": "png"}),
+        (OnePalette, "png"),
+        (OneFile, None),
+        (OneFile, "png"),
+        (OneList, None),
+    ],
+)
+def test_what_is_changed_in_place_for_the_next_sample(
+    kind: type[Reused], images: Any, num_workers: int, tmp_path: Path
 ) -> None:
-    """They are those of the sample's number, whatever was read before it, and by whom."""
-    dataset = Draws("torch", (150, 151, 377), told=True)
-    cached = precompute(dataset, tmp_path / "a.h5", num_workers=num_workers, rows=rows)
-    with random_states_kept(cuda=False):
-        for index in dataset.at:
-            seed_for(index)
-            assert cached[index][2] == float(torch.rand(()))
-    assert cached[149][2] is None
+    cached = precompute(kind(), tmp_path / "a.h5", images=images, num_workers=num_workers)
+    for index in range(SIZE):
+        sample = cached[index]
+        assert sample["label"] == index
+        for mode, image in sample.get("image", {}).items():
+            expected = picture(index, mode)
+            assert image.mode == mode
+            assert image.tobytes() == expected.tobytes()
+            assert image.getpalette() == expected.getpalette()
+        if kind is OneList:
+            assert sample["words"] == [f"sample {index}", index, {"n": index}]
+            assert sample["data"] == index.to_bytes(8, "big")
+            assert sample["single"] == index
 
 
-def test_a_row_that_cannot_be_read_ends_what_is_read_at_a_time() -> None:
-    class Fails(Numbers):
-        def sample(self, index: int) -> Any:
-            if index in (21, 22):
-                raise ValueError(f"no {index}")
-            return index
+class Adds:
+    """A transform whose results all have the same memory."""
 
-    reader, found = reader_of(Fails()), list[Any]()
-    list(read(reader, range(16)))  # how large they are is known now
-    for group in reader.groups(range(16, 32), lambda: None):
-        for index, row in group:
-            try:
-                reader.cells(index, row)
-                found.append(index)
-            except ValueError as error:
-                found.append(str(error))
-    assert found == [*range(16, 21), "no 21", "no 22", *range(23, 32)]
+    def __init__(self) -> None:
+        self.number = 0
+        self.result = torch.zeros(3, 5, 6)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return torch.add(pil_to_tensor(image).float(), self.number, out=self.result)
 
 
-class Kinds(Numbers):
+class SetsNumber(Reused):
+    """The transform adds what the dataset sets: it cannot run live."""
+
+    def __init__(self) -> None:
+        self.adds = Adds()
+        self.transform = Compose([Resize((5, 6)), self.adds])
+
+    def __getitem__(self, index: int) -> Any:
+        self.adds.number = index
+        try:
+            return self.transform(picture(index))
+        finally:
+            self.adds.number = 0
+
+
+def test_a_transform_whose_results_share_memory_is_compared_with_what_it_gave(
+    tmp_path: Path,
+) -> None:
+    dataset = SetsNumber()
+    cached = precompute(dataset, tmp_path / "a.h5", num_workers=0)
+    assert cached.index.tail == ()
+    for index in (0, 1, 77, SIZE - 1):
+        assert torch.equal(cached[index], dataset[index])
+
+
+class Kinds(Reused):
     """One sample cannot be kept, and a later one cannot be read."""
 
-    def sample(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         if index == 203:
             raise ValueError("unreadable")
         return object() if index == 201 else index
@@ -187,93 +257,3 @@ def test_the_first_sample_that_is_wrong_is_the_one_that_is_told(tmp_path: Path) 
     cached = precompute(Kinds(), tmp_path / "a.h5", num_workers=0, on_error="skip")
     assert [index for index, _ in cached.failed] == [201, 203]
     assert [cached[row] for row in range(200, 203)] == [200, 202, 204]
-
-
-# Rows that do not stay what they are
-
-
-def picture(index: int) -> Image.Image:
-    return Image.new("RGB", (12, 10), (index % 256, index // 256, 7))
-
-
-class OneCanvas(Numbers):
-    """One and the same image, drawn anew for each sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.canvas = Image.new("RGB", (12, 10))
-
-    def sample(self, index: int) -> Any:
-        self.canvas.paste(picture(index))
-        return {"image": self.canvas, "label": index}
-
-
-class OneFile(Numbers):
-    """Images that are not decoded yet, of a file in memory that is written anew for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.file = io.BytesIO()
-
-    def sample(self, index: int) -> Any:
-        self.file.seek(0)
-        self.file.truncate()
-        picture(index).save(self.file, "PNG")
-        self.file.seek(0)
-        return {"image": Image.open(self.file), "label": index}
-
-
-class OneList(Numbers):
-    """One and the same list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = ["", 0]
-
-    def sample(self, index: int) -> Any:
-        self.words[:] = [f"sample {index}", index]
-        return {"words": self.words, "label": index}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [OneCanvas, OneFile, OneList])
-def test_what_is_used_again_for_the_next_sample(
-    kind: type[Numbers], num_workers: int, tmp_path: Path
-) -> None:
-    cached = precompute(kind(), tmp_path / "a.h5", num_workers=num_workers)
-    for index in range(SIZE):
-        sample = cached[index]
-        assert sample["label"] == index
-        if "image" in sample:
-            assert sample["image"].tobytes() == picture(index).tobytes()
-        else:
-            assert sample["words"] == [f"sample {index}", index]
-
-
-class Fresh(OneCanvas):
-    def sample(self, index: int) -> Any:
-        return {"image": picture(index), "label": index}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fleeting"),
-    [(Fresh, False), (Numbers, False), (OneCanvas, True), (OneFile, True), (OneList, True)],
-)
-def test_the_study_tells_which_rows_stay_what_they_are(kind: type[Numbers], fleeting: bool) -> None:
-    found = Study(kind(), SIZE, skip=False, images=Images())()
-    assert found.failure is None
-    assert found.fleeting == fleeting
-
-
-def test_the_study_tells_whether_rows_draw() -> None:
-    for dataset, drawn in ((Numbers(), False), (Draws("random", (0, 399)), True)):
-        found = Study(dataset, SIZE, skip=False, images=Images())()
-        assert found.failure is None
-        assert found.drawn == drawn
-
-
-def test_rows_are_not_read_again_where_the_study_met_draws(tmp_path: Path) -> None:
-    dataset = Draws("NumPy", (133,))  # one of those that are always read
-    precompute(dataset, tmp_path / "a.h5", num_workers=0)
-    counts = [dataset.read.count(index) for index in range(SIZE)]
-    assert counts.count(1) >= SIZE - 20  # all but those of the study

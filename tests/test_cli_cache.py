@@ -218,7 +218,7 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
 def test_what_to_do_is_told_as_options(command: Callable[..., Done]) -> None:
     done = build(command, "squares_data.py:loose", "x.h5")
     assert done.status == 2
-    assert "is random" in done.err
+    assert "draws random numbers" in done.err
     assert "or pass --allow-random to keep one draw of each sample" in done.err
     told = (
         'num_workers=0 shows where, num_workers=16 is fast; images="jpeg", images="packed", '
@@ -288,7 +288,7 @@ def test_output_that_is_closed_is_done_without(
 def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None:
     done = build(command, "squares_data.py:loose", "loose.h5")
     assert done.status == 2
-    assert "Loose is random" in done.err
+    assert "Loose draws random numbers" in done.err
     assert not Path("loose.h5").exists()
     assert build(command, "squares_data.py:loose", "loose.h5", "--allow-random").status == 0
     assert len(CachedDataset("loose.h5")) == 4

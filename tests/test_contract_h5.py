@@ -11,7 +11,7 @@ from dataloaders import Backend, DataLoader
 from dataloaders.errors import CacheError
 from helpers.contract import BackendContract
 
-NOT_KEPT = ("Record, which a cache does not keep", "MapDataset is random")
+NOT_KEPT = ("Record, which a cache does not keep", "MapDataset draws random numbers")
 """Datasets whose samples a cache must refuse: objects of a user's class, numbers drawn anew."""
 
 

@@ -4,6 +4,7 @@
 
     build.py     precompute(), from study to file    cut.py        head and tail of a Compose
     rows.py      samples -> chunks, in workers       study.py      a few samples, read before
+    reading.py   one sample -> cells                 seeds.py      generators: seeded, drawn from
     crew.py      these workers, and their ends       folder.py     what a build has so far
     journal.py   which chunks are finished           lock.py       one builder at a time
     syncing.py   chunks reach the disk meanwhile     sizes.py      which chunk begins where
@@ -24,7 +25,7 @@
     reader.py    CachedDataset                       columns.py    the leaves of one column
     verification.py  finds any flipped bit           disk.py       room, sync, sizes
     estimation.py  size and time, before it starts   fingerprint.py what it is made of
-    progress.py  how far a build is                  seeds.py      of samples that are random
+    progress.py  how far a build is
     shards.py    the files of a joined cache         joined.py     the columns of one
     ranks.py     those who build shards meet         joining.py    shards -> one cache
     merge.py     the columns of shards as one's      findings.py   of a study, in parts

@@ -80,13 +80,6 @@ def _kept(name: str, value: Any) -> Any:
     return None if None in numbers or None in numbers.values() else numbers
 
 
-def _class(value: Any) -> str | tuple[str | None, ...] | None:
-    if not isinstance(value, (list, tuple)):
-        return _text(value)
-    synonyms = tuple(map(_text, value))
-    return None if None in synonyms else synonyms
-
-
 def _text(value: Any) -> str | None:
     return str(value) if isinstance(value, str) else None
 

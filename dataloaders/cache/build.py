@@ -113,8 +113,11 @@ def precompute(
         rows: samples in a chunk, the part that is kept or lost when a build is interrupted; a
             worker loses the one that it reads, and sometimes the one before. None: by their size
             and cost. The file does not depend on it.
-        allow_random: keep one draw of a dataset whose samples differ each time they are read. Each
-            sample is read with the generators of torch, NumPy and ``random`` seeded by its number.
+        allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
+            ``random`` seeded by its number. False: a dataset is refused that draws from one of them
+            or seeds it while the part that is kept is made, in whichever sample, and one of which a
+            few samples differ when they are read again. Draws from generators of its own are seen
+            only by that.
         on_error: "skip" leaves samples out that cannot be read or kept; the file lists them.
         resume: go on with an unfinished build; False begins anew.
         overwrite: build though there is a file, or an unfinished build of something else. A file
@@ -140,7 +143,8 @@ def precompute(
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
-            samples are random, or cannot be kept; the disk is too small or full.
+            samples are random (also with ``on_error="skip"``), or cannot be kept; the disk is too
+            small or full.
         OptionError: an option has a value that it cannot take.
         MissingDependency: h5py, or a package that compressing takes, is not installed.
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
@@ -380,8 +384,6 @@ class _Builder:
         if found.failure is not None:
             found.failure.reraise()
         study.refuse_no_images(found)
-        if not options.allow_random:
-            study.refuse_random(found)
         if options.num_workers == "auto":
             most = workers_for(found, len(self._part), cores=self._cores, memory=self._memory)
             workers = max(1, most)  # "auto" never opens the dataset's files in this process
@@ -493,6 +495,8 @@ class _Builder:
 
     def _build(self, crew: Crew, *, overwrite: bool) -> None:
         folder, options = self.folder, self._options
+        if not options.allow_random:
+            self._known.study.refuse_random(self._known.found)
         chunking = folder.settle(
             self._of_file,
             len(self._part),
@@ -580,8 +584,7 @@ class _Builder:
         job = Job(
             choice=found.choice,
             calls=found.calls,
-            drawn=found.drawn or bool(found.random),
-            fleeting=found.fleeting,
+            allow_random=options.allow_random,
             folder=str(folder.path),
             token=token,
             chunking=chunking,
@@ -745,8 +748,12 @@ def _told_to_stop(stop: str) -> Iterator[None]:
 
 
 def _sure_of_more(missing: list[int], workers: int) -> int:
-    """The chunk before which whoever is asked for one will be asked for another one behind it."""
-    # While numbers are left, each worker has AHEAD of them, and one that is done is given the next.
+    """Return the chunk before which a worker is usually given another one after the one it has.
+
+    Each worker has AHEAD chunks while chunks are left. It is not certain: a fast worker may take
+    all that are left while a slow one makes its last. A chunk that the slow worker then puts off is
+    not finished, and is made again by another `_compute`.
+    """
     return missing[-(AHEAD + 1) * workers] if 0 < (AHEAD + 1) * workers <= len(missing) else 0
 
 

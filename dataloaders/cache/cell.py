@@ -176,7 +176,9 @@ class Cell:
 
 
 def cell_of(value: Any, where: str) -> Cell:
-    """The cell that keeps ``value``; ``where`` names its place in messages.
+    """Copy ``value`` into a cell; ``where`` names its place in messages.
+
+    The cell shares no memory with ``value``, which the dataset may change for its next sample.
 
     Raises:
         CacheError: it cannot be kept.
@@ -206,7 +208,7 @@ def cell_of(value: Any, where: str) -> Cell:
     if isinstance(value, (np.ndarray, np.generic)) and kind is not np.matrix:
         return _array_cell(value, where)
     if kind is EncodedFile:
-        return Cell("file:RGB", np.frombuffer(value.data, "|u1"), value.pixels)
+        return Cell("file:RGB", np.frombuffer(bytes(value.data), "|u1"), value.pixels)
     image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(value, image.Image):
         return _image_cell(value, where)
@@ -242,7 +244,8 @@ def _tensor_cell(value: torch.Tensor, where: str) -> Cell:
     if value.device.type != "cpu":
         raise CacheError(f"{where} is on {value.device}; return .cpu() from the dataset")
     stored = _TORCH[name][1]
-    dense = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous()
+    plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    dense = plain.clone(memory_format=torch.contiguous_format)
     bits = dense.view(_BITS[stored]) if _needs_bits(name) else dense
     return Cell(f"{prefix}:{name}", bits.numpy())
 
@@ -264,7 +267,7 @@ def _array_cell(value: Any, where: str) -> Cell:
             "Turn it into one, or into str, bytes or a list"
         )
     kind = "scalar" if isinstance(value, np.generic) else "array"
-    return Cell(kind, np.ascontiguousarray(array).reshape(array.shape))
+    return Cell(kind, np.array(array, order="C"))
 
 
 def _image_cell(value: Any, where: str) -> Cell:

@@ -40,6 +40,7 @@ __all__ = ["AHEAD", "Crew"]
 AHEAD = 2
 """Tasks that each worker is given at a time, one of which it does; while there are that many."""
 
+_BASE_SEED = 883951781600517636  # what a DataLoader draws from a new torch.Generator()
 _INTERRUPTED = 130  # exit status of a worker that Ctrl-C has ended, as of a shell's
 _LOOK_S = 0.2  # then a wait begins again: for Ctrl-C, and deaths that show nowhere
 _WATCH_S = 0.2
@@ -74,9 +75,6 @@ class Crew:
         self._most = most
         self._context = context
         self._worker_init_fn = worker_init_fn
-        self._base_seed = int(
-            torch.empty((), dtype=torch.int64).random_(generator=torch.Generator())
-        )
         self._workers: list[_Worker] = []
         self._ending: list[_Worker] = []
 
@@ -95,9 +93,8 @@ class Crew:
         for number in range(len(self._workers), count):
             with _interrupts_later() as hear:
                 others = [*self._workers, *self._ending]
-                of_work = self._work, self._dataset, number, self._most, self._base_seed
-                start = self._worker_init_fn
-                self._workers.append(_Worker(self._context, others, hear, *of_work, start))
+                of_work = self._work, self._dataset, number, self._most, self._worker_init_fn
+                self._workers.append(_Worker(self._context, others, hear, *of_work))
 
     def dismiss(self, keep: int = 0) -> None:
         """Have all but the first ``keep`` workers end, once they have done what they were given."""
@@ -272,7 +269,6 @@ def _serve(
     dataset: Any,
     number: int,
     count: int,
-    base_seed: int,
     worker_init_fn: Callable[[int], None] | None,
 ) -> None:
     """Do whatever task comes, until nobody is there to give one; what a worker runs.
@@ -287,7 +283,6 @@ def _serve(
         dataset: that the work reads.
         number: of the worker.
         count: of workers.
-        base_seed: the random seed of worker 0.
         worker_init_fn: the user's, called first.
     """
     try:
@@ -297,7 +292,7 @@ def _serve(
         _end_with(alive)
         settle_in()
         torch.set_num_threads(1)
-        seed = base_seed + number
+        seed = _BASE_SEED + number
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every CUDA device too

@@ -96,6 +96,7 @@ class Cut:
         made: where the heads put what they made; emptied before each sample.
         head: the members that the rows went through, as text.
         tail: the members that stay live, as text.
+        name: of the class of the user's dataset, for messages.
     """
 
     dataset: Any
@@ -103,6 +104,7 @@ class Cut:
     made: list[tuple[int, Any]]
     head: tuple[str, ...]
     tail: tuple[str, ...]
+    name: str = ""
 
     def read(self, index: int, calls: Sequence[Call] | None = None) -> Any:
         """Row ``index``, checked to consist as ``calls`` say.
@@ -175,7 +177,8 @@ class Finish:
 def whole(dataset: Any) -> Cut:
     """``dataset`` itself: whole samples, and no tail."""
     chains = find_chains(dataset)
-    return Cut(dataset, (), [], told([(found, found.members) for found in chains]), ())
+    head = told([(found, found.members) for found in chains])
+    return Cut(dataset, (), [], head, (), type(dataset).__name__)
 
 
 def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
@@ -268,7 +271,7 @@ def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
         looks = next((str(member) for member in rest if member.kind is Kind.OPAQUE), None)
         heads[id(found.chain)] = Head([member.transform for member in first], number, made, looks)
     copy = Copies(dataset, lambda chain: heads.get(id(chain), chain)).dataset
-    return Cut(copy, tuple(tails), made, told(before), told(after))
+    return Cut(copy, tuple(tails), made, told(before), told(after), type(dataset).__name__)
 
 
 def equal_state(transforms: Any) -> bytes | None:

@@ -22,8 +22,8 @@ class Findings:
         calls: how its rows go through the transforms.
         at_leaves: whether each part that a tail is applied to is one leaf.
         reason: why it is not a better one; "" if it is the best.
-        drawn: whether a row draws from the process-wide generators.
-        fleeting: whether a row may have changed when another one has been read.
+        drawn: the first sample whose row drew from process-wide generators, and the names of these;
+            None if none did.
         random: what differs between two readings of one row; "" if nothing does.
         digests: of the rows that were read, by sample; "random" where a digest means nothing, and
             "failed" where there is none.
@@ -40,8 +40,7 @@ class Findings:
     calls: tuple[Call, ...] | None = None
     at_leaves: bool = True
     reason: str = ""
-    drawn: bool = False
-    fleeting: bool = False
+    drawn: tuple[int, tuple[str, ...]] | None = None
     random: str = ""
     digests: dict[int, str] = field(default_factory=dict)
     bytes: list[int] = field(default_factory=list)
@@ -67,8 +66,7 @@ def merged(parts: Sequence[Findings]) -> Findings | None:
     whole = Findings(first.choice, first.calls, reason=first.reason)
     for part in parts:
         whole.at_leaves &= part.at_leaves
-        whole.drawn |= part.drawn
-        whole.fleeting |= part.fleeting
+        whole.drawn = min(filter(None, (whole.drawn, part.drawn)), default=None)
         whole.random = whole.random or part.random
         whole.digests.update(part.digests)
         whole.bytes += part.bytes

@@ -40,7 +40,7 @@ def packed(dataset: Any) -> Cut:
         found = Found(transform, "transform")
         tails.append(Run([member.transform for member in found.members]))
         after.append((found, found.members))
-    return Cut(rows, tuple(tails), rows.made, (), told(after))
+    return Cut(rows, tuple(tails), rows.made, (), told(after), type(dataset).__name__)
 
 
 class _Files:

@@ -21,7 +21,7 @@ PLANES = {
 }
 """Modes that consist of bytes, and the names by which PIL's raw encoder takes them apart.
 
-It is ten times as fast as NumPy.
+It is about four times as fast as a transposed copy by NumPy.
 """
 
 

@@ -30,8 +30,9 @@ from dataloaders.cache.failure import Failure, fail, not_interrupted, told
 from dataloaders.cache.images import Images
 from dataloaders.cache.journal import Record
 from dataloaders.cache.placing import Placement, Placer
-from dataloaders.cache.reading import Reader
+from dataloaders.cache.reading import draws_refused, read_row
 from dataloaders.cache.sample import Cell, Structure
+from dataloaders.cache.seeds import DrawDetector, seed_for
 from dataloaders.errors import CacheError
 from dataloaders.random_states import random_states_kept
 
@@ -51,6 +52,7 @@ BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
 _LOOK_S = 0.02  # between two looks at whether to stop
+_NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
 
 Row = tuple[int, Structure, list[Cell]]
 
@@ -62,8 +64,8 @@ class Job:
     Attributes:
         choice: which of the study's cuts gives the rows.
         calls: how each of them must have gone through the transforms; None: however it did.
-        drawn: whether rows are known to draw from the process-wide generators.
-        fleeting: whether a row may have changed when another one has been read.
+        allow_random: whether rows may draw from the process-wide generators, which are then seeded
+            for each by its number.
         folder: where the chunks go.
         token: of this builder, in the names of its files. The workers of a builder that was killed
             live on for a moment; theirs have other names.
@@ -72,14 +74,12 @@ class Job:
         skip: whether a sample that fails is left out instead of ending the build.
         images: how images are kept.
         placement: where large columns go; None: into the chunks' own files.
-        put_off: chunks with smaller numbers may be put off: whoever makes one of these is sure to
-            be asked for another one.
+        put_off: chunks with smaller numbers may be put off.
     """
 
     choice: int
     calls: tuple[Call, ...] | None
-    drawn: bool
-    fleeting: bool
+    allow_random: bool
     folder: str
     token: str
     chunking: Chunking
@@ -123,7 +123,7 @@ class Chunks(Dataset[Made]):
 
     def __init__(self, job: Job, cut: Cut) -> None:
         self._job = job
-        self._reader = Reader(cut, job.calls, drawn=job.drawn, fleeting=job.fleeting)
+        self._cut = cut
         self._encoder = Encoder(job.images)
         self._writing = writing(job.folder)
         self._earlier: _Read | None = None  # the chunk that is put off
@@ -173,20 +173,28 @@ class Chunks(Dataset[Made]):
                 earlier.writer.close()
 
     def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
+        job, cut = self._job, self._cut
         failed: list[tuple[int, str]] = []
-        for rows in self._reader.groups(self._job.numbers(number), self._look):
-            for index, row in rows:
-                try:
-                    structure, cells = self._reader.cells(index, row)
-                    cells = self._encoder.cells(index, structure, cells)
-                except Exception as error:
-                    if not self._job.skip:
-                        raise
-                    failed.append((index, told(error)))
-                    writer.place_no_more()  # the rows behind it move up
-                    continue
+        detector = None if job.allow_random else DrawDetector(_NO_SAMPLE)
+        for index in job.numbers(number):
+            self._look()
+            if job.allow_random:
+                seed_for(index)
+            row: Row | None = None
+            try:
+                structure, cells = read_row(cut, index, job.calls)
+                row = index, structure, self._encoder.cells(index, structure, cells)
+            except Exception as error:
+                if not job.skip:
+                    raise
+                failed.append((index, told(error)))
+                writer.place_no_more()  # the rows behind it move up
+            # Also if it failed: which samples are left out must not depend on what is drawn.
+            if detector is not None and (moved := detector.moved()):
+                raise draws_refused(cut.name, index, moved)
+            if row is not None:
                 with self._writing:
-                    writer.write((index, structure, cells))
+                    writer.write(row)
         return failed
 
     def _look(self) -> None:

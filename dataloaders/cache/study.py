@@ -1,7 +1,7 @@
 """A few samples, read before a cache is built: which cut holds, what rows cost, what is random.
 
 cuts ──read, finish, compare with the dataset's own sample──> the first that holds, else whole
-     ──rows read again under other random states──────────> random or not
+     ──generators drawn from, rows read again─────────────> random or not
      ──────────────────────────────────────────────────────> bytes, seconds, digests
 """
 
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from dataloaders.batch import leaves
-from dataloaders.cache.cell import DEEPEST
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.encoding import Encoder
@@ -27,7 +24,7 @@ from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
 from dataloaders.cache.packed import packed
 from dataloaders.cache.palette import PALETTE, contents
-from dataloaders.cache.reading import MOST_BYTES, cells_of, read_row, row_of
+from dataloaders.cache.reading import draws_refused, read_row
 from dataloaders.cache.sample import (
     Cell,
     Structure,
@@ -37,7 +34,7 @@ from dataloaders.cache.sample import (
     leaf_paths,
     split,
 )
-from dataloaders.cache.seeds import draws_since, seed_for, states
+from dataloaders.cache.seeds import DrawDetector, seed_for
 from dataloaders.errors import CacheError
 from dataloaders.random_states import random_states_kept
 from dataloaders.transforms.find import find_generators
@@ -47,8 +44,6 @@ __all__ = ["Study", "same_samples"]
 
 _PROVED = 4
 _MEASURED = 16
-_TURNS = 2
-_TURNS_WHERE_DRAWN = 12
 _SECONDS = 1.0
 """After this long no more samples are read than must be."""
 
@@ -95,7 +90,6 @@ class Study:
         self._samples = samples
         self._skip = skip
         self.parts = max(1, len(_spread(samples, _PROVED)))
-        self._first: tuple[int, Any, _Cells, str] | None = None
 
     def __call__(self, part: int = 0, parts: int = 1) -> Findings:
         """Read, or do this part of it; the random states are then what they were."""
@@ -177,18 +171,23 @@ class Study:
         """A cache would keep what is drawn once.
 
         Raises:
-            CacheError: samples differ each time they are read.
+            CacheError: rows drew from process-wide generators, or samples differ each time they
+                are read.
         """
-        if not found.random:
-            return
-        text = f"{type(self._dataset).__name__} is random: {found.random}"
+        why = f"; {found.random}" if found.random else ""
         if found.reason and found.choice == len(self.cuts) - 1:
-            text += f", and nothing can stay live: {found.reason}"
-        raise CacheError(
-            f"{text}. A cache would keep one draw for ever. Take what is random out of the dataset "
-            "(a torchvision Compose as transform= stays live from its first random member on), or "
-            "pass allow_random=True to keep one draw of each sample"
-        )
+            why += f", and nothing can stay live: {found.reason}"
+        if found.drawn is not None:
+            raise draws_refused(self.cuts[0].name, *found.drawn, why)
+        if found.random:
+            raise CacheError(
+                f"{type(self._dataset).__name__} is random{why}. It drew from none of the "
+                "generators of torch, NumPy and Python's random, so it has a generator of its own "
+                "or depends on something else that changes. A cache would keep one draw for ever. "
+                "Take what is random out of the dataset (a torchvision Compose as "
+                "transform= stays live from its first random member on), or pass allow_random=True "
+                "to keep what each sample is when it is read"
+            )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
         """How rows go through ``cut``, if its rows and tails give the dataset's samples."""
@@ -205,10 +204,9 @@ class Study:
                 now = cut.calls_in(row)
                 if isinstance(now, str):
                     return now
-                structure, cells = split(row)
-                again = join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+                kept = _rejoined(row)
                 self._seed(index, 0)
-                ours = Finish(cut.tails, now)(again)
+                ours = Finish(cut.tails, now)(kept)
             except Exception as error:
                 return f"a row could not be made or finished ({told(error)})"
             if calls not in (None, now):
@@ -221,7 +219,11 @@ class Study:
 
     def _theirs(self, index: int) -> Any:
         self._seed(index, 0)
-        return sample_of(self._dataset, index)
+        sample = sample_of(self._dataset, index)
+        try:
+            return _rejoined(sample)  # the dataset may use its memory again for the next reading
+        except CacheError:  # what a tail makes may be something that no cache keeps
+            return sample
 
     def _measure(self, found: Findings, part: slice) -> None:
         cut = self.cuts[found.choice]
@@ -232,49 +234,23 @@ class Study:
             if index not in must and time.monotonic() - started > _SECONDS:
                 break
             try:
-                self._measure_one(found, cut, index, index in must, started)
+                self._measure_one(found, cut, index, index in must)
             except BaseException as error:
                 not_interrupted(error)
                 if not self._skip or not isinstance(error, Exception):
                     raise _Failed(error, at) from error
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
-        self._refuse_memory_used_again(found, cut)
 
-    def _refuse_memory_used_again(self, found: Findings, cut: Cut) -> None:
-        """Rows wait for each other before they are written; torch's batches do, too."""
-        first, self._first = self._first, None
-        if first is None:
-            return
-        index, row, cells, before = first
-        if index == 0 and len(found.seconds) == 1:  # this part has read no other one
-            with suppress(Exception):  # an error of that one is told where it is read for itself
-                cut.read((index + 1) % self._samples)
-        if _digest(cells) != before:
-            raise _Failed(
-                CacheError(
-                    f"sample {index} of {type(self._dataset).__name__} changed while others were "
-                    "read, since the dataset gives its memory to the next sample, too; torch's own "
-                    "batches of it are wrong for that reason. Have the dataset return copies: "
-                    ".clone() of a tensor, .copy() of an array"
-                ),
-                _spread(self._samples, _PROVED).index(index),
-            )
-        # Cells have copies of an image's pixels, of a list and the like.
-        if sum(cell.array.nbytes for cell in cells[1]) <= MOST_BYTES:  # else it is by itself anyway
-            found.fleeting |= _differs(row, before)
-
-    def _measure_one(
-        self, found: Findings, cut: Cut, index: int, must: bool, started: float
-    ) -> None:
+    def _measure_one(self, found: Findings, cut: Cut, index: int, must: bool) -> None:
         self._seed(index, 0)
-        before = states()
+        detector = DrawDetector(index)
         begun = time.perf_counter()
-        row = row_of(cut, index, found.calls)
-        found.fleeting |= _is_not_decoded(row)
-        first = cells_of(cut, index, row)
-        drawn = draws_since(before)
-        found.drawn |= drawn
+        try:
+            first = read_row(cut, index, found.calls)
+        finally:
+            if moved := detector.moved():
+                found.drawn = min(filter(None, (found.drawn, (index, moved))))
         structure, cells = first
         for name, cell in zip(column_names(structure), cells, strict=True):
             found.columns[name] = found.columns.get(name, False) or cell.is_image
@@ -292,22 +268,14 @@ class Study:
         found.bytes.append(sum(cell.array.nbytes + 8 * cell.array.ndim + 1 for cell in cells))
         if not must:
             return
-        found.digests[index] = digest = _digest(first)
-        if self._first is None:
-            self._first = index, row, first, digest
-        turn = 1
-        while turn < (_TURNS_WHERE_DRAWN if drawn else _TURNS):
-            if turn >= _TURNS and time.monotonic() - started > _SECONDS:
-                break
-            self._seed(index, turn)
-            differs = _difference(first, read_row(cut, index, found.calls))
-            if differs:
-                found.random = found.random or f"sample {index} read twice differs in {differs}"
-                self._seed(index, 0)
-                if _difference(first, read_row(cut, index, found.calls)):
-                    found.digests[index] = "random"
-                break
-            turn += 1
+        found.digests[index] = _digest(first)
+        self._seed(index, 1)
+        differs = _difference(first, read_row(cut, index, found.calls))
+        if differs:
+            found.random = found.random or f"sample {index} read twice differs in {differs}"
+            self._seed(index, 0)
+            if _difference(first, read_row(cut, index, found.calls)):
+                found.digests[index] = "random"
 
     def _lay_out(self, found: Findings, index: int, row: _Cells) -> None:
         chunk = Chunk.of([(index, *row)])
@@ -349,24 +317,14 @@ def _scattered(samples: int, count: int) -> list[int]:
     return sorted({min(max(index, 0), samples - 1) for index in moved})
 
 
-def _is_not_decoded(part: Any, depth: int = 0) -> bool:
-    """Whether there is a PIL image in a row that is only decoded when it is used, of an open file.
+def _rejoined(sample: Any) -> Any:
+    """Return ``sample`` as a cache gives it back, in memory of its own.
 
-    Until then the dataset may have written other bytes into that file.
+    Raises:
+        CacheError: no cache keeps it.
     """
-    if depth <= DEEPEST and isinstance(part, (dict, list, tuple)):
-        parts = part.values() if isinstance(part, dict) else part
-        return any(_is_not_decoded(inner, depth + 1) for inner in parts)
-    module = sys.modules.get("PIL.ImageFile")
-    return module is not None and isinstance(part, module.ImageFile) and bool(part.tile)
-
-
-def _differs(row: Any, before: str) -> bool:
-    """Whether the digest of a row is not what it was when the row was read."""
-    try:
-        return _digest(split(row)) != before
-    except Exception:  # then rows are done one by one, which is right for all
-        return True
+    structure, cells = split(sample)
+    return join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
 
 
 def _digest(row: _Cells) -> str:

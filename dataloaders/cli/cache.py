@@ -173,7 +173,9 @@ def add_parsers(commands: Subparsers) -> None:
         "--skip", action="store_true", help="leave out samples that fail; info lists them"
     )
     build.add_argument(
-        "--allow-random", action="store_true", help="keep random samples as they first come"
+        "--allow-random",
+        action="store_true",
+        help="keep one draw of each sample of a dataset that draws random numbers",
     )
     build.add_argument(
         "--overwrite", action="store_true", help="begin anew, whatever there is at the path"
