@@ -321,6 +321,28 @@ def test_an_interpreter_that_exits_after_its_workers_died_exits_cleanly(
     assert done.stdout == 4 * "DataLoader worker (pid\n"
 
 
+def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import os, sys
+        import torch
+        from torch.utils.data import TensorDataset
+        from dataloaders import DataLoader
+
+        data = TensorDataset(torch.zeros(100))
+        kept = [iter(DataLoader(data, backend="prefetch")) for _ in range(20)]
+        for batches in kept:
+            next(batches)
+        if (pid := os.fork()) == 0:
+            sys.exit(4)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print({len(list(batches)) for batches in kept})
+        """,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n{99}\n", "")
+
+
 def test_changing_the_backend_closes_what_the_last_one_held() -> None:
     before = children()
     ours = loader(num_workers=1, persistent_workers=True)
