@@ -853,6 +853,15 @@ def test_a_loop_that_stops_at_the_last_batch_has_ended_its_epoch(
     assert resumes.count == 0
 
 
+def test_an_epoch_that_no_thread_takes_has_torchs_own_workers() -> None:
+    ours = driven(**persistent(shuffle=True, seed=3))
+    theirs: DataLoader[Any] = DataLoader(**persistent(shuffle=True, seed=3))
+    assert_same(list(ours), list(theirs))
+    batches = ours.session.epoch()
+    assert type(batches) is torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    assert_same(list(batches), list(theirs))
+
+
 def test_why_an_epoch_is_not_foreseen() -> None:
     base = {"dataset": MapDataset(integer_sample), "num_workers": 1}
     kept = {**base, "persistent_workers": True}
