@@ -192,7 +192,8 @@ class DataLoader(_TorchLoader[T_co]):
 
         Passed on to ``set_epoch`` of the sampler, the batch sampler and the dataset where they
         have one (DistributedSampler, Hugging Face datasets). Without it, epochs are counted by
-        ``iter()``.
+        ``iter()``. As with torch's loader, persistent workers keep the copies of the dataset that
+        they were started with: only `prefetch` passes the number on to them.
         """
         self._given_epoch = epoch
         inner = getattr(self.batch_sampler, "sampler", None)

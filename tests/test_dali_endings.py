@@ -19,6 +19,7 @@ from torch.utils.data import SequentialSampler, Subset
 from torchvision import transforms
 
 from dataloaders import DataLoader
+from helpers import ends
 from helpers.compare import assert_same
 from helpers.photos import SIZE, Opened, folder, write_folder
 from helpers.processes import children, run_script, start_script, wait_until_gone
@@ -251,21 +252,44 @@ if __name__ == "__main__":
 """
 
 
-def test_an_interpreter_that_exits_with_live_iterators_exits_cleanly(tmp_path: Path) -> None:
+LIVE = """
+import sys
+from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from dataloaders import DataLoader
+
+class Opened(ImageFolder):  # which workers record
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        with Image.open(path) as image:
+            return self.transform(image.convert("RGB")), label
+
+def begin():
+    chain = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+    folder, opened = (kind(sys.path[0] + "/photos", chain) for kind in (ImageFolder, Opened))
+    loaders = [
+        DataLoader(batch_size=2, backend="dali", device="cpu", **options)
+        for options in (
+            {"dataset": folder},
+            {"dataset": opened, "num_workers": 1},
+            {"dataset": opened, "num_workers": 1, "persistent_workers": True},
+        )
+    ]
+    iterators = [iter(loader) for loader in loaders]
+    batches = [next(iterator) for iterator in iterators]
+    print("done", flush=True)
+    return loaders, iterators, batches, iter(DataLoader(folder, 2, backend="dali", device="cpu"))
+"""
+
+
+@pytest.mark.parametrize("end", ends.SOURCES)
+def test_an_interpreter_that_exits_with_live_iterators_exits_cleanly(
+    end: str, tmp_path: Path
+) -> None:
     write_folder(tmp_path / "photos")
-    done = run_script(
-        tmp_path,
-        SCRIPT
-        + """
-    kept = make()
-    one, two = iter(kept), iter(kept)
-    next(one), next(two)
-    other = iter(make())
-    print("done")
-""",
-        fresh=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    done = run_script(tmp_path, LIVE + ends.SOURCES[end], fresh=True)
+    assert ends.words_of(done, end) == ["done"]
 
 
 def test_a_forked_child_that_exits_with_live_iterators_exits_cleanly(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch.utils.data import SequentialSampler, TensorDataset
 
 from dataloaders import DataLoader, wrap
+from helpers import base_environment, ends
 from helpers.contract import Unloadable, fails_at_five
 from helpers.datasets import SIZE, MapDataset, tensor_sample
 from helpers.processes import children, open_files, run_script, start_script, wait_until_gone
@@ -196,23 +198,149 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     assert wait_until_gone(pids) == []
 
 
-def test_an_interpreter_that_exits_with_live_iterators_exits_cleanly(tmp_path: Path) -> None:
+LIVE = """
+import importlib.util
+import sys
+import psutil
+import torch
+from torch.utils.data import TensorDataset
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset
+
+IMAGES = torch.zeros(128, 3, 192, 192, dtype=torch.uint8)  # enough for the pool and the h5 threads
+
+def begin():
+    images = {"dataset": TensorDataset(IMAGES), "batch_size": 64}
+    numbers = {"dataset": range(100), "num_workers": 1}
+    persistent = {**numbers, "persistent_workers": True}
+    h5 = {**images, "backend": H5(sys.argv[0] + ".h5")}
+    loaders = [
+        DataLoader(**options)
+        for options in (
+            images,
+            numbers,
+            persistent,
+            {**images, "backend": "prefetch"},
+            {**numbers, "backend": "prefetch"},
+            {**persistent, "backend": "prefetch"},
+            h5,
+            {**h5, "num_workers": 1, "persistent_workers": True},
+            {**images, "dataset": CachedDataset(sys.argv[0] + ".h5")},
+        )
+    ]
+    iterators = [iter(loader) for loader in loaders]
+    batches = [next(iterator) for iterator in iterators]
+    has_extras = importlib.util.find_spec("torchvision") is not None
+    print(has_extras, *[c.pid for c in psutil.Process().children()], flush=True)
+    return loaders, iterators, batches
+"""
+
+
+class Environment:
+    """An interpreter, and a cache that it can open."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.has_extras = name == "development"
+        self.cache = folder / "cache.h5"
+        source = f"""
+            import torch
+            from torch.utils.data import TensorDataset
+            from dataloaders.cache import precompute
+
+            images = TensorDataset(torch.zeros(128, 3, 192, 192, dtype=torch.uint8))
+            precompute(images, {str(self.cache)!r}, num_workers=0)
+            """
+        if self.has_extras:
+            self.python = Path(sys.executable)
+            built = run_script(folder, source)
+        else:
+            # Only to build the cache: reading it needs no h5py.
+            self.python = base_environment.make(folder / "with h5py", "h5")
+            built = self.run(folder, source)
+            self.python = base_environment.make(folder / "base")
+        assert (built.returncode, built.stderr) == (0, "")
+
+    def run(self, folder: Path, source: str) -> Any:
+        nothing = {} if self.has_extras else {"PYTHONPATH": ""}
+        return run_script(folder, source, env=nothing, fresh=True, python=self.python)
+
+
+@pytest.fixture(scope="module", params=["base", "development"])
+def environment(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Environment:
+    """With our base dependencies alone, and the one that runs the tests."""
+    return Environment(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("end", ends.SOURCES)
+def test_an_interpreter_that_exits_with_live_iterators_exits_cleanly(
+    end: str, environment: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py.h5").symlink_to(environment.cache)
+    done = environment.run(tmp_path, LIVE + ends.SOURCES[end])
+    has_extras, *workers = ends.words_of(done, end)
+    assert has_extras == str(environment.has_extras)
+    assert len(workers) == 5
+    assert wait_until_gone([int(worker) for worker in workers]) == []
+
+
+def test_an_interpreter_that_exits_after_its_workers_died_exits_cleanly(
+    environment: Environment, tmp_path: Path
+) -> None:
+    done = environment.run(
+        tmp_path,
+        """
+        import os
+        from dataloaders import DataLoader
+
+        class Deadly:
+            def __len__(self):
+                return 10
+
+            def __getitem__(self, index):
+                if index == 5:
+                    os._exit(1)
+                return index
+
+        kept = []
+        common = {"dataset": Deadly(), "num_workers": 2, "collate_fn": list}
+        for backend in ("stock", "prefetch"):
+            for persistent_workers in (False, True):
+                loader = DataLoader(
+                    **common, backend=backend, persistent_workers=persistent_workers
+                )
+                try:
+                    kept.append((loader, iter(loader)))
+                    for batch in kept[-1][1]:
+                        pass
+                except RuntimeError as error:
+                    print(str(error)[:22])
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == 4 * "DataLoader worker (pid\n"
+
+
+def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
         """
-        import psutil
+        import os, sys
+        import torch
+        from torch.utils.data import TensorDataset
         from dataloaders import DataLoader
 
-        if __name__ == "__main__":
-            kept = DataLoader(range(100), num_workers=1, persistent_workers=True)
-            one, two = iter(kept), iter(DataLoader(range(100), num_workers=1, backend="stock"))
-            next(one), next(two)
-            print(*[c.pid for c in psutil.Process().children()])
+        data = TensorDataset(torch.zeros(100))
+        kept = [iter(DataLoader(data, backend="prefetch")) for _ in range(20)]
+        for batches in kept:
+            next(batches)
+        if (pid := os.fork()) == 0:
+            sys.exit(4)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print({len(list(batches)) for batches in kept})
         """,
-        fresh=True,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert wait_until_gone([int(word) for word in done.stdout.split()]) == []
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n{99}\n", "")
 
 
 def test_changing_the_backend_closes_what_the_last_one_held() -> None:

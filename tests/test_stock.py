@@ -79,14 +79,54 @@ def in_memory() -> TensorDataset:
     return TensorDataset(torch.arange(20))
 
 
+@pytest.mark.parametrize("options", [{}, {"backend": "stock"}, {"seed": 3}], ids=str)
 @pytest.mark.parametrize("data", [Squares(), in_memory()], ids=["ordinary", "in memory"])
-def test_the_iterators_are_torchs(data: Any) -> None:
-    assert isinstance(iter(DataLoader(data)), _SingleProcessDataLoaderIter)
-    loader = DataLoader(data, num_workers=1)
-    batches = iter(loader)
-    assert type(batches) is _MultiProcessingDataLoaderIter
-    assert len(batches) == 20
-    assert len(list(batches)) == 20
+def test_the_iterators_are_of_torchs_own_classes(data: Any, options: dict[str, Any]) -> None:
+    assert type(iter(DataLoader(data, **options))) is _SingleProcessDataLoaderIter
+    for persistent_workers in (False, True):
+        loader = DataLoader(data, num_workers=1, persistent_workers=persistent_workers, **options)
+        for _ in range(2):
+            batches = iter(loader)
+            assert type(batches) is _MultiProcessingDataLoaderIter
+            assert len(batches) == len(list(batches)) == 20
+
+
+def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator() -> None:
+    loader = DataLoader(
+        Squares(), num_workers=1, persistent_workers=True, backend="prefetch", device="cpu"
+    )
+    assert len(list(loader)) == 20
+    assert loader._iterator is not None
+    ahead = list(loader._iterator._workers)
+    for backend in ("stock", "prefetch", "stock"):
+        loader.backend = backend
+        assert [int(batch) for batch in loader] == [index * index for index in range(20)]
+        is_torchs = type(loader._iterator) is _MultiProcessingDataLoaderIter
+        assert is_torchs == (backend == "stock")
+    for process in ahead:
+        process.join(30)
+        assert not process.is_alive()
+
+
+class Epochs(Squares):
+    """A dataset whose samples are the epoch that it was told."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+
+def test_set_epoch_reaches_the_copies_in_persistent_workers_as_under_torch() -> None:
+    loader = DataLoader(Epochs(), num_workers=1, persistent_workers=True)
+    found = []
+    for epoch in (4, 5):
+        loader.set_epoch(epoch)
+        found.append({int(batch) for batch in loader})
+    assert found == [{4}, {4}]  # they are copied when the workers start
 
 
 @pytest.mark.parametrize("data", [Squares(), in_memory()], ids=["ordinary", "in memory"])
@@ -222,14 +262,11 @@ def test_explain_never_raises() -> None:
     assert "could not be read (RuntimeError: no " in str(plan)
 
 
-@pytest.mark.parametrize(
-    "options", [{"persistent_workers": True}, {"backend": "prefetch"}], ids=str
-)
-def test_more_workers_than_cores_are_warned_of_once(options: dict[str, Any]) -> None:
+def test_more_workers_than_cores_are_warned_of_once_under_prefetch() -> None:
     count = len(os.sched_getaffinity(0)) + 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loader = DataLoader(Squares(), 4, num_workers=count, **options)
+        loader = DataLoader(Squares(), 4, num_workers=count, backend="prefetch")
         for _ in range(2):
             assert len(list(loader)) == 5
     texts = [str(one.message) for one in caught]

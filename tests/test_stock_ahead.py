@@ -262,12 +262,10 @@ def test_which_loaders_are_taken_ahead() -> None:
     assert len(list(OwnIterator(tensors, num_workers=1, persistent_workers=True))) == 8
 
 
-def test_the_iterator_of_persistent_workers_is_torchs_and_has_its_name_in_profiles() -> None:
-    loader: DataLoader[Any] = DataLoader(**persistent())
+def test_the_iterator_of_persistent_workers_has_torchs_name_in_profiles() -> None:
+    loader: DataLoader[Any] = DataLoader(**persistent(), backend="prefetch")
     iterator = iter(loader)
-    assert isinstance(iterator, torch.utils.data.dataloader._MultiProcessingDataLoaderIter)
     assert "#_MultiProcessingDataLoaderIter.__next__" in iterator._profile_name
-    assert loader._iterator is iterator
     assert len(iterator) == len(loader) == len(list(iterator))
 
 
@@ -710,10 +708,9 @@ def test_a_seeded_epoch_is_foreseen(seed: int, gathers: bool, resumes: Resumes) 
     dataset = TensorDataset(torch.arange(24)) if gathers else PlainAugmented()
     arguments = persistent(dataset, shuffle=True, seed=seed)
     expected = several_epochs(lambda: DataLoader(**arguments), nothing, count=4)
-    assert resumes.count == 3  # undriven, it does as torch's does
     got = several_epochs(lambda: driven(**arguments), nothing, count=4)
     assert_same(got, expected)
-    assert resumes.count == 3
+    assert resumes.count == 0
 
 
 @pytest.mark.parametrize("name", [name for name in FORESEEN if name != "no batches"])
@@ -856,15 +853,13 @@ def test_a_loop_that_stops_at_the_last_batch_has_ended_its_epoch(
     assert resumes.count == 0
 
 
-def test_a_guess_is_discarded_when_the_loader_is_iterated_undriven() -> None:
-    loader: DataLoader[Any] = DataLoader(**persistent(shuffle=True))
-    theirs = torch.utils.data.DataLoader(**persistent(shuffle=True))
-    ours = Driven(loader)
-    seed_everything()
-    expected = [list(theirs) for _ in range(4)]
-    seed_everything()
-    got = [list(ours), list(ours.session.epoch()), list(ours), list(ours.session.epoch())]
-    assert_same(got, expected)
+def test_an_epoch_that_no_thread_takes_has_torchs_own_workers() -> None:
+    ours = driven(**persistent(shuffle=True, seed=3))
+    theirs: DataLoader[Any] = DataLoader(**persistent(shuffle=True, seed=3))
+    assert_same(list(ours), list(theirs))
+    batches = ours.session.epoch()
+    assert type(batches) is torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    assert_same(list(batches), list(theirs))
 
 
 def test_why_an_epoch_is_not_foreseen() -> None:
@@ -907,16 +902,12 @@ class EpochStream(IterableDataset[Any]):
         return iter([self.epoch] * 4)
 
 
-@pytest.mark.parametrize("way", ["driven", "undriven"])
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("kind", [Augmented, EpochStream])
-def test_set_epoch_reaches_the_datasets_of_persistent_workers(
-    way: str, seed: int | None, kind: Any
-) -> None:
-    loader: DataLoader[Any] = DataLoader(**persistent(kind(), seed=seed))
-    ours: Any = Driven(loader) if way == "driven" else loader
+def test_set_epoch_reaches_the_datasets_of_persistent_workers(seed: int | None, kind: Any) -> None:
+    ours = driven(**persistent(kind(), seed=seed))
     for epoch in (0, 1, 2, 7, 7, 3, 4):
-        loader.set_epoch(epoch)
+        ours.loader.set_epoch(epoch)
         epochs = {int(e) for batch in ours for e in (batch[3] if kind is Augmented else batch)}
         assert epochs == {epoch}
 

@@ -9,6 +9,7 @@ nothing with global state (see `dataloaders.backend.Ahead`) and holds nothing be
 
 from __future__ import annotations
 
+import os
 import threading
 from queue import SimpleQueue
 from typing import TypeAlias
@@ -53,6 +54,7 @@ class Trip:
         self.transfer = transfer
         self._stopping = False
         self._taken = 0
+        self._pid = os.getpid()
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(transfer.permits):
             self._permits.put(None)
@@ -66,6 +68,8 @@ class Trip:
 
         Safe to call twice, from any thread, at interpreter exit.
         """
+        if os.getpid() != self._pid:
+            return  # the thread is the parent's: it never parks here
         source, self.source = self.source, None
         self._stopping = True
         self._permits.put(None)

@@ -60,8 +60,7 @@ class PrefetchSession(Session):
             trip = Trip(source, lane.transfer)
             batches = TakenAhead(source, trip, lane.transfer, self._inner)
             lane.courier.send(trip)
-        # Where torch keeps persistent workers: Lightning and others shut them down there.
-        loader.__dict__["_iterator"] = self._specification.__dict__.get("_iterator")
+        self._show_workers(loader)
         lane.serves(batches)
         return batches
 
@@ -71,6 +70,13 @@ class PrefetchSession(Session):
             self._lane.close()
             self._lane = None
         self._inner.close()
+        loader = self._loader()
+        if loader is not None:
+            self._show_workers(loader)
+
+    def _show_workers(self, loader: Specification) -> None:
+        """Keep persistent workers where torch does: Lightning and others shut them down there."""
+        loader.__dict__["_iterator"] = self._specification.__dict__.get("_iterator")
 
     def _refresh(self, loader: Specification, device: torch.device | None) -> None:
         """Have the inner backend see the loader as it is now, with what changes for us."""

@@ -5,7 +5,7 @@ dataset in memory, default collation ──> iterators.py  torch's iterators, fe
                                             order.py   torch's samplers as index tensors
 everything else ───────────────────────> torch's own iterator
                                             collate.py  large batches in memory from the pool
-taken by a thread of ours ─────────────> ahead.py       torch's worker iterator, and no gap between
+taken ahead by a thread (prefetch) ────> ahead.py       torch's worker iterator, and no gap between
                                                         epochs: ahead_next, _tell, _indices
                                             ahead_gather.py  the gather, its sampler left behind
 """
@@ -111,18 +111,15 @@ class _StockSession(Session):
         loader = self._present()
         if _iterates_itself(loader):
             return iter(loader)
+        if isinstance(loader._iterator, AheadWorkers):
+            loader._iterator = None  # its workers serve a thread: this loop gets torch's own
         gathers = self._backend._obstacle(loader) is None
         specification = self._view(loader, gathers)
         if not (loader.persistent_workers and loader.num_workers > 0):
             return self._iterator(specification, gathers)
         # Kept where torch keeps it: Lightning and others shut down ``loader._iterator``.
         if loader._iterator is None:
-            if _is_torchs(loader):
-                loader._iterator = self._workers(loader, specification, gathers)
-            else:
-                loader._iterator = self._iterator(specification, gathers)
-        elif isinstance(loader._iterator, AheadWorkers):
-            loader._iterator.begin(specification, epoch=epoch_of_dataset(loader))
+            loader._iterator = self._iterator(specification, gathers)
         else:
             loader._iterator._reset(specification)
         return loader._iterator
@@ -134,12 +131,16 @@ class _StockSession(Session):
         gathers = self._backend._obstacle(loader) is None
         if loader.num_workers == 0:
             return GatherEpoch(self._iterator(self._view(loader, gathers), gathers))
-        if not loader.persistent_workers:
-            return self._workers(loader, self._view(loader, gathers), gathers).drive()
-        if loader._iterator is not None and not isinstance(loader._iterator, AheadWorkers):
+        workers = loader._iterator if loader.persistent_workers else None
+        if workers is not None and not isinstance(workers, AheadWorkers):
             return None  # somebody else's workers
-        workers = self.epoch()
-        assert isinstance(workers, AheadWorkers)
+        specification = self._view(loader, gathers)
+        if workers is not None:
+            workers.begin(specification, epoch=epoch_of_dataset(loader))
+            return workers.drive()
+        workers = self._workers(loader, specification, gathers)
+        if loader.persistent_workers:
+            loader._iterator = workers
         return workers.drive()
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ class _StockSession(Session):
     def _workers(
         self, loader: Specification, specification: Specification, gathers: bool
     ) -> AheadWorkers:
-        """New workers, as torch's loader starts them; their iterator does not hold the loader.
+        """New workers for a thread to take from; their iterator does not hold the loader.
 
         Too many of them torch has warned of when the loader was made; it does so again when it
         starts them, from another line, which shows the same warning twice.

@@ -24,8 +24,8 @@ import time
 from typing import Any, Final
 
 import torch.utils.data
-import torch.utils.data._utils
 from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled, Specification
@@ -78,8 +78,7 @@ class Ticket:
 class AheadWorkers(_MultiProcessingDataLoaderIter):
     """torch's multi-process iterator; `WorkersEpoch` hands its batches to a thread.
 
-    Iterated itself, it does what torch's does, one thing more: ``loader.set_epoch`` reaches the
-    dataset's copies in persistent workers.
+    ``loader.set_epoch`` reaches the dataset's copies in persistent workers.
 
     Args:
         loader: what is iterated: the loader or a view of it.
@@ -293,7 +292,8 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
                 raise RuntimeError("Pin memory thread exited unexpectedly")
 
     def _shutdown_workers(self) -> None:
-        if torch.utils.data._utils.python_exit_status is not False:
+        # Called at the interpreter's end too, after it has set the names of this module to None.
+        if _utils is None or _utils.python_exit_status is not False:
             super()._shutdown_workers()
             return
         if self._inside == threading.get_ident():  # the epoch's end, on the thread that takes it

@@ -5,7 +5,9 @@ num_workers > 0    torch's multi-process iterator over a view of the loader: its
 no gather          torch's own iterator; its default collation becomes the one that collates
                    into pooled memory, or in workers into a ring of shared memory
 
-Everything else stays torch's: seeds, pinning, queues, worker start and shutdown, warnings.
+The iterators are instances of torch's own classes, never of subclasses. Only their fetcher, their
+index sampler or the view of the loader that they read differ. Everything else stays torch's: seeds,
+pinning, queues, worker start and shutdown, warnings.
 """
 
 from __future__ import annotations
@@ -16,10 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.data
-from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from dataloaders.backend import Specification
@@ -67,9 +67,16 @@ def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoader
 
     Without workers, large batches come out of ``pool``, or pinned if the loader pins.
     """
-    if loader.num_workers == 0:
-        return _GatheringIterator(loader, pool)
-    return gathering_view(loader)._get_iterator()
+    if loader.num_workers > 0:
+        return gathering_view(loader)._get_iterator()
+    iterator = loader._get_iterator()
+    assert isinstance(iterator, _SingleProcessDataLoaderIter)
+    known = order.is_known(loader.batch_sampler)
+    if known:  # torch's iterator over it was not started: it has drawn nothing
+        iterator._sampler_iter = order.index_batches(loader.batch_sampler)
+    memory = _memory(iterator, pool)
+    iterator._dataset_fetcher = _GatheringFetcher(loader, memory, index_is_ours=known)
+    return iterator
 
 
 def gathering_view(loader: Specification) -> Specification:
@@ -108,28 +115,6 @@ def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemor
     # What is made in pinned memory, torch's pinning afterwards passes on as it is.
     pinned = iterator._pin_memory and iterator._pin_memory_device == "cuda"
     return PinnedMemory() if pinned else pool
-
-
-class _GatheringIterator(_SingleProcessDataLoaderIter):
-    def __init__(self, loader: Specification, pool: HostPool) -> None:
-        super().__init__(loader)
-        # Profiles show the name that they show for torch's iterator.
-        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        known = order.is_known(loader.batch_sampler)
-        if known:  # torch's iterator over it was not started: it has drawn nothing
-            self._sampler_iter = order.index_batches(loader.batch_sampler)
-        memory = _memory(self, pool)
-        self._dataset_fetcher = _GatheringFetcher(loader, memory, index_is_ours=known)
-
-    def __next__(self) -> Batch:
-        if _profiler_enabled():
-            return super().__next__()
-        # torch's own, without the profiler's record: that costs as much as all the rest here.
-        data = self._dataset_fetcher.fetch(next(self._sampler_iter))
-        if self._pin_memory:
-            data = pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        self._num_yielded += 1
-        return data
 
 
 class _GatheringFetcher(_MapDatasetFetcher):

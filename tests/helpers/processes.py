@@ -23,6 +23,7 @@ def run_script(
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
     fresh: bool = False,
+    python: str | Path = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """Write ``source`` to ``folder/script.py`` and run it there; output is text.
 
@@ -33,6 +34,7 @@ def run_script(
         timeout: in seconds.
         fresh: in an interpreter that has imported nothing, and is taken down in the end: see
             `warm`.
+        python: the interpreter of a fresh one; see `base_environment` for another than ours.
     """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
@@ -40,7 +42,7 @@ def run_script(
     if not fresh:
         return warm.run(arguments, cwd=folder, env={**os.environ, **(env or {})}, timeout=timeout)
     return subprocess.run(
-        [sys.executable, *arguments],
+        [str(python), *arguments],
         cwd=folder,
         env={**os.environ, **(env or {})},
         capture_output=True,

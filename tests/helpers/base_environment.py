@@ -1,0 +1,58 @@
+"""A virtual environment that has our base dependencies and nothing else.
+
+    requirements of gpu-dataloaders ──importlib.metadata──> their distributions, transitively
+        ──symbolic links into this environment──> site-packages of a new venv
+
+What is imported decides in which order Python clears modules when an interpreter ends, and h5py,
+DALI, torchvision or Lightning are imported only where they are installed: the development
+environment cannot show what a user of the base dependencies sees.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import venv
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import backends
+import dataloaders
+
+_OURS = "gpu-dataloaders"
+
+
+def make(folder: Path, *extras: str) -> Path:
+    """Make the environment, with these extras of ours, and return its interpreter's path."""
+    venv.create(folder, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    for package in (dataloaders, backends):
+        folder_of_it = Path(package.__path__[0])
+        (packages / folder_of_it.name).symlink_to(folder_of_it)
+    for found in _distributions(extras):
+        # Two levels deep: several distributions share the folder "nvidia".
+        for parts in {file.parts[:2] for file in found.files or () if ".." not in file.parts}:
+            link = packages.joinpath(*parts)
+            if not link.exists():
+                link.parent.mkdir(exist_ok=True)
+                link.symlink_to(Path(str(found.locate_file("/".join(parts)))))
+    return folder / "bin" / Path(sys.executable).name
+
+
+def _distributions(extras: tuple[str, ...]) -> list[Distribution]:
+    """Those that pip would install beside ours."""
+    found: dict[tuple[str, frozenset[str]], Distribution] = {}
+    wanted = [(_OURS, frozenset(extras))]
+    while wanted:
+        name, of_it = wanted.pop()
+        if (name, of_it) in found:
+            continue
+        found[name, of_it] = distribution(name)
+        for line in found[name, of_it].requires or ():
+            needed = Requirement(line)
+            marker = needed.marker
+            if marker is None or any(marker.evaluate({"extra": e}) for e in (*of_it, "")):
+                wanted.append((needed.name, frozenset(needed.extras)))
+    return [each for (name, _), each in found.items() if name != _OURS]
