@@ -10,6 +10,7 @@ functions.
 
 from __future__ import annotations
 
+import copy
 import io
 import random
 from collections.abc import Callable, Iterator
@@ -117,10 +118,18 @@ def attempts(index: int, restart: Callable[[], None], *ways: Callable[[int], Any
         restart()
         seed_generators(words_of(index))
         try:
-            found.append(way(index))
+            found.append(_kept(way(index)))
         except Exception as error:
             found.append(error)
     return found
+
+
+def _kept(sample: Any) -> Any:
+    """A copy of ``sample``, whose memory the dataset may give to the next one."""
+    try:
+        return copy.deepcopy(sample)
+    except Exception:  # what cannot be copied is compared as it is
+        return sample
 
 
 @contextmanager

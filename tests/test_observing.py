@@ -1,0 +1,194 @@
+"""Observing: a process started as torch starts a worker, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, get_worker_info
+from torchvision.transforms import Compose, Normalize, ToTensor
+
+from backends.dali import Dali
+from backends.h5 import H5
+from backends.prefetch import Prefetch
+from backends.synthetic import Synthetic
+from dataloaders import DataLoader
+from dataloaders.backend import Backend
+from dataloaders.errors import BackendUnavailable, CacheError
+from dataloaders.observing import Unobserved, observe
+
+_CHAIN = Compose([ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3)])
+
+
+class Images(Dataset[Any]):
+    """Notes each process that reads it in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "processes"
+        self.log.touch()
+        self.transform = _CHAIN
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        self.behave()
+        return self.transform(Image.fromarray(np.full((8, 8, 3), index, np.uint8))), index
+
+    def behave(self) -> None:
+        pass
+
+    @property
+    def readers(self) -> set[int]:
+        """The processes that read it."""
+        return {int(line) for line in self.log.read_text().split()}
+
+
+class Dies(Images):
+    def behave(self) -> None:
+        os._exit(3)
+
+
+class IsKilled(Images):
+    def behave(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hangs(Images):
+    def behave(self) -> None:
+        time.sleep(1000)
+
+
+class _Start:
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        info.dataset.started = worker_id  # type: ignore[attr-defined]
+
+
+def _facts(dataset: Any) -> tuple[Any, ...]:
+    info = get_worker_info()
+    told = None if info is None else (info.id, info.num_workers, info.dataset is dataset)
+    return told, getattr(dataset, "started", None), torch.get_num_threads(), os.getppid()
+
+
+def test_the_process_is_like_a_worker_of_the_loader(tmp_path: Path) -> None:
+    loader = DataLoader(Images(tmp_path), 4, num_workers=2, worker_init_fn=_Start(0))
+    assert observe(loader, _facts) == ((0, 1, True), 0, 1, os.getpid())
+
+
+def test_the_process_is_like_the_loop_of_a_loader_without_workers(tmp_path: Path) -> None:
+    loader = DataLoader(Images(tmp_path), 4, worker_init_fn=_Start(0))
+    assert observe(loader, _facts) == (None, None, 1, os.getpid())
+
+
+def test_nothing_is_drawn_here(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(Images(tmp_path), 4, shuffle=True, generator=generator)
+    states = torch.get_rng_state(), generator.get_state()
+    observe(loader, _facts)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(generator.get_state(), states[1])
+
+
+def _raises(dataset: Any) -> None:
+    raise LookupError("no such sample")
+
+
+def test_what_the_look_raises_is_raised_here(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="no such sample"):
+        observe(DataLoader(Images(tmp_path), 4), _raises)
+
+
+def test_facts_that_cannot_be_pickled(tmp_path: Path) -> None:
+    with pytest.raises(Unobserved, match="found of Images cannot be sent between processes"):
+        observe(DataLoader(Images(tmp_path), 4), lambda dataset: lambda: 1)
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "prefetch": lambda: Prefetch(tail=True),
+    "dali": Dali,
+    "h5": H5,
+    "synthetic": Synthetic,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_observed_twice(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    dataset = Images(tmp_path)
+    loader = DataLoader(dataset, 4, backend=BACKENDS[backend](), num_workers=1)
+    for _ in range(2):
+        loader.explain()
+    observers = dataset.readers
+    assert len(observers) == (backend in ("prefetch", "dali"))
+    list(loader)
+    readers = dataset.readers
+    for _ in range(2):
+        loader.explain()
+        list(loader)
+    assert os.getpid() not in dataset.readers
+    if backend in ("h5", "synthetic"):
+        assert dataset.readers == readers
+    else:  # a new worker an epoch, and no other process
+        assert len(dataset.readers) == len(observers) + 3
+
+
+REASONS = {
+    Dies: r"the process that read samples of Dies died \(.*exited unexpectedly",
+    IsKilled: r"the process that read samples of IsKilled died \(.*",
+    Hangs: r"Hangs gave no sample within 1 s in a process of its own; .* a larger timeout=",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_a_dataset_that_ends_or_hangs_its_process(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers_end_fast: None
+) -> None:
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    reason = REASONS[kind]
+
+    def loader(backend: Backend) -> DataLoader[Any]:
+        return DataLoader(kind(tmp_path), 4, backend=backend, num_workers=1, timeout=1)
+
+    plan = str(loader(Prefetch(tail=True)).explain())
+    assert "images are normalised before the copy" in plan
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(plan)
+    with pytest.raises(BackendUnavailable, match=reason):
+        iter(loader(Dali()))
+    with pytest.raises(BackendUnavailable, match=rf"{reason}.*Synthetic\(like=batch\)"):
+        iter(loader(Synthetic()))
+    with pytest.raises(CacheError, match=reason):
+        iter(loader(H5()))
+
+
+def test_a_dataset_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
+    class Local(Images):
+        pass
+
+    loader = DataLoader(
+        Local(tmp_path),
+        4,
+        backend=Prefetch(tail=True),
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    plan = str(loader.explain())
+    assert "no process could be started to read samples of Local (" in plan
+    assert "must be picklable unless they are forked" in plan
