@@ -11,9 +11,9 @@ from typing import Any
 
 import torch.utils.data
 
-from dataloaders.batch import Batch, to_device
+from dataloaders.batches.tree import Batch, to_device
 from dataloaders.errors import OptionError
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.tuning.result import Progress, Tuning
 from dataloaders.tuning.search import Search
 from dataloaders.tuning.trial import Step, Steps, driven
