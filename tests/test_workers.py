@@ -66,7 +66,7 @@ class TestCores:
     def test_an_affinity_mask_counts(self) -> None:
         code = (
             "import os; cores = sorted(os.sched_getaffinity(0)); os.sched_setaffinity(0, cores[:1])"
-            "; from dataloaders import workers; print(resources.usable_cores())"
+            "; from dataloaders.machine import resources; print(resources.usable_cores())"
         )
         run = warm.run(["-c", code])
         assert (run.stdout.strip(), run.returncode) == ("1", 0), run.stderr
@@ -130,7 +130,7 @@ class TestCores:
     def test_the_mask_that_ranks_share_is_the_launchers(self) -> None:
         code = (
             "import os; cores = sorted(os.sched_getaffinity(0)); os.sched_setaffinity(0, cores[:1])"
-            "; os.environ['LOCAL_WORLD_SIZE'] = '2'; from dataloaders import workers"
+            "; os.environ['LOCAL_WORLD_SIZE'] = '2'; from dataloaders.machine import resources"
             "; print(resources.machine_cores(), resources.usable_cores())"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
