@@ -41,7 +41,7 @@ $(BIN)/python:
 
 # A stamp a purpose: the second call installs nothing unless pyproject.toml changed.
 $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[vision,h5]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[check,vision,h5]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

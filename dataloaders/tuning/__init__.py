@@ -26,6 +26,17 @@ words.py     the sentences of a result
 result.py    Settings, Trial, Tuning: what was tried, what was chosen and why
 """
 
+from dataloaders.errors import MissingDependency
+
+try:
+    import psutil  # noqa: F401
+    import rich  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        f"tuning needs psutil and rich, and {error.name} cannot be imported ({error}); "
+        "install them with: pip install 'gpu-dataloaders[check]'"
+    ) from error
+
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
 from dataloaders.tuning.run import tune
 
