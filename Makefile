@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench fuzz gpu clean
+.PHONY: demo test lint package format bench fuzz gpu clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
@@ -17,6 +17,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+package: $(VENV)/.installed-dev
+	$(BIN)/python .ci/package.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
