@@ -19,14 +19,14 @@ import torch.utils.data
 from torch.utils.data import BatchSampler
 
 from dataloaders.backend import Backend, Session, Specification
-from dataloaders.batch import Batch, leaves, map_tensors, samples_in
+from dataloaders.batches.synthetic import Recipe, TensorSpec, shortened
+from dataloaders.batches.tree import Batch, leaves, map_tensors, samples_in
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan, Stage
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import device_of, generators_of, iterates_itself
-from dataloaders.synthesis import Recipe, TensorSpec, shortened
 
 __all__ = ["Synthetic", "TensorSpec"]
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from bench.harness import Case, Result, Scale, interleave, on_one_thread
 from dataloaders.cache import precompute
 from dataloaders.cli.photos import make_photos
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 BAR = 0.9
 

@@ -22,7 +22,7 @@ import torch
 
 from bench.dali import chain, dali_version, folder_of_photos, loader
 from bench.harness import Case, Cell, Result, Scale, device_here, finished, version_of
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["CASES", "settings_work"]
 

@@ -16,7 +16,7 @@ import torch
 from bench.dali import chain, dali_version, folder_of_photos, hand_written, loader
 from bench.dali_device import settings_work
 from bench.harness import Case, Cell, Result, Scale, Timings, device_here, finished, interleave
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["CASES"]
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from bench.harness import Case, Result, Scale, device_here, finished, interleave, on_one_thread
-from dataloaders.batch import nbytes
+from dataloaders.batches.tree import nbytes
 from dataloaders.specification import view_of
 from dataloaders.transforms import Tail, device_tail
 from dataloaders.transforms.table import tables_of

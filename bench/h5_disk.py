@@ -21,7 +21,7 @@ from bench.h5 import Photos, exhaust
 from bench.harness import Case, Result, Scale, interleave, on_one_thread
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.page_cache import evict, resident_pages
+from dataloaders.machine.page_cache import evict, resident_pages
 from dataloaders.samplers import BlockShuffle
 
 BATCH = 64

@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).resolve().parent / "results"
-"""Where full-size results are kept: NAME.json and NAME.md."""
+"""Where full-size results go: the table NAME.md is kept in git, the raw NAME.json is not."""
 
 Cell: TypeAlias = "str | int | float | bool | None"
 """One entry of a result's table; None prints as nothing."""

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from backends.stock import Stock
 from bench.harness import Case, Cell, Result, Scale, Timings, interleave, on_one_thread
 from dataloaders import DataLoader
-from dataloaders.pool import HostPool
+from dataloaders.batches.memory import HostPool
 
 BATCH = 64
 BAR = 1.15

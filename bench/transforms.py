@@ -22,7 +22,7 @@ import torch
 from bench.dali import dali_version, folder_of_photos
 from bench.harness import RESULTS, Case, Cell, Result, Scale, on_one_thread, version_of
 from dataloaders import DataLoader
-from dataloaders.randomness import FIRST_RESERVED_DRAW, words
+from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, words
 
 __all__ = ["CASES", "NAMES", "documented", "table"]
 
@@ -230,7 +230,7 @@ def by_kernels(photos: Path, chain: Any, wanted: Any) -> Any:
 def floats(tail: Any, images: Any) -> Any:
     """What a device makes of bytes by the table of the last members."""
     from backends.dali.behind import Whole, memory_of
-    from dataloaders.pool import HostPool
+    from dataloaders.batches.memory import HostPool
 
     return Whole(tail, memory_of(HostPool()))(images, ())
 
@@ -268,7 +268,7 @@ def by_nodes(photos: Path, whole: Any, wanted: Any, count: int) -> Any:
 
 
 def drawn(chain: Any, images: Any) -> list[Any]:
-    """The actions of a chain that was read, as `dataloaders.seeding` seeds samples of epoch 0."""
+    """The actions of a chain that was read, seeded as samples of epoch 0 are."""
     seeding = words(_SEED, 0, np.arange(len(images)), 0, FIRST_RESERVED_DRAW)
     heights, widths = zip(*(image.shape[1:] for image in images), strict=True)
     actions, _ = chain.draw(seeding, heights, widths)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from bench.known_work import BATCH, Rows, burn
 from bench.queue_model import Overhead
 from bench.workloads import Workload
-from dataloaders.batch import map_tensors
+from dataloaders.batches.tree import map_tensors
 
 __all__ = ["Truth", "calibrated", "measured", "replayed_epoch", "share_in_next"]
 

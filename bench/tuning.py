@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bench.harness import Case, Result, Scale, save, show
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.tuning import Settings, Tuning, tune
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Variants

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from bench.harness import Case, Result, Scale
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 BAR_RATE = 0.95
 BAR_TRUE = 0.15

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch.utils.data
 
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.plan import Plan
 
 __all__ = ["Ahead", "Backend", "Cancelled", "Session", "Specification", "Tunable"]

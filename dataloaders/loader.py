@@ -18,9 +18,9 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from dataloaders import auto, registry
+from dataloaders import registry
 from dataloaders.backend import Backend, Session, Tunable
-from dataloaders.batch import Batch, to_device
+from dataloaders.batches.tree import Batch, to_device
 from dataloaders.errors import (
     BackendWarning,
     DataLoadersError,
@@ -30,6 +30,7 @@ from dataloaders.errors import (
 )
 from dataloaders.plan import Plan
 from dataloaders.specification import iterates_itself
+from dataloaders.tuning import auto
 
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
 

@@ -22,7 +22,7 @@ import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from dataloaders.errors import OptionError
-from dataloaders.randomness import FIRST_RESERVED_DRAW, words_of
+from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, words_of
 
 __all__ = ["BlockShuffle", "ReadAhead"]
 

@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from dataloaders import DataLoader, auto, learned, workers
+from dataloaders import DataLoader
 from dataloaders.errors import CapacityWarning
-from dataloaders.learned import Learned
+from dataloaders.machine import resources
+from dataloaders.tuning import auto, learned
+from dataloaders.tuning.learned import Learned
 from helpers import warm
 
 NO_CUDA = torch.cuda.device_count() == 0
@@ -75,7 +77,7 @@ class TestRule:
         loader = DataLoader(files, 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
         assert type(loader.num_workers) is int
         assert type(loader.pin_memory) is bool
-        assert loader.num_workers == min(workers.usable_cores(), 16)
+        assert loader.num_workers == min(resources.usable_cores(), 16)
         assert loader.prefetch_factor == 2
         assert loader.pin_memory is not NO_CUDA
         assert files.loaded == 0
@@ -110,10 +112,10 @@ class TestRule:
         assert resolved(Stream())[0] == 1
 
     def test_ranks_on_one_machine_share_its_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers.usable_cores()))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(resources.usable_cores()))
         assert resolved(Files())[0] == 1
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-        assert resolved(Files())[0] == min(workers.usable_cores(), 16)
+        assert resolved(Files())[0] == min(resources.usable_cores(), 16)
 
     @pytest.mark.parametrize(
         "arguments", [{"persistent_workers": True}, {"timeout": 5.0}, {"prefetch_factor": 3}]
@@ -173,7 +175,7 @@ class TestRule:
             count, depth, pinned = resolved(
                 Files(size), batch_size=batch_size, needs_workers=needs, prefetch_factor=prefetch
             )
-        assert int(needs) <= count <= max(1, workers.usable_cores())
+        assert int(needs) <= count <= max(1, resources.usable_cores())
         assert count > 0 or depth is None
         assert isinstance(pinned, bool)
 
@@ -187,7 +189,7 @@ class TestLearned:
 
     def test_it_is_not_for_each_of_several_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         learn(Files(), Learned(4, 5, False, 100.0, memory_per_worker=1))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, workers.usable_cores())))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, resources.usable_cores())))
         loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
         assert settings(loader)[:2] == (1, 2)
         learn(Files(), Learned(1, 4, False, 100.0, memory_per_worker=1))  # by such a rank
@@ -196,7 +198,7 @@ class TestLearned:
 
     def test_it_is_bounded_by_the_cores(self) -> None:
         learn(Files(), Learned(1000, 2, False, 100.0, batch_bytes=1, memory_per_worker=1))
-        assert resolved(Files())[0] == max(8, 4 * workers.usable_cores())
+        assert resolved(Files())[0] == max(8, 4 * resources.usable_cores())
 
     def test_it_holds_for_its_batch_size_only(self) -> None:
         learn(Files(), Learned(5, 4, False, 100.0))
@@ -208,12 +210,12 @@ class TestLearned:
         assert resolved(Files(), needs_workers=True)[:2] == (1, 2)
 
     def test_fewer_where_memory_no_longer_bears_it(self) -> None:
-        per_worker = workers.available_memory() // 5  # half of it is for workers: 2 of them
+        per_worker = resources.available_memory() // 5  # half of it is for workers: 2 of them
         learn(Files(), Learned(5, 2, False, 100.0, memory_per_worker=per_worker))
         assert resolved(Files())[0] in (2, 3)  # 3 if memory was freed meanwhile
 
     def test_fewer_where_shared_memory_no_longer_holds_its_batches(self) -> None:
-        room = workers.shm_room()
+        room = resources.shm_room()
         if room is None:
             pytest.skip("no /dev/shm here")
         learn(Files(), Learned(5, 2, False, 100.0, batch_bytes=room // 5))
@@ -223,7 +225,7 @@ class TestLearned:
             assert resolved(Files(), prefetch_factor=2)[0] == 1
 
     def test_none_where_not_one_batch_fits(self) -> None:
-        room = workers.shm_room()
+        room = resources.shm_room()
         if room is None:
             pytest.skip("no /dev/shm here")
         learn(Files(), Learned(5, 2, False, 100.0, batch_bytes=room * 2))

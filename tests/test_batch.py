@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from dataloaders.batch import (
+from dataloaders.batches.tree import (
     describe,
     leaves,
     map_children,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataloaders.batch import leaves, map_tensors
+from dataloaders.batches.tree import leaves, map_tensors
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 
 

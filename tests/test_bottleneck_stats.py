@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from dataloaders import DataLoader, workers
+from dataloaders import DataLoader
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import analyse
-from dataloaders.stats import Interval, Timed, resample
+from dataloaders.machine import resources
+from dataloaders.measuring.intervals import Interval, Timed, resample
 
 ARMS = ("synthetic", "host", "contended", "real")
 
@@ -82,7 +83,7 @@ def test_workers_are_not_advised_where_a_backend_has_threads(own_code: bool, lin
 def test_contention_is_told_with_the_numbers_at_hand(
     threads: int, on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "usable_cores", lambda: 3)
+    monkeypatch.setattr(resources, "usable_cores", lambda: 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     loader = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2, num_workers=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from dataloaders.collation import collates_as_torch
+from dataloaders.batches.collation import collates_as_torch
 
 
 class Own:

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from dataloaders.pool import HostPool
+from dataloaders.batches.memory import HostPool
 from dataloaders.transforms.actions import Action, Sizes, drawn
 from dataloaders.transforms.draws import Draws
 from helpers.photos import picture

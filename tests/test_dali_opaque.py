@@ -24,9 +24,9 @@ from torchvision.transforms import v2
 from backends.dali.sources.opaque import Opaque, Placeholder, Recordings, opaque_for
 from backends.dali.sources.proof import as_tensor
 from dataloaders.errors import BackendUnavailable
-from dataloaders.random_states import random_states_kept
-from dataloaders.randomness import words
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.philox import words
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.actions import Sizes, applied, drawn
 from dataloaders.transforms.operators.table import chain_of
 from helpers.cached import bits

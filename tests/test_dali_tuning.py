@@ -12,7 +12,9 @@ import pytest
 import torch
 from torchvision import transforms
 
-from dataloaders import DataLoader, learned, tune, workers
+from dataloaders import DataLoader, tune
+from dataloaders.machine import resources
+from dataloaders.tuning import learned
 from helpers.vision_datasets import image_folder
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -54,7 +56,7 @@ def test_its_threads_and_depth_are_tried_and_kept(tmp_path: Path) -> None:
     loader = loader_of(tmp_path, shuffle=True)
     before = notes(loader)
     tuning = tune(loader, lambda batch: None, budget_s=2.0)
-    rule = min(32, workers.usable_cores())
+    rule = min(32, resources.usable_cores())
     assert tuning.given.numbers == {"threads": rule, "depth": 3}
     assert tuning.trials[0].settings == tuning.given
     assert tuning.needed_samples_per_second is not None
@@ -92,12 +94,12 @@ def test_what_was_learned_of_something_else_is_the_rule(
 ) -> None:
     loader = loader_of(tmp_path)
     learn(loader, options)
-    assert numbers_of(Dali(), loader)[:2] == (min(32, workers.usable_cores()), 3)
+    assert numbers_of(Dali(), loader)[:2] == (min(32, resources.usable_cores()), 3)
     assert len(list(loader)) == len(loader)
 
 
 def test_ranks_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers.usable_cores()))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(resources.usable_cores()))
     numbers = numbers_of(Dali(), loader_of(tmp_path))
     assert numbers == (1, 3, "rule")
     assert candidates(numbers)["threads"] == (1, 2)

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
-from dataloaders.encoded import source_of
+from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable
 from helpers.cached import bits
 from helpers.vision_datasets import ARRAYS, FILES, OWN_CODE

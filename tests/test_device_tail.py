@@ -31,7 +31,7 @@ from torchvision import tv_tensors
 from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
-from dataloaders.batch import leaves
+from dataloaders.batches.tree import leaves
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.specification import view_of
 from dataloaders.transforms import NoTail, Tail, device_tail

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaders.randomness import words
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.philox import words
+from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.draws import Draws, _to_odd, between
 
 SAMPLES = 40

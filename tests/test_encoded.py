@@ -19,9 +19,9 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from dataloaders.cache import precompute
-from dataloaders.encoded import FORMATS, EncodedFile, Source, source_of
+from dataloaders.datasets.files import FORMATS, EncodedFile, Source, source_of
+from dataloaders.datasets.torchvision_files import files_of
 from dataloaders.errors import BackendUnavailable, CacheError
-from dataloaders.vision_files import files_of
 from helpers.vision_datasets import FILES, caltech256, celeba, inaturalist, photo, places365
 
 SIZE = 5

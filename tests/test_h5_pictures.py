@@ -32,9 +32,9 @@ from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Encoded, precompute
 from dataloaders.errors import CacheError
-from dataloaders.random_states import random_states_kept
-from dataloaders.randomness import words
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.philox import words
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.draws import Draws
 from helpers.compare import assert_same
 

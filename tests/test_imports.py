@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,24 +28,23 @@ EXPORTED = [
 OURS = Path(dataloaders.__file__).parent
 THEIRS = OURS.parent / "backends"
 
-# The layers: each file may import those before it at its top level, and any inside functions.
-LAYERS = (
-    {
-        "errors",
-        "flow",
-        "page_cache",
-        "pool",
-        "workers",
-        "waiting",
-        "stats",
-        "random_states",
-        "specification",
-    },
-    {"batch", "randomness", "plan"},
-    {"backend", "registry", "learned"},
-    {"seeding", "auto", "samplers"},
-    {"loader"},
-)
+ROW = re.compile(r"^\| `([a-z.]+)` \|[^|]*\|([^|]*)\|$", re.MULTILINE)
+
+
+def rooms() -> dict[str, set[str]]:
+    """By room, those that it may import: the table in docs/architecture.md."""
+    page = (OURS.parent / "docs" / "architecture.md").read_text()
+    table = {room: set(re.findall(r"`([a-z.]+)`", allowed)) for room, allowed in ROW.findall(page)}
+    table["cli"] |= {room for room in table if room != "cli"}
+    return table
+
+
+def room_of(module: str) -> str | None:
+    """The room of ``dataloaders.x.y`` or of a name in it; None for the package itself."""
+    parts = module.split(".")[1:]
+    if parts[:2] in (["tuning", "auto"], ["tuning", "learned"]):
+        return "tuning.auto"
+    return parts[0] if parts and parts[0] in rooms() else None
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -105,19 +105,28 @@ def test_a_backend_imports_no_other_backend(path: Path) -> None:
         assert climbs <= len(inside), f"{name} leaves the backend's own folder"
 
 
-@pytest.mark.parametrize(("level", "layer"), list(enumerate(LAYERS)))
-def test_the_arrows_go_one_way(level: int, layer: set[str]) -> None:
-    above = set().union(*LAYERS[level + 1 :]) | {"bottleneck", "tuning", "scripts", "cli"}
-    for module in sorted(layer):
-        known = set(imported(OURS / f"{module}.py", top_level=True))
-        forbidden = {f"dataloaders.{name}" for name in above} & known
-        assert not forbidden, f"{module}.py imports {forbidden}"
+def test_the_arrows_go_one_way() -> None:
+    allowed = rooms()
+    seen: set[str] = set()
+    for room, others in allowed.items():
+        assert others <= seen | {room}, f"{room} may import {others - seen}, which comes after it"
+        seen.add(room)
+    for path in names(OURS):
+        place = path.relative_to(OURS).with_suffix("").parts
+        own = room_of(".".join(("dataloaders", *place)))
+        if own is None:
+            continue
+        known = {name for name in imported(path, top_level=False) if "dataloaders." in name}
+        packages = {name.rpartition(".")[0] for name in known}
+        found = {room_of(name) for name in known - packages} - {None}
+        within = {own} if own != "tuning" else {own, "tuning.auto"}
+        assert found <= allowed[own] | within, f"{path.relative_to(OURS)}: {found}"
 
 
-@pytest.mark.parametrize("module", ["errors", "page_cache", "waiting", "workers"])
-def test_the_lowest_files_import_nothing_of_ours(module: str) -> None:
-    known = imported(OURS / f"{module}.py", top_level=False)
-    assert not [name for name in known if name.startswith(("dataloaders", "."))]
+def test_every_module_has_a_room() -> None:
+    interface = {"__init__", "__main__", "_installed_backends"}
+    tops = {path.relative_to(OURS).parts[0].removesuffix(".py") for path in names(OURS)}
+    assert tops - interface == {room.partition(".")[0] for room in rooms()}
 
 
 def test_public_names_stay_what_they_are_once_their_modules_are_loaded() -> None:

@@ -15,8 +15,8 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-from dataloaders.random_states import random_states_kept
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.actions import Action, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.kernels import kernel_for, run

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, Subset
 
-from dataloaders import learned
-from dataloaders.learned import Key, Learned
+from dataloaders.tuning import learned
+from dataloaders.tuning.learned import Key, Learned
 
 CHOICE = Learned(3, 2, False, 812.5, batch_bytes=4096, memory_per_worker=2**20)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.primitives.auto import Turn

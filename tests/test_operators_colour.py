@@ -12,8 +12,8 @@ import torch
 import torchvision.transforms as v1
 from torchvision.transforms import v2
 
-from dataloaders.random_states import random_states_kept
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.actions import Action, SampleError
 from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.primitives.colour import (

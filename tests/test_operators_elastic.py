@@ -10,7 +10,7 @@ import torch
 import torchvision.transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.draws import Draws
 from helpers.drawn import FORMS, images_of, seeds_of
 from helpers.exact import assert_exact

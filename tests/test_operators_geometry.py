@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import v2
 from torchvision.transforms.functional import _get_perspective_coeffs
 
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.actions import Sizes
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of

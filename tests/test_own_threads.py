@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dataloaders import own_threads
-from dataloaders.own_threads import let_others_capture, share_work
+from dataloaders.machine import threads
+from dataloaders.machine.threads import let_others_capture, share_work
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -73,7 +73,7 @@ def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> N
             told.append(mode._obj.value)
             return 0
 
-    monkeypatch.setattr(own_threads, "_driver", Driver)
+    monkeypatch.setattr(threads, "_driver", Driver)
     let_others_capture()
     assert told == [1]
 
@@ -81,7 +81,7 @@ def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.gpu
 def test_the_driver_knows_the_mode_of_each_thread() -> None:
     torch.zeros(1, device="cuda")
-    driver = own_threads._driver()
+    driver = threads._driver()
 
     def mode() -> int:
         swapped = ctypes.c_int(0)

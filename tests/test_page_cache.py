@@ -18,7 +18,7 @@ from backends.h5.batches import batches_of
 from dataloaders.cache import join, precompute
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.shards import shard_path, shard_text
-from dataloaders.page_cache import (
+from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,
     expect_exactly,

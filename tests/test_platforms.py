@@ -56,7 +56,7 @@ if __name__ == "__main__":
             print(error)
 
     def pages():
-        from dataloaders.page_cache import resident_pages
+        from dataloaders.machine.page_cache import resident_pages
 
         resident_pages(__file__)
 

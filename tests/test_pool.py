@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaders.pool import HostMemory, HostPool, PinnedMemory
+from dataloaders.batches.memory import HostMemory, HostPool, PinnedMemory
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 4 * PAGE
@@ -475,7 +475,7 @@ def test_a_forked_child_has_a_pool_of_its_own() -> None:
 def test_the_interpreter_ends_in_silence(ending: str) -> None:
     source = f"""
         import gc, threading, torch
-        from dataloaders.pool import HostPool
+        from dataloaders.batches.memory import HostPool
         pool = HostPool(smallest=1)
         kept = [pool.empty((100_000,), torch.uint8) for _ in range(3)]
         torch.kept_for_ever = kept[0][1:]

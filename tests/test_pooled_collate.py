@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from backends.stock import Stock
 from backends.stock.collate import SMALLEST_SAMPLE, PooledCollate
 from dataloaders import DataLoader
-from dataloaders.pool import HostPool
+from dataloaders.batches.memory import HostPool
 from helpers.compare import assert_same
 
 TorchLoader = torch.utils.data.DataLoader

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloaders.randomness import bits, philox4x32, stable_key, uniform, words, words_of
+from dataloaders.seeding.philox import bits, philox4x32, stable_key, uniform, words, words_of
 
 INT64 = st.integers(-(2**63), 2**64 - 1)
 
@@ -172,7 +172,7 @@ def test_keys_are_equal_exactly_if_the_objects_are(one, other):
 
 def test_keys_are_the_same_in_another_process():
     source = (
-        "from dataloaders.randomness import stable_key; import pathlib, numpy;"
+        "from dataloaders.seeding.philox import stable_key; import pathlib, numpy;"
         "print(stable_key('photo.jpg'), stable_key(('a', 1, None, 2.5, b'x')),"
         "stable_key(frozenset({'a', 'b', 'c'})), stable_key({'b': 1, 'a': 2}),"
         "stable_key(pathlib.PurePosixPath('a/b')), stable_key(numpy.arange(3)))"

@@ -29,7 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from dataloaders import DataLoader
 from dataloaders.errors import OptionError
-from dataloaders.seeding import Seeding, seed_generators
+from dataloaders.seeding.seeded import Seeding, seed_generators
 from helpers.compare import assert_same
 
 

@@ -18,7 +18,7 @@ from backends.stock import Stock
 from backends.stock.collate import RingCollate
 from backends.stock.shared_ring import SLOTS, SharedRing
 from dataloaders import DataLoader
-from dataloaders.pool import SMALLEST
+from dataloaders.batches.memory import SMALLEST
 from helpers.compare import assert_same
 from helpers.processes import open_files, run_script
 

@@ -15,9 +15,9 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 
 from backends.synthetic import Synthetic, TensorSpec
 from dataloaders import DataLoader, wrap
-from dataloaders.batch import leaves
+from dataloaders.batches.synthetic import Recipe, shortened
+from dataloaders.batches.tree import leaves
 from dataloaders.errors import BackendUnavailable, OptionError
-from dataloaders.synthesis import Recipe, shortened
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

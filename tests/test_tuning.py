@@ -31,10 +31,11 @@ from torch.utils.data import (
 )
 
 import dataloaders
-from dataloaders import DataLoader, auto, learned, workers, wrap
+from dataloaders import DataLoader, wrap
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
-from dataloaders.stats import Interval
-from dataloaders.tuning import Progress, Settings, Tuning, tune
+from dataloaders.machine import resources
+from dataloaders.measuring.intervals import Interval
+from dataloaders.tuning import Progress, Settings, Tuning, auto, learned, tune
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.choice import Need, choose
 from dataloaders.tuning.model import Model
@@ -500,7 +501,7 @@ class TestWhatGoesWrong:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each worker takes more than half of what two may have, as no rule could know before."""
-        bare = auto._WORKER_BYTES + workers.python_heap_bytes()
+        bare = auto._WORKER_BYTES + resources.python_heap_bytes()
 
         class Hoards(Waiting):
             hoard: np.ndarray[Any, Any] | None = None
@@ -511,7 +512,7 @@ class TestWhatGoesWrong:
                 return super().__getitem__(index)
 
         # Half of it is for workers: two by the rule, of which each may take 1.05 times the rule's.
-        monkeypatch.setattr(workers, "available_memory", lambda: int(2 * 2.1 * bare))
+        monkeypatch.setattr(resources, "available_memory", lambda: int(2 * 2.1 * bare))
         dataset = Hoards()
         tuning = quick(TorchLoader(dataset, 4, num_workers=2))
         assert tuning.choice.num_workers == 0
@@ -579,7 +580,7 @@ class TestResult:
     ) -> None:
         dataset = Waiting()
         assert quick(DataLoader(dataset, 4), rate_needed=1.0).choice.num_workers == 0
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, workers.usable_cores())))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, resources.usable_cores())))
         assert DataLoader(dataset, 4, num_workers="auto").num_workers == 1  # by the rule
         assert quick(DataLoader(dataset, 4), rate_needed=1.0).choice.num_workers == 0
         assert DataLoader(dataset, 4, num_workers="auto").num_workers == 0

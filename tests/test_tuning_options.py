@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.stock import Stock
-from dataloaders import DataLoader, learned
+from dataloaders import DataLoader
 from dataloaders.backend import Backend, Session, Specification, Tunable
+from dataloaders.measuring.intervals import Interval
 from dataloaders.plan import Plan
-from dataloaders.stats import Interval
-from dataloaders.tuning import Settings, Trial, Tuning, tune
+from dataloaders.tuning import Settings, Trial, Tuning, learned, tune
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.climb import climb
 from dataloaders.tuning.search import Search

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import dataloaders
-from dataloaders.stats import Interval
+from dataloaders.measuring.intervals import Interval
 from dataloaders.tuning import Progress, Settings, Trial, Tuning, tune
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.model import Model

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from dataloaders import waiting
+from dataloaders.machine import waiting
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaders import workers
+from dataloaders.machine import resources
 from helpers import warm
 
 MIB = 2**20
@@ -57,16 +57,16 @@ def machine(tmp_path: Path) -> Machine:
 
 class TestCores:
     def test_this_machine_has_at_least_one_and_no_more_than_the_affinity(self) -> None:
-        assert 1 <= workers.usable_cores() <= len(os.sched_getaffinity(0))
+        assert 1 <= resources.usable_cores() <= len(os.sched_getaffinity(0))
 
     def test_no_files_at_all_means_no_quota(self, tmp_path: Path) -> None:
-        assert workers.cpu_quota(tmp_path) is None
-        assert workers.usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+        assert resources.cpu_quota(tmp_path) is None
+        assert resources.usable_cores(tmp_path) == len(os.sched_getaffinity(0))
 
     def test_an_affinity_mask_counts(self) -> None:
         code = (
             "import os; cores = sorted(os.sched_getaffinity(0)); os.sched_setaffinity(0, cores[:1])"
-            "; from dataloaders import workers; print(workers.usable_cores())"
+            "; from dataloaders.machine import resources; print(resources.usable_cores())"
         )
         run = warm.run(["-c", code])
         assert (run.stdout.strip(), run.returncode) == ("1", 0), run.stderr
@@ -76,8 +76,8 @@ class TestCores:
         machine.write("sys/fs/cgroup/pod/container/cpu.max", "max 100000\n")
         machine.write("sys/fs/cgroup/pod/cpu.max", "150000 100000\n")
         machine.write("sys/fs/cgroup/cpu.max", "800000 100000\n")
-        assert workers.cpu_quota(machine.root) == 1.5
-        assert workers.usable_cores(machine.root) == min(2, len(os.sched_getaffinity(0)))
+        assert resources.cpu_quota(machine.root) == 1.5
+        assert resources.usable_cores(machine.root) == min(2, len(os.sched_getaffinity(0)))
 
     def test_version_1_quota(self, machine: Machine) -> None:
         machine.version_1("/a/b")
@@ -85,20 +85,20 @@ class TestCores:
         machine.write("sys/fs/cgroup/cpu,cpuacct/a/b/cpu.cfs_period_us", "100000\n")
         machine.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "25000\n")
         machine.write("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n")
-        assert workers.cpu_quota(machine.root) == 0.25
-        assert workers.usable_cores(machine.root) == 1
+        assert resources.cpu_quota(machine.root) == 0.25
+        assert resources.usable_cores(machine.root) == 1
 
     @pytest.mark.parametrize("mount_root", ["/", "/docker/abc"])
     def test_a_container_that_sees_the_hosts_path(self, machine: Machine, mount_root: str) -> None:
         machine.version_2("/docker/abc", mount_root)
         machine.write("sys/fs/cgroup/cpu.max", "200000 100000\n")
-        assert workers.cpu_quota(machine.root) == 2.0
+        assert resources.cpu_quota(machine.root) == 2.0
 
     @pytest.mark.parametrize("text", ["", "max", "max 100000", "-1 100000", "x y", "5", "7 0"])
     def test_a_malformed_or_absent_quota_is_none(self, machine: Machine, text: str) -> None:
         machine.version_2("/")
         machine.write("sys/fs/cgroup/cpu.max", text)
-        assert workers.cpu_quota(machine.root) is None
+        assert resources.cpu_quota(machine.root) is None
 
     def test_ranks_share_the_quota_of_their_container(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
@@ -107,10 +107,10 @@ class TestCores:
         machine.version_2("/")
         machine.write("sys/fs/cgroup/cpu.max", f"{cores}00000 100000\n")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
-        assert workers.usable_cores(machine.root) == 1
-        assert workers.machine_cores(machine.root) == cores
+        assert resources.usable_cores(machine.root) == 1
+        assert resources.machine_cores(machine.root) == cores
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-        assert workers.usable_cores(machine.root) == cores
+        assert resources.usable_cores(machine.root) == cores
 
     @pytest.mark.parametrize(
         ("shared", "own", "ranks", "expected"),
@@ -125,31 +125,31 @@ class TestCores:
     def test_a_mask_of_ones_own_is_not_divided_again(
         self, shared: int, own: int, ranks: int, expected: int
     ) -> None:
-        assert workers._share(shared, own, ranks) == expected
+        assert resources._share(shared, own, ranks) == expected
 
     def test_the_mask_that_ranks_share_is_the_launchers(self) -> None:
         code = (
             "import os; cores = sorted(os.sched_getaffinity(0)); os.sched_setaffinity(0, cores[:1])"
-            "; os.environ['LOCAL_WORLD_SIZE'] = '2'; from dataloaders import workers"
-            "; print(workers.machine_cores(), workers.usable_cores())"
+            "; os.environ['LOCAL_WORLD_SIZE'] = '2'; from dataloaders.machine import resources"
+            "; print(resources.machine_cores(), resources.usable_cores())"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert run.stdout.split() == [str(workers.machine_cores()), "1"], run.stderr
+        assert run.stdout.split() == [str(resources.machine_cores()), "1"], run.stderr
 
     @given(text=st.text(max_size=200))
     def test_any_mountinfo_is_survived(self, tmp_path_factory: pytest.TempPathFactory, text: str):  # type: ignore[no-untyped-def]
         machine = Machine(tmp_path_factory.mktemp("any"))
         machine.write("proc/self/cgroup", "0::/a\n5:cpu:/b\nnonsense\n")
         (machine.root / "proc/self/mountinfo").write_text(text, errors="replace")
-        assert workers.usable_cores(machine.root) >= 1
+        assert resources.usable_cores(machine.root) >= 1
 
 
 class TestMemory:
     def test_this_machine_has_some(self) -> None:
-        assert 0 < workers.available_memory() <= workers.total_memory()
+        assert 0 < resources.available_memory() <= resources.total_memory()
 
     def test_without_cgroups_it_is_what_the_kernel_says(self, machine: Machine) -> None:
-        assert workers.available_memory(machine.root) == 8 * 2**30
+        assert resources.available_memory(machine.root) == 8 * 2**30
 
     def test_version_2_limit_less_use_plus_idle_cache(self, machine: Machine) -> None:
         machine.version_2("/pod/c")
@@ -158,62 +158,62 @@ class TestMemory:
         machine.write("sys/fs/cgroup/pod/memory.max", f"{1000 * MIB}\n")
         machine.write("sys/fs/cgroup/pod/memory.current", f"{700 * MIB}\n")
         machine.write("sys/fs/cgroup/pod/memory.stat", f"anon 1\ninactive_file {200 * MIB}\n")
-        assert workers.available_memory(machine.root) == 500 * MIB
+        assert resources.available_memory(machine.root) == 500 * MIB
 
     def test_version_1_limit(self, machine: Machine) -> None:
         machine.version_1("/a")
         machine.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", f"{100 * MIB}\n")
         machine.write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", f"{130 * MIB}\n")
-        assert workers.available_memory(machine.root) == 0
+        assert resources.available_memory(machine.root) == 0
 
     def test_the_smallest_limit_counts_as_the_memory_that_there_is(self, machine: Machine) -> None:
         machine.version_2("/pod/c")
         machine.write("sys/fs/cgroup/pod/c/memory.max", "max\n")
-        assert workers.total_memory(machine.root) == workers.total_memory()
+        assert resources.total_memory(machine.root) == resources.total_memory()
         machine.write("sys/fs/cgroup/pod/memory.max", f"{10 * MIB}\n")
-        assert workers.total_memory(machine.root) == 10 * MIB
+        assert resources.total_memory(machine.root) == 10 * MIB
 
     def test_ranks_share_it(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         machine.version_2("/")
         machine.write("sys/fs/cgroup/memory.max", f"{1000 * MIB}\n")
         machine.write("sys/fs/cgroup/memory.current", f"{200 * MIB}\n")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-        assert workers.available_memory(machine.root) == 100 * MIB
-        assert workers.total_memory(machine.root) == 125 * MIB
+        assert resources.available_memory(machine.root) == 100 * MIB
+        assert resources.total_memory(machine.root) == 125 * MIB
 
     def test_no_meminfo_still_gives_a_number(self, tmp_path: Path) -> None:
-        assert workers.available_memory(tmp_path) > 0
+        assert resources.available_memory(tmp_path) > 0
 
 
 class TestSharedMemory:
     def test_ranks_share_it(self, small_tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        room = workers.shm_room(small_tmpfs)
+        room = resources.shm_room(small_tmpfs)
         assert room is not None
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-        assert workers.shm_room(small_tmpfs) == room // 4
-        text = workers.shm_shortage(1, 2, room // 10, small_tmpfs)
+        assert resources.shm_room(small_tmpfs) == room // 4
+        text = resources.shm_shortage(1, 2, room // 10, small_tmpfs)
         assert text is not None
         assert "are free there for each of 4 ranks: " in text
 
     def test_no_such_folder_is_none(self, tmp_path: Path) -> None:
-        assert workers.shm_room(tmp_path / "absent") is None
-        assert workers.shm_shortage(8, 2, 10**12, tmp_path / "absent") is None
+        assert resources.shm_room(tmp_path / "absent") is None
+        assert resources.shm_shortage(8, 2, 10**12, tmp_path / "absent") is None
 
     def test_a_small_one_is_told_with_numbers_and_remedy(self, small_tmpfs: Path) -> None:
-        room = workers.shm_room(small_tmpfs)
+        room = resources.shm_room(small_tmpfs)
         assert room is not None
         assert room <= MIB
-        text = workers.shm_shortage(4, 2, 200 * 1024, small_tmpfs)
+        text = resources.shm_shortage(4, 2, 200 * 1024, small_tmpfs)
         assert text is not None
         assert "4 workers with prefetch_factor=2 can have 10 batches of 200.0 KiB" in text
         assert "1.0 MiB are free" in text
         assert "--shm-size=1g" in text
-        assert workers.shm_shortage(1, 2, 200 * 1024, small_tmpfs) is None
+        assert resources.shm_shortage(1, 2, 200 * 1024, small_tmpfs) is None
 
     def test_what_is_used_is_not_free(self, small_tmpfs: Path) -> None:
-        before = workers.shm_room(small_tmpfs)
+        before = resources.shm_room(small_tmpfs)
         (small_tmpfs / "used").write_bytes(bytes(512 * 1024))
-        after = workers.shm_room(small_tmpfs)
+        after = resources.shm_room(small_tmpfs)
         assert before is not None
         assert after is not None
         assert before - after == 512 * 1024
@@ -222,10 +222,10 @@ class TestSharedMemory:
     def test_what_fits_and_what_falls_short_never_contradict(
         self, count: int, prefetch: int, size: int
     ) -> None:
-        fit = workers.batches_that_fit(size, workers.shm_room())
-        short = workers.shm_shortage(count, prefetch, size) is not None
+        fit = resources.batches_that_fit(size, resources.shm_room())
+        short = resources.shm_shortage(count, prefetch, size) is not None
         assert fit is not None
-        assert short == (workers.batches_in_flight(count, prefetch) > fit)
+        assert short == (resources.batches_in_flight(count, prefetch) > fit)
 
 
 @pytest.fixture
@@ -244,18 +244,18 @@ class TestMemoryOfAProcess:
     def test_a_process_that_is_gone_is_none(self) -> None:
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
-        assert workers.process_memory(gone.pid) is None
+        assert resources.process_memory(gone.pid) is None
 
     def test_private_is_part_of_proportional(self) -> None:
-        own = workers.process_memory(os.getpid())
+        own = resources.process_memory(os.getpid())
         assert own is not None
         assert 0 < own.private <= own.proportional
 
     def test_counting_references_copies_a_list_and_the_estimate_covers_it(self) -> None:
         """What a forked worker comes to own by touching each object of a big Python list."""
-        before = workers.python_heap_bytes()
+        before = resources.python_heap_bytes()
         objects = [f"images/{number:012d}.jpeg" for number in range(1_000_000)]
-        estimate = workers.python_heap_bytes() - before
+        estimate = resources.python_heap_bytes() - before
         ours, theirs = multiprocessing.get_context("fork").Pipe()
         child = multiprocessing.get_context("fork").Process(
             target=_touch_when_told, args=(objects, theirs)
@@ -264,10 +264,10 @@ class TestMemoryOfAProcess:
         assert child.pid is not None
         try:
             ours.recv()
-            start = workers.process_memory(child.pid)
+            start = resources.process_memory(child.pid)
             ours.send("touch")
             ours.recv()
-            end = workers.process_memory(child.pid)
+            end = resources.process_memory(child.pid)
         finally:
             ours.send("end")
             child.join()

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from dataloaders.pool import HostPool
+from dataloaders.batches.memory import HostPool
 from dataloaders.transforms.actions import Action, Primitive
 from dataloaders.transforms.kernels import EXACT, kernel_for, run
 from dataloaders.transforms.kernels.kernel import Form

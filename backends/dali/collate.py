@@ -20,10 +20,10 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
 
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.errors import BackendUnavailable, BackendWarning, add_note
-from dataloaders.random_states import random_states_kept
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 
 from .behind import Images
 from .sources import Source

@@ -15,7 +15,7 @@ from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from dataloaders.own_threads import share_work
+from dataloaders.machine.threads import share_work
 
 from .job import Job
 from .line import RUNS, Line

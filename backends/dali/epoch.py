@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from dataloaders import waiting
-from dataloaders.batch import Batch, to_device
+from dataloaders.batches.tree import Batch, to_device
+from dataloaders.machine import waiting
 
 from .collate import Assembly
 from .courier import Trip
@@ -104,7 +104,7 @@ class DaliEpoch:
         return self._trip is not None
 
     def counts(self) -> tuple[int, int] | None:
-        """How full it is; see `dataloaders.flow.counts_of`."""
+        """How full it is; see `dataloaders.measuring.queues.counts_of`."""
         return None if self._trip is None else self._trip.counts()
 
     def closed(self) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from dataloaders.own_threads import let_others_capture, share_work
-from dataloaders.pool import HostPool
+from dataloaders.batches.memory import HostPool
+from dataloaders.machine.threads import let_others_capture, share_work
 from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.primitives.colour import PermuteChannels

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dataloaders import learned
 from dataloaders.backend import Specification
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
+from dataloaders.tuning import learned
 
 if TYPE_CHECKING:
     from . import Dali

@@ -16,11 +16,11 @@ from torch.utils.data import BatchSampler
 
 from dataloaders import registry
 from dataloaders.backend import Session, Specification
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
+from dataloaders.batches.whole import RowNumbers
 from dataloaders.errors import BackendUnavailable
 from dataloaders.plan import Plan
 from dataloaders.specification import state_of, view_of
-from dataloaders.whole_batches import RowNumbers
 
 from .collate import Assembly
 from .courier import Courier, Trip

@@ -23,8 +23,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from dataloaders.backend import Ahead, Cancelled
-from dataloaders.randomness import words
-from dataloaders.whole_batches import SeededRows, SeededSamples, WholeBatches
+from dataloaders.batches.whole import SeededRows, SeededSamples, WholeBatches
+from dataloaders.seeding.philox import words
 
 from .sources import Image
 from .sources.opaque import Opaque, Recordings

@@ -32,7 +32,9 @@ from torch.utils.data import default_collate, get_worker_info
 
 from dataloaders import registry
 from dataloaders.backend import Ahead, Backend, Session, Specification
-from dataloaders.batch import Batch
+from dataloaders.batches.memory import HostPool
+from dataloaders.batches.tree import Batch
+from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
 from dataloaders.cache import CachedDataset, Estimate, precompute
 from dataloaders.cache.advice import full_size
 from dataloaders.cache.build import opened
@@ -43,19 +45,17 @@ from dataloaders.cache.observed import Observed
 from dataloaders.cache.packed import packed
 from dataloaders.cache.progress import BuildProgress
 from dataloaders.cache.sample import Classes, classes_in, has_namedtuples
-from dataloaders.encoded import source_of
+from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
-from dataloaders.learned import cache_folder
+from dataloaders.machine.resources import usable_cores
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
-from dataloaders.pool import HostPool
 from dataloaders.specification import iterates_itself, state_of, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.read import read
 from dataloaders.transforms.trailing import trailing
-from dataloaders.whole_batches import RowNumbers, SeededRows, WholeBatches
-from dataloaders.workers import usable_cores
+from dataloaders.tuning.learned import cache_folder
 
 from .batches import Batches, Late, NotThisBatch, batches_of, is_proved
 from .pictures import MAKE_TENSORS, steps_of

@@ -27,16 +27,16 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from dataloaders.batch import Batch, map_tensors
+from dataloaders.batches.collation import collates_as_torch
+from dataloaders.batches.memory import HostMemory
+from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.columns import ColumnReader
 from dataloaders.cache.joined import JoinedColumn, groups
 from dataloaders.cache.sample import Classes, Structure, join
-from dataloaders.collation import collates_as_torch
-from dataloaders.pool import HostMemory
-from dataloaders.random_states import random_states_kept
-from dataloaders.randomness import words
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.philox import words
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms import Tail
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.kinds import torchvision_name

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["Team"]
 

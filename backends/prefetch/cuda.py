@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dataloaders.own_threads import let_others_capture, share_work
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
+from dataloaders.machine.threads import let_others_capture, share_work
 
 __all__ = ["Cuda", "Event", "Stream", "dense_parts"]
 

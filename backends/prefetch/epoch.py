@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from dataloaders import waiting
 from dataloaders.backend import Ahead, Session
-from dataloaders.batch import Batch
-from dataloaders.flow import counts_of
+from dataloaders.batches.tree import Batch
+from dataloaders.machine import waiting
+from dataloaders.measuring.queues import counts_of
 
 from .courier import Ended, Failed, Trip
 from .ranges import stage
@@ -108,7 +108,7 @@ class TakenAhead:
         return self._transfer.permits
 
     def counts(self) -> tuple[int, int] | None:
-        """How full it is; see `dataloaders.flow.counts_of`."""
+        """How full it is; see `dataloaders.measuring.queues.counts_of`."""
         inner = counts_of(self._source)
         if inner is None:
             return None

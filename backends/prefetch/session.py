@@ -15,7 +15,7 @@ import torch
 
 from dataloaders import specification
 from dataloaders.backend import Backend, Session, Specification
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.transforms import Tail
 
 from .courier import Courier, Trip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from dataloaders.batch import Batch, map_tensors
+from dataloaders.batches.tree import Batch, map_tensors
 
 from .cuda import Cuda
 

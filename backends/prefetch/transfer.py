@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from dataloaders.batch import Batch, describe, leaves, map_children, nbytes, to_device
-from dataloaders.pool import HostPool
+from dataloaders.batches.memory import HostPool
+from dataloaders.batches.tree import Batch, describe, leaves, map_children, nbytes, to_device
 from dataloaders.transforms import Tail
 
 from .cuda import Cuda, Event, Stream

@@ -22,13 +22,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import dataloaders.loader
 from dataloaders.backend import Ahead, Backend, Session, Specification
-from dataloaders.batch import Batch
-from dataloaders.collation import collates_as_torch
+from dataloaders.batches.collation import collates_as_torch
+from dataloaders.batches.memory import HostPool
+from dataloaders.batches.tree import Batch
+from dataloaders.batches.whole import WholeBatches
 from dataloaders.plan import Plan
-from dataloaders.pool import HostPool
-from dataloaders.seeding import Seeding
+from dataloaders.seeding.seeded import Seeding
 from dataloaders.specification import iterates_itself
-from dataloaders.whole_batches import WholeBatches
 
 from .ahead import AheadWorkers
 from .ahead_gather import GatherEpoch

@@ -29,9 +29,9 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled, Specification
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.errors import add_note
-from dataloaders.flow import counts_of
+from dataloaders.measuring.queues import counts_of
 
 from .ahead_indices import Dry, Indices
 from .ahead_next import Foresight, NextEpoch, indices_of
@@ -392,7 +392,7 @@ class WorkersEpoch(Ahead):
         return self._workers._most_tasks
 
     def counts(self) -> tuple[int, int] | None:
-        """How full the workers' queues are; see `dataloaders.flow.counts_of`."""
+        """How full the workers' queues are; see `dataloaders.measuring.queues.counts_of`."""
         return counts_of(self._workers)
 
     def handed_over(self) -> None:

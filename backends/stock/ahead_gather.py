@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaders.backend import Ahead, Cancelled
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 
 from .ahead_indices import Dry, Indices
 

@@ -30,8 +30,8 @@ from torch.utils.data import (
 )
 
 from dataloaders.backend import Specification
-from dataloaders.random_states import random_states_kept
-from dataloaders.seeding import Seeding
+from dataloaders.seeding.seeded import Seeding
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
 
 from . import order

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import collate as torch_collate
 
-from dataloaders.batch import Batch
-from dataloaders.pool import HostMemory
+from dataloaders.batches.memory import HostMemory
+from dataloaders.batches.tree import Batch
 
 from .shared_ring import SharedRing
 

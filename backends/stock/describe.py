@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset, Subset
 from torch.utils.data._utils.collate import default_collate, default_convert
 
 from dataloaders.backend import Specification
+from dataloaders.batches.memory import SMALLEST
 from dataloaders.plan import Plan, Stage
-from dataloaders.pool import SMALLEST
 from dataloaders.specification import sampling_of
 
 from .order import is_known

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, get_worker_info
 
-from dataloaders.batch import Batch
-from dataloaders.collation import collates_as_torch
-from dataloaders.pool import HostMemory
+from dataloaders.batches.collation import collates_as_torch
+from dataloaders.batches.memory import HostMemory
+from dataloaders.batches.tree import Batch
 
 from .order import Index, Table, as_index
 

@@ -23,9 +23,9 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from dataloaders.backend import Specification
-from dataloaders.batch import Batch
-from dataloaders.collation import collates_as_torch
-from dataloaders.pool import HostMemory, HostPool, PinnedMemory
+from dataloaders.batches.collation import collates_as_torch
+from dataloaders.batches.memory import HostMemory, HostPool, PinnedMemory
+from dataloaders.batches.tree import Batch
 from dataloaders.specification import view_of
 
 from . import gather, order

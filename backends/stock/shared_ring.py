@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from dataloaders.pool import SMALLEST, tensor_over
-from dataloaders.workers import shm_room
+from dataloaders.batches.memory import SMALLEST, tensor_over
+from dataloaders.machine.resources import shm_room
 
 __all__ = ["RingFull", "SharedRing"]
 

@@ -20,7 +20,7 @@ except ImportError as error:
 from dataloaders.bottleneck.check import Check, Progress, check_bottleneck
 from dataloaders.bottleneck.report import EXIT_STATUS, Report
 from dataloaders.bottleneck.verdict import Verdict
-from dataloaders.stats import Interval
+from dataloaders.measuring.intervals import Interval
 
 __all__ = [
     "EXIT_STATUS",

@@ -21,10 +21,10 @@ from typing import TypeAlias
 
 import torch
 
-from dataloaders.batch import Batch, to_device
+from dataloaders.batches.tree import Batch, to_device
 from dataloaders.bottleneck.feed import Feed, Takers
 from dataloaders.bottleneck.resident import Pool
-from dataloaders.stats import Timed
+from dataloaders.measuring.intervals import Timed
 
 __all__ = ["Block", "Blocks", "synchronise"]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dataloaders.batch import Batch, describe, leaves
+from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.blocks import SETTLE_STEPS, Blocks
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
@@ -29,9 +29,9 @@ from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.loader import DataLoader
-from dataloaders.random_states import random_states_kept
+from dataloaders.measuring.intervals import Interval, Timed
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import generators_of
-from dataloaders.stats import Interval, Timed
 
 __all__ = ["Check", "Progress", "check_bottleneck"]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from dataloaders import waiting
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.errors import CheckError
-from dataloaders.flow import counts_of
 from dataloaders.loader import CopiedBatches
+from dataloaders.machine import waiting
+from dataloaders.measuring.queues import counts_of
 from dataloaders.specification import batches_in
 
 __all__ = ["Feed", "Takers"]

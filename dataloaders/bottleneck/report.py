@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dataloaders.bottleneck.verdict import Verdict
-from dataloaders.stats import Interval
+from dataloaders.measuring.intervals import Interval
 
 __all__ = ["EXIT_STATUS", "Report"]
 
@@ -166,7 +166,7 @@ class Report:
 
 def machine_facts() -> dict[str, str]:
     """Cores, processor, device and versions of this machine, each as a short text."""
-    from dataloaders.workers import machine_cores, ranks_here, usable_cores
+    from dataloaders.machine.resources import machine_cores, ranks_here, usable_cores
 
     cores = f"{machine_cores()} cores"
     if ranks_here() > 1:

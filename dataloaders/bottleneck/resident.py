@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataloaders.batch import Batch, describe, leaves, map_tensors, nbytes, to_device
+from dataloaders.batches.tree import Batch, describe, leaves, map_tensors, nbytes, to_device
 
 __all__ = ["Placement", "Pool", "resident_everywhere"]
 

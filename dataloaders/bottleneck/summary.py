@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dataloaders import workers
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.errors import DataLoadersError
 from dataloaders.loader import DataLoader
+from dataloaders.machine import resources
 
 __all__ = ["summarise"]
 
@@ -136,7 +136,7 @@ def _has_threads_of_its_own(loader: Any) -> bool:
 
 def _sharing(count: int, *, on_device: bool) -> list[str]:
     """How ``count`` workers and the step can share the cores."""
-    cores, threads = workers.usable_cores(), torch.get_num_threads()
+    cores, threads = resources.usable_cores(), torch.get_num_threads()
     share = f"the step shares {cores} cores with {count} worker{'s' * (count != 1)}"
     if on_device or threads == 1:
         return [f"{share}: `dataloaders tune` measures how many of them are best"]

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from dataloaders.stats import Interval, Timed, resample
+from dataloaders.measuring.intervals import Interval, Timed, resample
 
 __all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Verdict", "analyse"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
-from dataloaders.encoded import source_of
+from dataloaders.datasets.files import source_of
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Kind, Member
 

@@ -53,7 +53,7 @@ from dataloaders.cache.shards import check_shard, range_of, shard_text
 from dataloaders.cache.study import Study
 from dataloaders.cache.work import Piece, Work, studied_by
 from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
-from dataloaders.workers import available_memory, machine_cores, ranks_here, usable_cores
+from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
 
 if TYPE_CHECKING:
     from dataloaders.cache.about import About

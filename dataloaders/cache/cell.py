@@ -25,7 +25,7 @@ import torch
 from dataloaders.cache.decode import decoded, decoded_file, is_encoded
 from dataloaders.cache.palette import PALETTE, contents, files
 from dataloaders.cache.planes import PLANES, Planes, has_planes
-from dataloaders.encoded import EncodedFile
+from dataloaders.datasets.files import EncodedFile
 from dataloaders.errors import CacheError, MissingDependency
 
 __all__ = [

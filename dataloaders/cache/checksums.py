@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 try:
     from isal.isal_zlib import crc32  # a few times as fast, and the same

@@ -17,7 +17,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dataloaders.cache.palette import restored
-from dataloaders.encoded import FORMATS, EncodedFile, opened, refuse_larger
+from dataloaders.datasets.files import FORMATS, EncodedFile, opened, refuse_larger
 
 __all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
 

@@ -28,7 +28,7 @@ from dataloaders.cache.index import Index
 from dataloaders.cache.laying import with_checksums
 from dataloaders.cache.putting import Progress, Writer, write_compressed, write_rows
 from dataloaders.errors import CacheError
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["Known", "fill", "filled"]
 

@@ -40,7 +40,7 @@ from dataloaders.cache.rows import digest_text
 from dataloaders.cache.sizes import Sizes
 from dataloaders.cache.syncing import Syncing
 from dataloaders.errors import CacheError
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["BuildFolder", "building_folder"]
 

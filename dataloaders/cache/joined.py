@@ -25,7 +25,7 @@ from dataloaders.cache.index import Index
 from dataloaders.cache.limits import limited
 from dataloaders.cache.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
-from dataloaders.page_cache import expect_exactly
+from dataloaders.machine.page_cache import expect_exactly
 
 __all__ = ["JoinedColumn", "Shards", "groups"]
 

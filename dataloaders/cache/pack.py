@@ -21,7 +21,7 @@ from dataloaders.cache.codecs import codec_of
 from dataloaders.cache.codecs.codec import Bytes, Codec
 from dataloaders.cache.entries import Packing
 from dataloaders.cache.hdf5 import PieceWriter
-from dataloaders.workers import usable_cores
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["Packed", "Packer"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataloaders.cache.cut import Cut, Run, equal_state, told
-from dataloaders.encoded import Source, source_of
+from dataloaders.datasets.files import Source, source_of
 from dataloaders.errors import CacheError
 from dataloaders.transforms.find import Found
 from dataloaders.transforms.read import Member

@@ -32,7 +32,7 @@ from dataloaders.cache.shards import (
     shard_text,
 )
 from dataloaders.errors import CacheError, CacheWarning
-from dataloaders.workers import ranks_here
+from dataloaders.machine.resources import ranks_here
 
 __all__ = ["Ranks"]
 

@@ -34,7 +34,7 @@ from dataloaders.cache.printable import shown
 from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
-from dataloaders.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
+from dataloaders.machine.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
 
 __all__ = ["CachedDataset"]
 

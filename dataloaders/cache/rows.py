@@ -34,7 +34,7 @@ from dataloaders.cache.reading import draws_refused, read_row
 from dataloaders.cache.sample import Cell, Structure
 from dataloaders.cache.seeds import DrawDetector, seed_for
 from dataloaders.errors import CacheError
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 
 __all__ = [
     "BYTES_PER_CELL",

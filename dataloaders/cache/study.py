@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dataloaders.batch import leaves
+from dataloaders.batches.tree import leaves
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.encoding import Encoder
@@ -36,7 +36,7 @@ from dataloaders.cache.sample import (
 )
 from dataloaders.cache.seeds import DrawDetector, seed_for
 from dataloaders.errors import CacheError
-from dataloaders.random_states import random_states_kept
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.table import same_bits
 

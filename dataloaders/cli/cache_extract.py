@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.encoded import SUFFIXES, EncodedFile
+from dataloaders.datasets.files import SUFFIXES, EncodedFile
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["extract"]

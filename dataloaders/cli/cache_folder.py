@@ -17,7 +17,7 @@ from dataloaders.cache.printable import printable
 from dataloaders.cache.shards import names_of
 from dataloaders.cli.table import table
 from dataloaders.errors import CacheError
-from dataloaders.learned import cache_folder
+from dataloaders.tuning.learned import cache_folder
 
 __all__ = ["prune", "show"]
 

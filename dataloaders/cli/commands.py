@@ -13,7 +13,7 @@ from dataloaders.errors import DataLoadersError, OptionError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from dataloaders.batch import Batch
+    from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck import Report
     from dataloaders.cli.progress import ProgressLine
     from dataloaders.scripts.takeover import Measure, Takeover

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaders.errors import DataLoadersError, MissingDependency, OptionError
-from dataloaders.learned import cache_folder
+from dataloaders.tuning.learned import cache_folder
 
 __all__ = ["demo"]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch.utils.data
 
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.loader import DataLoader, wrap
 from dataloaders.specification import view_of
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.utils.data
 
-from dataloaders.batch import Batch, map_tensors
+from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.loader import CopiedBatches, DataLoader
 from dataloaders.scripts.target import StopScript
 from dataloaders.specification import batches_in

@@ -1,6 +1,6 @@
 """What torch's default generator gives each sample of a batch, seeded sample by sample: at once.
 
-    words (n x 4, of `randomness.words`) ──> n Mersenne twisters ──> rand, uniform, randint, ...
+    words (n x 4, of `philox.words`) ──> n Mersenne twisters ──> rand, uniform, randint, ...
                                              n values a call, for those samples that draw
 
 `seeding.seed_generators` seeds torch's and Python's generators around each sample from the same
@@ -50,8 +50,8 @@ class Draws:
     the values of the others mean nothing, and their streams stay where they are.
 
     Args:
-        words: [n, 4] whole numbers below 2**32, as `dataloaders.randomness.words` gives them and
-            `dataloaders.seeding.seed_generators` takes them.
+        words: [n, 4] whole numbers below 2**32, as `seeding.philox.words` gives them and
+            `seeding.seeded.seed_generators` takes them.
     """
 
     def __init__(self, words: npt.ArrayLike) -> None:

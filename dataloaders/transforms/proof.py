@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 from torch.utils.data._utils.collate import default_collate, default_convert
 
-from dataloaders.batch import Batch, leaves, map_tensors
+from dataloaders.batches.tree import Batch, leaves, map_tensors
 from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.read import is_chain
 from dataloaders.transforms.table import same_bits

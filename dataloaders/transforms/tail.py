@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
-from dataloaders.batch import Batch, map_tensors
+from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.transforms.find import (

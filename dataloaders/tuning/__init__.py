@@ -23,21 +23,26 @@ variant.py   a loader like the given one with other settings, on samplers of its
 climb.py     one option's numbers, coarse to fine
 choice.py    which of the tried settings suffices
 words.py     the sentences of a result
+auto.py      what "auto" becomes: what was learned before, else a rule
+learned.py   what tuning learned, on disk
 result.py    Settings, Trial, Tuning: what was tried, what was chosen and why
 """
 
-from dataloaders.errors import MissingDependency
+from __future__ import annotations
 
-try:
-    import psutil  # noqa: F401
-    import rich  # noqa: F401
-except ImportError as error:
-    raise MissingDependency(
-        f"tuning needs psutil and rich, and {error.name} cannot be imported ({error}); "
-        "install them with: pip install 'gpu-dataloaders[check]'"
-    ) from error
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
-from dataloaders.tuning.run import tune
+if TYPE_CHECKING:
+    from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
+    from dataloaders.tuning.run import tune
 
 __all__ = ["Progress", "Settings", "Trial", "Tuning", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    # A loader asks what was learned: it must not load psutil for that.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "run" if name == "tune" else "result"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

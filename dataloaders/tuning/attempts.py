@@ -12,11 +12,12 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
-from dataloaders import auto, workers
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 from dataloaders.errors import CheckError
+from dataloaders.machine import resources
 from dataloaders.observing import Unobserved
 from dataloaders.observing import observe as look_at
+from dataloaders.tuning import auto
 from dataloaders.tuning.result import Settings, Trial
 from dataloaders.tuning.trial import (
     Loading,
@@ -64,7 +65,7 @@ class Attempts:
         self._announce = announce
         self._own_threads = own_threads
         self._variants = Variants(loader)
-        self._cores = workers.usable_cores()
+        self._cores = resources.usable_cores()
         self.alone = alone
         self.trials: list[Trial] = []
         self.seen: dict[Settings, Observation] = {}

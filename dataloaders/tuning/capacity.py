@@ -8,7 +8,8 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
-from dataloaders import auto, workers
+from dataloaders.machine import resources
+from dataloaders.tuning import auto
 from dataloaders.tuning.model import Model
 
 __all__ = ["DEFAULT_PREFETCH", "Capacity", "capacity", "own_shortage"]
@@ -60,7 +61,7 @@ def capacity(
         )
     fit = auto.shm_cap(batch_bytes, prefetch)
     if fit is not None and fit < wanted:
-        shortage = workers.shm_shortage(wanted, prefetch, batch_bytes) or shortage
+        shortage = resources.shm_shortage(wanted, prefetch, batch_bytes) or shortage
         prefetch = 1
         fit = auto.shm_cap(batch_bytes, prefetch)
     return Capacity(most if fit is None else min(most, fit), prefetch, shortage, note)
@@ -68,7 +69,7 @@ def capacity(
 
 def own_shortage(loader: torch.utils.data.DataLoader[Any], batch_bytes: int) -> str | None:
     """Why the loader's own settings must fail for want of shared memory, or None."""
-    shortage = workers.shm_shortage(
+    shortage = resources.shm_shortage(
         loader.num_workers, loader.prefetch_factor or DEFAULT_PREFETCH, batch_bytes
     )
     return None if shortage is None else f"the loader as it is will fail: {shortage}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dataloaders.stats import Interval
+from dataloaders.measuring.intervals import Interval
 from dataloaders.tuning.model import WORTH
 from dataloaders.tuning.result import Settings
 

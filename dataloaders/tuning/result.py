@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 
-from dataloaders.stats import Interval
+from dataloaders.measuring.intervals import Interval
 from dataloaders.tuning.variant import Settings, with_settings
 
 __all__ = ["Progress", "Settings", "Trial", "Tuning"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from dataloaders import auto, learned, workers
 from dataloaders.backend import Tunable
 from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError
 from dataloaders.loader import DataLoader
-from dataloaders.stats import Interval
-from dataloaders.tuning import device, words
+from dataloaders.machine import resources
+from dataloaders.measuring.intervals import Interval
+from dataloaders.tuning import auto, device, learned, words
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.capacity import DEFAULT_PREFETCH, capacity, own_shortage
 from dataloaders.tuning.choice import Need, choose, enough
@@ -63,7 +63,7 @@ class Search:
         self._max_workers = max_workers
         self._progress = progress
         self._need = Need(None if rate_needed is None else Interval(*(rate_needed,) * 3))
-        self._cores = workers.usable_cores()
+        self._cores = resources.usable_cores()
         self._has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and self._has_cuda
         self._pin_choice = self._pinned = pinned
@@ -263,7 +263,7 @@ class Search:
         if self._saturated(choice):
             return  # the workers never wait for room in the queue: a longer one changes nothing
         for prefetch in _DEEPER_PREFETCH:
-            if workers.shm_shortage(choice.num_workers, prefetch, alone.batch_bytes) is not None:
+            if resources.shm_shortage(choice.num_workers, prefetch, alone.batch_bytes) is not None:
                 return
             deeper = replace(choice, prefetch_factor=prefetch)
             why = "batches differ in time: a longer queue evens it out"

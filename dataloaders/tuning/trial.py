@@ -24,10 +24,10 @@ import psutil
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from dataloaders.batch import Batch, map_tensors, nbytes, samples_in
+from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.errors import CheckError
-from dataloaders.flow import counts_of
-from dataloaders.stats import Interval, Timed, resample
+from dataloaders.measuring.intervals import Interval, Timed, resample
+from dataloaders.measuring.queues import counts_of
 from dataloaders.tuning import device, usage
 
 __all__ = [

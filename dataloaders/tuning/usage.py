@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from dataloaders import workers
+from dataloaders.machine import resources
 
 __all__ = ["by_end_of_epoch", "cpu_demand", "cpu_seconds", "memory"]
 
@@ -33,15 +33,15 @@ def cpu_seconds(crew: list[psutil.Process]) -> float:
     return total
 
 
-def memory(crew: list[psutil.Process]) -> list[workers.ProcessMemory]:
+def memory(crew: list[psutil.Process]) -> list[resources.ProcessMemory]:
     """The memory of each worker, of those that have not ended."""
-    found = (workers.process_memory(process.pid) for process in crew)
+    found = (resources.process_memory(process.pid) for process in crew)
     return [one for one in found if one is not None]
 
 
 def by_end_of_epoch(
-    before: list[workers.ProcessMemory],
-    after: list[workers.ProcessMemory],
+    before: list[resources.ProcessMemory],
+    after: list[resources.ProcessMemory],
     samples: int,
     epoch_samples: int | None,
 ) -> int | None:
@@ -49,12 +49,12 @@ def by_end_of_epoch(
 
     Its private pages now, and their growth over the trial carried on to the end of the epoch,
     but by no more than the pages that it still shares with this process, and no more than what
-    counting references comes to (`workers.python_heap_bytes`): a worker's first steps touch pages
+    counting references comes to (`resources.python_heap_bytes`): a worker's first steps touch pages
     that are touched only once, and arrays, however large, are not copied by being read.
     """
     if not before or len(before) != len(after) or samples == 0:
         return None
-    largest, heap = 0, workers.python_heap_bytes()
+    largest, heap = 0, resources.python_heap_bytes()
     for early, late in zip(before, after, strict=True):
         growth = max(0, late.private - early.private)
         remaining = max(0, (epoch_samples or samples) - samples) / samples

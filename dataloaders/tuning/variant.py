@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from dataloaders.backend import Backend
-from dataloaders.batch import Batch, map_tensors, to_device
+from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew

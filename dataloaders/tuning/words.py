@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from dataloaders import auto, learned
 from dataloaders.errors import OptionError
 from dataloaders.loader import DataLoader
+from dataloaders.tuning import auto, learned
 from dataloaders.tuning.attempts import Attempts
 from dataloaders.tuning.choice import Need
 from dataloaders.tuning.model import WORTH, Model

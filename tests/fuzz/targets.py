@@ -37,8 +37,8 @@ from dataloaders.cache.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.cli.cache_extract import extract
 from dataloaders.errors import CacheError
-from dataloaders.randomness import words
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.philox import words
+from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.table import same_bits
 from fuzz import mutation, seeds

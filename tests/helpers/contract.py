@@ -26,7 +26,7 @@ import torch.utils.data
 from torch.utils.data import SequentialSampler, get_worker_info
 
 from dataloaders import Backend, DataLoader, wrap
-from dataloaders.batch import leaves, to_device
+from dataloaders.batches.tree import leaves, to_device
 from helpers.compare import (
     Epochs,
     assert_same,

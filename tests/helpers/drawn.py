@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
-from dataloaders.randomness import words
+from dataloaders.seeding.philox import words
 from dataloaders.transforms.actions import Sizes
 
 FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv")

@@ -11,7 +11,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.actions import Action, Operator, SampleError, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of

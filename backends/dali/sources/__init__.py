@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 from dataloaders.cache import CachedDataset
-from dataloaders.encoded import source_of
-from dataloaders.nesting import is_own, is_read_as, read_nested
+from dataloaders.datasets.files import source_of
+from dataloaders.datasets.nested import is_own, is_read_as, read_nested
 
 from .arrays import array_source
 from .cached import cached_source

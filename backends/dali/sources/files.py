@@ -1,6 +1,6 @@
 """Datasets of encoded files: as they are where DALI decodes them as Pillow does, else decoded here.
 
-encoded.Source ──bytes──> peek ── plain ─────────────────────────> Image
+files.Source ────bytes──> peek ── plain ─────────────────────────> Image
                            └─ anything else ──Pillow──> as_file ──> Image, or Failed
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders import encoded
+from dataloaders.datasets.files import Source as EncodedFiles
 
 from ..header import peek
 from ..odd import as_file
@@ -25,7 +25,7 @@ class FileSource(Source):
 
     kind = "encoded"
 
-    def __init__(self, files: encoded.Source) -> None:
+    def __init__(self, files: EncodedFiles) -> None:
         self._files = files
 
     @property

@@ -24,8 +24,8 @@ from torch.utils.data import Dataset
 
 from dataloaders.cache.cut import sample_of
 from dataloaders.cache.study import same_samples
-from dataloaders.random_states import random_states_kept
-from dataloaders.seeding import seed_generators
+from dataloaders.seeding.seeded import seed_generators
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.actions import SampleError, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.find import find_generators

@@ -36,11 +36,11 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from dataloaders.backend import Specification
+from dataloaders.batches.whole import RowNumbers, SeededRows, SeededSamples, WholeBatches
 from dataloaders.errors import OptionError
-from dataloaders.random_states import random_states_kept
-from dataloaders.randomness import FIRST_RESERVED_DRAW, stable_key, words, words_of
+from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, stable_key, words, words_of
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import view_of
-from dataloaders.whole_batches import RowNumbers, SeededRows, SeededSamples, WholeBatches
 
 __all__ = ["Seeding", "seed_generators"]
 
@@ -68,7 +68,7 @@ class Seeding:
 
         With ``samples``, the view also seeds the generators around each sample from (seed,
         epoch, key, occurrence) and around a custom collate_fn from those of the batch's first
-        sample. The key is the index (others: `dataloaders.randomness.stable_key`); occurrence
+        sample. The key is the index (others: `dataloaders.seeding.philox.stable_key`); occurrence
         counts its repeats in this loader's epoch, in the epoch of all ranks for
         DistributedSampler. A dataset's ``__getitems__`` is called with one index at a time.
         Iterable datasets are seeded from (seed, epoch, rank, worker, position) instead, so their

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dataloaders.workers import total_memory
+from dataloaders.machine.resources import total_memory
 
 __all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
 

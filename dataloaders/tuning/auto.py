@@ -19,8 +19,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
-from dataloaders import learned, workers
 from dataloaders.errors import CapacityWarning
+from dataloaders.machine import resources
+from dataloaders.tuning import learned
 
 __all__ = ["in_memory", "memory_cap", "most_workers", "resolve", "shm_cap"]
 
@@ -78,7 +79,7 @@ def resolve(
         if found is None:
             wanted = _by_rule(dataset, size)
         else:
-            wanted = min(found.num_workers, most_workers(workers.usable_cores()))
+            wanted = min(found.num_workers, most_workers(resources.usable_cores()))
         chosen = max(least, wanted)
     learned_prefetch = found.prefetch_factor if found is not None else None
     prefetch: int | Literal["auto"] | None = prefetch_factor
@@ -129,8 +130,8 @@ def memory_cap(memory_per_worker: int | None = None) -> int:
     ``memory_per_worker`` in bytes; None stands for a bare worker and a copy of every Python
     object of this process, which is what counting references comes to (`workers`).
     """
-    cost = memory_per_worker or _WORKER_BYTES + workers.python_heap_bytes()
-    return int(workers.available_memory() * _MEMORY_SHARE // max(1, cost))
+    cost = memory_per_worker or _WORKER_BYTES + resources.python_heap_bytes()
+    return int(resources.available_memory() * _MEMORY_SHARE // max(1, cost))
 
 
 def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
@@ -138,16 +139,16 @@ def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
 
     None: any number.
     """
-    fit = workers.batches_that_fit(batch_bytes, workers.shm_room())
+    fit = resources.batches_that_fit(batch_bytes, resources.shm_room())
     if fit is None:
         return None
-    return max(0, (fit - workers.batches_in_flight(1, 0)) // max(1, prefetch_factor))
+    return max(0, (fit - resources.batches_in_flight(1, 0)) // max(1, prefetch_factor))
 
 
 def _by_rule(dataset: Any, batch_size: int | None) -> int:
     if in_memory(dataset):
         return 0
-    most = workers.usable_cores()
+    most = resources.usable_cores()
     if isinstance(dataset, IterableDataset):
         return 1
     try:
@@ -169,7 +170,7 @@ def _fit_in_shm(
 ) -> tuple[int, int | Literal["auto"] | None]:
     """Workers and prefetch factor lowered until their batches fit, with one warning if so."""
     depth = prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH
-    shortage = workers.shm_shortage(num_workers, int(depth or 1), batch_bytes)
+    shortage = resources.shm_shortage(num_workers, int(depth or 1), batch_bytes)
     if shortage is None:
         return num_workers, prefetch
     fitting = num_workers

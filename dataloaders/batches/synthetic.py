@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dataloaders.batch import Batch, map_children, map_tensors, to_device
+from dataloaders.batches.tree import Batch, map_children, map_tensors, to_device
 from dataloaders.errors import OptionError
 
 __all__ = ["Recipe", "TensorSpec", "shortened"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.batch import Batch
+from dataloaders.batches.tree import Batch
 
 __all__ = ["RowNumbers", "SeededRows", "SeededSamples", "WholeBatches"]
 

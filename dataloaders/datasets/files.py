@@ -1,6 +1,6 @@
 """The encoded files behind a dataset: what it would decode, as bytes, and the target beside it.
 
-    torchvision's own (vision_files.py)  ──> path ───────┐
+    torchvision's own (torchvision_files.py) ─> path ───────┐
     one with encoded(), target()  ──> bytes or path ─────┼──> EncodedFile ──> RGB ──transform──┐
     Subset, ConcatDataset         of these, nested ──────┘    target ──────────────────────> sample
 
@@ -20,10 +20,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from dataloaders.datasets.nested import is_own, read_nested
+from dataloaders.datasets.torchvision_files import Files, files_of
 from dataloaders.errors import BackendUnavailable, CacheError
-from dataloaders.nesting import is_own, read_nested
 from dataloaders.transforms.read import read
-from dataloaders.vision_files import Files, files_of
 
 __all__ = [
     "FORMATS",

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 
-from dataloaders import workers
 from dataloaders.errors import OptionError
+from dataloaders.machine import resources
 
 __all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
 
@@ -186,8 +186,8 @@ def _file_of(key: Key) -> Path:
 
 
 def _machine() -> str:
-    gib = round(workers.total_memory() / 2**30)
-    return f"{workers.usable_cores()} cores, {workers.cpu_model()}, {gib} GiB, {_gpu_name()}"
+    gib = round(resources.total_memory() / 2**30)
+    return f"{resources.usable_cores()} cores, {resources.cpu_model()}, {gib} GiB, {_gpu_name()}"
 
 
 def _gpu_name() -> str:

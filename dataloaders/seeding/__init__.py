@@ -1,0 +1,6 @@
+"""seed=: random numbers as a function of where they are drawn.
+
+philox.py  numbers from (seed, epoch, index, occurrence, draw)
+seeded.py  a loader whose order and samples are drawn from these
+states.py  the process-wide generators, put back after a trial
+"""
