@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+QUIET := --quiet --disable-pip-version-check
+HELD := $(QUIET) -c constraints.txt
 
-.PHONY: demo test lint format bench fuzz gpu clean
+.PHONY: demo test lint package format bench fuzz gpu constraints clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
@@ -17,6 +19,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+package: $(VENV)/.installed-dev
+	$(BIN)/python .ci/package.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -39,18 +44,25 @@ gpu:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp a purpose: the second call installs nothing unless pyproject.toml changed.
-$(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[vision,h5]'
+# A stamp a purpose: the second call installs nothing unless what is asked for changed.
+$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(HELD) -e '.[check,vision,h5]'
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(HELD) -e '.[dev]'
 	touch $@ $(VENV)/.installed-demo
 
-$(VENV)/.installed-fuzz: pyproject.toml | $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,fuzz]'
+$(VENV)/.installed-fuzz: pyproject.toml constraints.txt | $(VENV)/.installed-dev
+	$(BIN)/python -m pip install $(HELD) -e '.[dev,fuzz]'
 	touch $@ $(VENV)/.installed-dev
+
+# The newest versions of everything. On Python 3.10 no version is held: many of these need 3.11.
+constraints:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install $(QUIET) -e '.[dev]'
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
+		| sed 's/$$/; python_version >= "3.11"/' > constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

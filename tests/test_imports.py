@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import importlib
 import re
 import subprocess
 import sys
@@ -137,20 +135,3 @@ def test_public_names_stay_what_they_are_once_their_modules_are_loaded() -> None
     first = {name: getattr(cache, name) for name in cache.__all__}
     assert all(callable(value) for value in first.values())
     assert {name: getattr(cache, name) for name in cache.__all__} == first
-
-
-@pytest.mark.parametrize("page", ["docs/cache.md", "README.md"])
-def test_what_a_page_uses_it_imports(page: str) -> None:
-    """Who copies a line finds the import on the page; variables are named in it, too."""
-    text = (OURS.parent / page).read_text()
-    used, known = set(), {*dir(builtins), "dataset", "step", "loader"}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.Name):
-                (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.module is not None
-                module = importlib.import_module(node.module)
-                assert all(hasattr(module, each.name) for each in node.names)
-                known |= {each.name for each in node.names}
-    assert used <= known

@@ -7,6 +7,16 @@ blocks     one arm each            verdict  what the interval carries
 summary    advice and notes        report   text, JSON, HTML, exit status
 """
 
+from dataloaders.errors import MissingDependency
+
+try:
+    import rich  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        f"the bottleneck check needs rich, which cannot be imported ({error}); install it with: "
+        "pip install 'gpu-dataloaders[check]'"
+    ) from error
+
 from dataloaders.bottleneck.check import Check, Progress, check_bottleneck
 from dataloaders.bottleneck.report import EXIT_STATUS, Report
 from dataloaders.bottleneck.verdict import Verdict

@@ -273,7 +273,7 @@ def _build(parsed: argparse.Namespace) -> int:
     first = part is None or parsed.no_wait or part[0] == 0
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     before = None if parsed.overwrite else _stamp(parsed.path)
-    with _Bar(quiet=parsed.quiet or not first) as bar:
+    with _Told(quiet=parsed.quiet or not first) as told:
         cached = precompute(
             dataset,
             parsed.path,
@@ -284,8 +284,8 @@ def _build(parsed: argparse.Namespace) -> int:
             # A rank that torchrun starts again goes on with what it had begun anew.
             overwrite=parsed.overwrite and not restarted(),
             compress=compress,
-            progress=bar,
-            announce=bar.announce,
+            progress=told,
+            announce=told.announce,
             wait=not parsed.no_wait,
             shard=part,
         )
@@ -377,50 +377,26 @@ def _prune(parsed: argparse.Namespace) -> int:
     return cache_folder.prune(parsed.unused, delete=parsed.yes)
 
 
-class _Bar:
-    """A progress bar on stderr for a build; lines now and then where that is no terminal."""
+class _Told:
+    """A build's progress on stderr, in one line."""
 
     def __init__(self, *, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         from dataloaders.cli.progress import ProgressLine
 
-        console = Console(stderr=True)
-        self._rich = None
         self._quiet = quiet
         self._line = ProgressLine(quiet=quiet)
-        if console.is_terminal and not quiet:
-            self._rich = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
-            self._task = self._rich.add_task("", total=None, text="")
 
-    def __enter__(self) -> _Bar:
-        if self._rich is not None:
-            self._rich.start()
+    def __enter__(self) -> _Told:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._rich is not None:
-            self._rich.stop()
         self._line.close()
 
     def announce(self, estimate: Estimate) -> None:
         """Show what it will take."""
-        advice = as_options(estimate.advice)
-        if self._rich is not None:
-            for text in filter(None, (str(estimate), advice)):
-                self._rich.console.print(text, soft_wrap=True, markup=False)
-        elif not self._quiet:
-            print(f"build  {estimate}", file=sys.stderr)
-            if advice:
-                print(f"build  {advice}", file=sys.stderr)
+        if not self._quiet:
+            for text in filter(None, (str(estimate), as_options(estimate.advice))):
+                print(f"build  {text}", file=sys.stderr)
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show ``progress``."""
@@ -441,16 +417,8 @@ class _Bar:
             text += size_of(progress.bytes_expected)
         if progress.failed:
             text += f", {progress.failed} left out"
-        if self._rich is None:
-            left = progress.seconds_left
-            self._line(f"{doing}  {text}" + ("" if left is None else f", {left:,.0f} s left"))
-            return
-        done, whole = progress.samples_done, progress.samples
-        if progress.phase == "assemble":
-            done, whole = progress.bytes_done, progress.bytes_expected
-        self._rich.update(
-            self._task, description=doing, completed=done, total=whole or None, text=text
-        )
+        left = progress.seconds_left
+        self._line(f"{doing}  {text}" + ("" if left is None else f", {left:,.0f} s left"))
 
 
 def _add(

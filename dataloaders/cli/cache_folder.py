@@ -10,15 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.index import Index
 from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.printable import printable
 from dataloaders.cache.shards import names_of
+from dataloaders.cli.table import table
 from dataloaders.errors import CacheError
 from dataloaders.tuning.learned import cache_folder
 
@@ -37,23 +34,21 @@ class _Kept(NamedTuple):
 
 def show() -> int:
     """Print the caches in the user's folder, those that were never finished included."""
-    console = Console()
     folder, found = _folder(), _found()
     if not found:
-        console.print(Text(f"no caches in {folder}"), soft_wrap=True)
+        print(f"no caches in {folder}")
         return 0
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("cache", "size", "last used", "what"):
-        table.add_column(heading, overflow="fold")
-    for kept in found:
-        table.add_row(
-            Text(printable(kept.path.name, 200)),
+    rows = [
+        [
+            printable(kept.path.name, 200),
             size_of(kept.size),
             f"{kept.unused_days:.0f} days ago",
-            Text(kept.what),
-        )
-    console.print(table)
-    console.print(Text(f"in {folder}"), soft_wrap=True)
+            kept.what,
+        ]
+        for kept in found
+    ]
+    print(table(["cache", "size", "last used", "what"], rows))
+    print(f"in {folder}")
     return 0
 
 

@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dataloaders.cache.attributes import told
 from dataloaders.cache.disk import size_of
 from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.printable import printable
 from dataloaders.cache.reader import CachedDataset
+from dataloaders.cli.table import table
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["info"]
@@ -45,10 +43,9 @@ def info(path: str, *, sheet: str | None = None) -> int:
     cached = CachedDataset(path)
     if sheet is not None and os.path.exists(sheet) and os.path.samefile(sheet, path):
         raise OptionError(f"--sheet {sheet} is the cache itself; give another name")
-    console = Console()
 
     def print_(text: str) -> None:
-        console.print(Text(printable(text, _LONGEST)), soft_wrap=True)  # their words hold no markup
+        print(printable(text, _LONGEST))
 
     index = cached.index
     print_(f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}")
@@ -58,7 +55,7 @@ def info(path: str, *, sheet: str | None = None) -> int:
             print_(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
         if len(index.shards) > _SHOWN_SHARDS:
             print_(f"  and {len(index.shards) - _SHOWN_SHARDS} more")
-    console.print(_columns_table(cached))
+    print(_columns_table(cached))
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
         print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
     for key, value in cached.attributes.items():
@@ -78,31 +75,30 @@ def info(path: str, *, sheet: str | None = None) -> int:
     return 0
 
 
-def _columns_table(cached: CachedDataset) -> Table:
+def _columns_table(cached: CachedDataset) -> str:
     columns = cached.index.columns
     headings = ["column", "kind", "values", "shape of a row", "in the file"]
-    if any(column.packing is not None for column in columns):
+    some_packed = any(column.packing is not None for column in columns)
+    if some_packed:
         headings.append("compressed")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        right = heading == "in the file"
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    rows = []
     for reader in cached.readers:
         column = reader.entry
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
         shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
-        cells = [Text(printable(column.name, 200)), Text(kinds)]
-        cells += [Text(np.dtype(column.dtype).name), Text(shape)]
+        cells = [printable(column.name, 200), kinds, np.dtype(column.dtype).name, shape]
         packed = reader.packed_bytes()
         taken = _bytes(column) + (packed or 0)
         if packed is not None and column.packing is None:  # of a joined cache: in its shards
             taken -= column.values.size * np.dtype(column.dtype).itemsize
-        cells.append(Text(size_of(taken)))
+        cells.append(size_of(taken))
         if packed is not None and column.packing is not None:
             values = column.values.size * np.dtype(column.dtype).itemsize
-            cells.append(Text(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}"))
-        table.add_row(*cells)
-    return table
+            cells.append(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}")
+        elif some_packed:
+            cells.append("")
+        rows.append(cells)
+    return table(headings, rows, right="in the file")
 
 
 def _bytes(column: ColumnEntry) -> int:

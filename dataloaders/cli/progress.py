@@ -6,6 +6,7 @@ written only when called, never from a thread of its own: a thread would run ins
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -44,6 +45,7 @@ class ProgressLine:
         self._last = now
         text = progress if isinstance(progress, str) else describe(progress)
         if self._terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]  # one row is what is cleared
             self._file.write(f"\r\x1b[2K{text}\r")
             self._shown = True
         else:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ _HELD_BY_CONSUMER = 2
 # An object allocated by Python takes 16 to 512 bytes, 66 on average over the objects of a
 # process that has imported torch (sys.getsizeof); with the unused ends of pools and arenas, 80.
 _BYTES_PER_PYTHON_BLOCK = 80
+_ASSUMED_MEMORY = 4 << 30  # of a machine that does not tell
 
 
 def ranks_here() -> int:
@@ -148,9 +150,7 @@ def total_memory(root: Path = _ROOT) -> int:
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except AttributeError:  # Windows
-        import psutil  # not on the import path of the package: it is slow to load
-
-        memory = int(psutil.virtual_memory().total)
+        memory = _by_psutil("total")
     limits = [limit for _, limit in _memory_limits(root)]
     return min([memory, *limits]) // ranks_here()
 
@@ -292,9 +292,22 @@ def _available_on_machine(root: Path) -> int:
     kilobytes = _fields(root / "proc/meminfo").get("MemAvailable:")
     if kilobytes is not None:
         return kilobytes * 1024
-    import psutil  # not on the import path of the package: it is slow to load
+    return _by_psutil("available")
 
-    return int(psutil.virtual_memory().available)
+
+def _by_psutil(which: str) -> int:
+    """Bytes of memory where the system has no /proc; without psutil `_ASSUMED_MEMORY`."""
+    try:
+        import psutil  # not on the import path of the package: it is slow to load
+    except ImportError:
+        warnings.warn(
+            f"the {which} memory of this machine is not known, and {_ASSUMED_MEMORY >> 30} GiB are "
+            f"assumed: on {sys.platform} psutil tells it; install it with: "
+            "pip install 'gpu-dataloaders[check]'",
+            stacklevel=2,
+        )
+        return _ASSUMED_MEMORY
+    return int(getattr(psutil.virtual_memory(), which))
 
 
 def _fields(path: Path) -> dict[str, int]:

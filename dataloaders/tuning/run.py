@@ -11,8 +11,18 @@ from typing import Any
 
 import torch.utils.data
 
+from dataloaders.errors import MissingDependency, OptionError
+
+try:
+    import psutil  # noqa: F401
+    import rich  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        f"tuning needs psutil and rich, and {error.name} cannot be imported ({error}); "
+        "install them with: pip install 'gpu-dataloaders[check]'"
+    ) from error
+
 from dataloaders.batches.tree import Batch, to_device
-from dataloaders.errors import OptionError
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.tuning.result import Progress, Tuning
 from dataloaders.tuning.search import Search

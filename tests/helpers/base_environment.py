@@ -10,6 +10,7 @@ environment cannot show what a user of the base dependencies sees.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import sysconfig
 import venv
@@ -24,24 +25,34 @@ import dataloaders
 _OURS = "gpu-dataloaders"
 
 
-def make(folder: Path, *extras: str) -> Path:
-    """Make the environment, with these extras of ours, and return its interpreter's path."""
+def make(folder: Path, *extras: str, wheel: Path | None = None) -> Path:
+    """Make the environment, with these extras of ours, and return its interpreter's path.
+
+    Our packages are linked as they stand in the checkout, or installed from ``wheel``.
+    """
     venv.create(folder, symlinks=True)
+    python = folder / "bin" / Path(sys.executable).name
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
-    for package in (dataloaders, backends):
-        folder_of_it = Path(package.__path__[0])
-        (packages / folder_of_it.name).symlink_to(folder_of_it)
-    for found in _distributions(extras):
+    if wheel is None:
+        ours = distribution(_OURS)
+        for package in (dataloaders, backends):
+            folder_of_it = Path(package.__path__[0])
+            (packages / folder_of_it.name).symlink_to(folder_of_it)
+    else:
+        pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python)]
+        subprocess.run([*pip, "install", "--no-index", "--no-deps", str(wheel)], check=True)
+        (ours,) = Distribution.discover(name=_OURS, path=[str(packages)])
+    for found in _distributions(ours, extras):
         # Two levels deep: several distributions share the folder "nvidia".
         for parts in {file.parts[:2] for file in found.files or () if ".." not in file.parts}:
             link = packages.joinpath(*parts)
             if not link.exists():
                 link.parent.mkdir(exist_ok=True)
                 link.symlink_to(Path(str(found.locate_file("/".join(parts)))))
-    return folder / "bin" / Path(sys.executable).name
+    return python
 
 
-def _distributions(extras: tuple[str, ...]) -> list[Distribution]:
+def _distributions(ours: Distribution, extras: tuple[str, ...]) -> list[Distribution]:
     """Those that pip would install beside ours."""
     found: dict[tuple[str, frozenset[str]], Distribution] = {}
     wanted = [(_OURS, frozenset(extras))]
@@ -49,7 +60,7 @@ def _distributions(extras: tuple[str, ...]) -> list[Distribution]:
         name, of_it = wanted.pop()
         if (name, of_it) in found:
             continue
-        found[name, of_it] = distribution(name)
+        found[name, of_it] = ours if name == _OURS else distribution(name)
         for line in found[name, of_it].requires or ():
             needed = Requirement(line)
             marker = needed.marker

@@ -1,0 +1,131 @@
+"""What works with torch and numpy alone, and what names the extra that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from dataloaders.cache import precompute
+from helpers import base_environment
+from helpers.processes import run_script
+
+HAS = """
+import importlib.util
+
+for package in ("rich", "psutil"):
+    assert importlib.util.find_spec(package) is None
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment without any extra."""
+    return base_environment.make(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    data = TensorDataset(torch.arange(96, dtype=torch.uint8).reshape(32, 3), torch.arange(32))
+    precompute(data, tmp_path / "train.h5", num_workers=0)
+    return tmp_path / "train.h5"
+
+
+def test_training_and_reading_a_cache_need_torch_and_numpy_only(
+    python: Path, cache: Path, tmp_path: Path
+) -> None:
+    done = run_script(
+        tmp_path,
+        HAS
+        + f"""
+from torch import nn, optim
+
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, verify
+
+model = nn.Linear(3, 1)
+optimizer = optim.SGD(model.parameters(), 1e-6)
+settings = [
+    dict(num_workers=0),
+    dict(num_workers=2, seed=1),
+    dict(num_workers="auto", prefetch_factor="auto", pin_memory="auto"),
+    dict(backend="prefetch", num_workers=1),
+    dict(backend="synthetic"),
+]
+for arguments in settings:
+    loader = DataLoader(CachedDataset({str(cache)!r}), 8, **arguments)
+    assert loader.explain().runs
+    for rows, labels in loader:
+        loss = (model(rows.float()).squeeze(1) - labels.float()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+assert verify({str(cache)!r}) == []
+""",
+        env={"PYTHONPATH": ""},
+        fresh=True,
+        python=python,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        f"""
+        import dataloaders
+        from dataloaders.cli import main
+        from dataloaders.errors import MissingDependency
+
+        for name in ("check_bottleneck", "tune"):
+            try:
+                getattr(dataloaders, name)
+            except MissingDependency as error:
+                print(error)
+        print(main(["check", "no.py"]), main(["tune", "no.py"]), flush=True)
+        assert main(["cache", "info", {str(cache)!r}]) == 0
+        assert main(["cache", "verify", {str(cache)!r}, "--quiet"]) == 0
+        assert main(["backends"]) == 0
+        """,
+        env={"PYTHONPATH": "", "COLUMNS": "60"},
+        fresh=True,
+        python=python,
+    )
+    assert done.returncode == 0, done.stderr
+    check, tune, statuses, *shown = done.stdout.splitlines()
+    assert check.startswith("the bottleneck check needs rich, which cannot be imported")
+    assert check.endswith("; install it with: pip install 'gpu-dataloaders[check]'")
+    assert tune.startswith("tuning needs psutil and rich, and psutil cannot be imported")
+    assert tune.endswith("; install them with: pip install 'gpu-dataloaders[check]'")
+    assert statuses == "2 2"
+    assert done.stderr == f"dataloaders check: {check}\ndataloaders tune: {tune}\n"
+    assert shown[1:4] == [
+        "column  kind          values  shape of a row  in the file",
+        "0       tensor:uint8  uint8   3                  96 bytes",
+        "1       tensor:int64  int64   one               256 bytes",
+    ]
+    backends = shown[shown.index(f"{cache} is whole") + 1 :]
+    assert backends[0].split() == ["backend", "what", "it", "does", "can", "it", "run", "here?"]
+    assert max(map(len, backends[:-1])) <= 60
+    assert "nvidia-dali-cuda130" in "".join(backends)
+
+
+def test_a_cache_is_built_with_h5py_alone(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "train = TensorDataset(torch.zeros(8, 3))\n"
+    )
+    done = run_script(
+        tmp_path,
+        "from dataloaders.cli import main\n"
+        "assert main(['cache', 'build', 'data.py:train', 'train.h5', '--workers', '0']) == 0\n",
+        env={"PYTHONPATH": ""},
+        fresh=True,
+        python=base_environment.make(tmp_path / "h5", "h5"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("build  8 samples, about ")
+    assert done.stdout.startswith("train.h5: 8 samples, ")

@@ -1,0 +1,115 @@
+"""The code on the pages runs: Python blocks as they stand, and the command lines parse.
+
+The blocks of a page run in their order, in one process, and know only what they import and
+`STAND_INS`. A comment ``<!-- not run: reason -->`` before a block keeps it from being run.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from dataloaders.cli import main
+from helpers import warm
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+STAND_INS = """
+import os
+
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+for number in range(32):
+    os.makedirs(f"photos/{number % 2}", exist_ok=True)
+    Image.new("RGB", (40, 40), (number, 0, 0)).save(f"photos/{number % 2}/{number}.jpg")
+chain = [v2.Resize(32), v2.RandomCrop(24), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+dataset = ImageFolder("photos", v2.Compose(chain))
+loader = torch.utils.data.DataLoader(dataset, batch_size=4)
+
+
+def step(batch):
+    return batch[0].mean()
+
+
+names = {"dataset": dataset, "loader": loader, "step": step}
+for line, text in BLOCKS:
+    if "precompute(" in text and os.path.exists("train.h5"):
+        os.remove("train.h5")  # each begins anew
+    exec(compile("\\n" * line + text, PAGE, "exec"), names)
+"""
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    text: str
+    not_run: bool
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """What stands between fences."""
+    pattern = r"(<!-- not run: \S[^\n]*-->\n+)?^```(\w*)\n(.*?)^```$"
+    text = page.read_text()
+    for found in re.finditer(pattern, text, re.DOTALL | re.MULTILINE):
+        line = text.count("\n", 0, found.start(3))
+        yield Block(line, found[2], found[3], found[1] is not None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_runs(page: Path, tmp_path: Path) -> None:
+    python = [each for each in blocks(page) if each.language == "python" and not each.not_run]
+    runs = [(each.line, each.text) for each in python]
+    script = tmp_path / "page.py"
+    script.write_text(f"PAGE = {str(page)!r}\nBLOCKS = {runs!r}\n{STAND_INS}")
+    done = warm.run([script], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_that_is_not_run_uses_what_its_page_imports(page: Path) -> None:
+    known = {*dir(builtins), "dataset", "step", "loader"}
+    for block in blocks(page):
+        if block.language != "python":
+            continue
+        used = set()
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.Name):
+                (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
+            elif isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module or "")
+                assert all(hasattr(module, each.name) for each in node.names)
+                known |= {each.name for each in node.names}
+        assert not block.not_run or used <= known, used - known
+
+
+def command_lines() -> list[str]:
+    """The words after our command, in every shell block; variables are 0."""
+    pattern = r"^(?:\$ |torchrun .*-m |for .*; do )?dataloaders (\S.*?)(?:; done)?$"
+    shell = [each.text for page in PAGES for each in blocks(page) if not each.language]
+    return [re.sub(r"\$\w+", "0", line) for line in re.findall(pattern, "\n".join(shell), re.M)]
+
+
+@pytest.mark.parametrize("line", sorted(set(command_lines())))
+def test_command_lines_parse(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No file that they name is here: each is refused for that, if not for its words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # what tune sets is put back
+    try:
+        status = main(shlex.split(line, comments=True))
+    except SystemExit:
+        pytest.fail(capsys.readouterr().err)
+    assert status != 0
