@@ -200,8 +200,8 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
 
 LIVE = """
 import importlib.util
+import multiprocessing
 import sys
-import psutil
 import torch
 from torch.utils.data import TensorDataset
 from backends.h5 import H5
@@ -232,7 +232,7 @@ def begin():
     iterators = [iter(loader) for loader in loaders]
     batches = [next(iterator) for iterator in iterators]
     has_extras = importlib.util.find_spec("torchvision") is not None
-    print(has_extras, *[c.pid for c in psutil.Process().children()], flush=True)
+    print(has_extras, *[c.pid for c in multiprocessing.active_children()], flush=True)
     return loaders, iterators, batches
 """
 
