@@ -81,6 +81,31 @@ def test_explaining_and_caching(store: str, place: str, tmp_path: Path) -> None:
     assert_unchanged(dataset)
 
 
+class LazyAttributes(LazyImages):
+    """Properties and a ``__getattr__`` that open the file, as of a dataset around an HDF5 file."""
+
+    def _opened(self) -> Any:
+        return self[0][1]
+
+    classes = class_to_idx = data = dataset = datasets = encoded = loader = property(_opened)
+    root = target = target_transform = transforms = property(_opened)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") or name == "__getitems__":
+            self._opened()
+        raise AttributeError(name)
+
+
+def test_properties_of_a_dataset(tmp_path: Path) -> None:
+    dataset = LazyAttributes("buffered", "below", tmp_path)
+    explains(dataset)
+    caches(dataset, tmp_path)
+    DataLoader(dataset, 8, num_workers="auto")
+    dataloaders.tune(DataLoader(dataset, 8, num_workers=1), budget_s=0.5, max_workers=1)
+    dataloaders.check_bottleneck(DataLoader(dataset, 8, num_workers=1), len, budget_s=0.5)
+    assert_unchanged(dataset)
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_epochs_of_each_backend(backend: str, workers: str, tmp_path: Path) -> None:

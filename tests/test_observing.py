@@ -59,6 +59,11 @@ class Dies(Images):
         os._exit(3)
 
 
+class Ends(Images):
+    def behave(self) -> None:
+        os._exit(0)
+
+
 class IsKilled(Images):
     def behave(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -87,7 +92,7 @@ def _facts(dataset: Any) -> tuple[Any, ...]:
 
 def test_the_process_is_like_a_worker_of_the_loader(tmp_path: Path) -> None:
     loader = DataLoader(Images(tmp_path), 4, num_workers=2, worker_init_fn=_Start(0))
-    assert observe(loader, _facts) == ((0, 1, True), 0, 1, os.getpid())
+    assert observe(loader, _facts) == ((0, 2, True), 0, 1, os.getpid())
 
 
 def test_the_process_is_like_the_loop_of_a_loader_without_workers(tmp_path: Path) -> None:
@@ -176,6 +181,12 @@ def test_a_dataset_that_ends_or_hangs_its_process(
         iter(loader(Synthetic()))
     with pytest.raises(CacheError, match=reason):
         iter(loader(H5()))
+
+
+@pytest.mark.timeout(60)
+def test_a_dataset_that_ends_its_process_without_an_error(tmp_path: Path) -> None:
+    loader = DataLoader(Ends(tmp_path), 4, backend=Prefetch(tail=True), num_workers=1, timeout=300)
+    assert "the process that read samples of Ends died" in str(loader.explain())
 
 
 def test_a_dataset_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:

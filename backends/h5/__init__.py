@@ -221,7 +221,7 @@ class H5(Backend):
             return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
         if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
             return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
-        if not hasattr(loader.dataset, "__len__"):
+        if not hasattr(type(loader.dataset), "__len__"):
             return f"{type(loader.dataset).__name__} has no __len__, so its end is not known"
         if self.build == "never" and self.path is not None and not os.path.exists(self.path):
             return (

@@ -10,6 +10,7 @@ from torch.utils.data._utils.collate import default_collate, default_convert
 
 from dataloaders.backend import Specification
 from dataloaders.batches.memory import SMALLEST
+from dataloaders.observing import held
 from dataloaders.plan import Plan, Stage
 from dataloaders.specification import sampling_of
 
@@ -33,7 +34,7 @@ def describe(
     gathered = not_gathered is None
     stages = [Stage("sampler", "this process", _sampling(loader, gathered))]
     if gathered:
-        how = f"one indexed gather a batch from {_called(loader.dataset)}, collated at once"
+        how = f"one indexed gather a batch from {type(loader.dataset).__name__}, collated at once"
         stages.append(Stage("fetch", where, how))
     else:
         stages.extend(_sample_stages(loader, where))
@@ -47,16 +48,16 @@ def describe(
 def _sample_stages(loader: Specification, where: str) -> list[Stage]:
     dataset = _root(loader.dataset)
     if isinstance(dataset, IterableDataset):
-        how = f"next(iter({_called(dataset)}))"
-    elif callable(getattr(loader.dataset, "__getitems__", None)):
-        how = f"{_called(loader.dataset)}.__getitems__(indices)"
+        how = f"next(iter({type(dataset).__name__}))"
+    elif callable(held(loader.dataset, "__getitems__")):
+        how = f"{type(loader.dataset).__name__}.__getitems__(indices)"
     else:
-        how = f"{_called(loader.dataset)}[index], sample by sample"
+        how = f"{type(loader.dataset).__name__}[index], sample by sample"
     stages = [Stage("fetch", where, how)]
-    decode = getattr(dataset, "loader", None)  # as torchvision's folder datasets name it
+    decode = held(dataset, "loader")  # as torchvision's folder datasets name it
     if callable(decode):
         stages.append(Stage("decode", where, _called(decode)))
-    transform = getattr(dataset, "transform", None) or getattr(dataset, "transforms", None)
+    transform = held(dataset, "transform") or held(dataset, "transforms")
     if callable(transform):
         stages.append(Stage("augment", where, _members(transform)))
     if loader.collate_fn is default_convert:
@@ -124,12 +125,12 @@ def _root(dataset: Any) -> Any:
 
 
 def _called(thing: Any) -> str:
-    name = getattr(thing, "__name__", None)
+    name = held(thing, "__name__")
     return name if isinstance(name, str) else type(thing).__name__
 
 
 def _members(transform: Any) -> str:
-    members = getattr(transform, "transforms", None)
+    members = held(transform, "transforms")
     if isinstance(members, (list, tuple)):
         return ", ".join(_called(member) for member in members)
     return _called(transform)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dataloaders.cache.advice import advice_for
-from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
@@ -438,7 +437,7 @@ class _Builder:
         else:
             of_leaves = [(keys, tails[number]) for number, keys in calls]
             cached = CachedDataset(path, tails=of_leaves, expect=expect)
-        cached.refuse_other_classes(attributes_of(self._dataset))
+        cached.refuse_other_classes(known.found.attributes)
         return cached
 
     def _read_as_file(self, path: Path) -> None:
@@ -567,7 +566,7 @@ class _Builder:
             head=known.cut.head,
             tail=known.cut.tail,
             compress=self._options.compress,
-            attributes=attributes_of(self._dataset),
+            attributes=known.found.attributes,
         )
 
     def _in_order(self) -> list[Record]:

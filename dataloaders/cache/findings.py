@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dataloaders.cache.cut import Call
 from dataloaders.cache.failure import Failure
@@ -32,6 +33,7 @@ class Findings:
         layouts: what the rows that were read have in common, encoded; None if nothing.
         columns: the names of all columns, and whether a PIL image was in it.
         seconds: that reading and encoding each row took.
+        attributes: what the dataset says of its classes, as `attributes_of` gives it.
         failure: what reading a sample raised, if it was not to be skipped.
         failed_at: which of the readings that was; -1: one of those that every part does.
     """
@@ -48,6 +50,7 @@ class Findings:
     layouts: Layouts | None = field(default_factory=Layouts)
     columns: dict[str, bool] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     failed_at: int = -1
 
@@ -63,7 +66,7 @@ def merged(parts: Sequence[Findings]) -> Findings | None:
     first = parts[0]
     if any((part.choice, part.calls) != (first.choice, first.calls) for part in parts):
         return None
-    whole = Findings(first.choice, first.calls, reason=first.reason)
+    whole = Findings(first.choice, first.calls, reason=first.reason, attributes=first.attributes)
     for part in parts:
         whole.at_leaves &= part.at_leaves
         whole.drawn = min(filter(None, (whole.drawn, part.drawn)), default=None)

@@ -69,7 +69,7 @@ def length_of(dataset: Any) -> int:
             f"{name} has no len() ({error}), and a cache is built of samples by index; give a "
             "map-style dataset, with __len__ and __getitem__"
         ) from error
-    if not hasattr(dataset, "__getitem__"):
+    if not hasattr(type(dataset), "__getitem__"):
         raise OptionError(
             f"{name} has no __getitem__, and a cache is built of samples by index; give a "
             "map-style dataset"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dataloaders.batches.tree import leaves
+from dataloaders.cache.attributes import attributes_of
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.encoding import Encoder
@@ -106,7 +107,7 @@ class Study:
         return Findings(failure=fail(error), failed_at=at)
 
     def _findings(self, part: slice) -> Findings:
-        found = Findings(reason=self._reason)
+        found = Findings(reason=self._reason, attributes=attributes_of(self._dataset))
         if self.images.packed:
             self._prove_packed(found, part)
             self._measure(found, part)

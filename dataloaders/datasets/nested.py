@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import ConcatDataset, Subset
 
+from dataloaders.observing import held
+
 __all__ = ["is_own", "is_read_as", "read_nested"]
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ def read_nested(
 
 def is_own(dataset: Any) -> bool:
     """Whether it has the methods ``encoded(index)`` and ``target(index)``."""
-    return all(callable(getattr(dataset, name, None)) for name in ("encoded", "target"))
+    return all(callable(held(dataset, name)) for name in ("encoded", "target"))
 
 
 def is_read_as(dataset: Any, base: type) -> bool:

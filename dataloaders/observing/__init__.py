@@ -11,9 +11,11 @@ one offset, and samples would be wrong without an error.
 
 process.py      the process: started, asked, ended
 own_files.py    files that a fork inherits, opened anew in it
+attributes.py   attributes of a dataset, read here without running its code
 """
 
+from dataloaders.observing.attributes import held
 from dataloaders.observing.own_files import open_files_anew
 from dataloaders.observing.process import Unobserved, observe, worker_of
 
-__all__ = ["Unobserved", "observe", "open_files_anew", "worker_of"]
+__all__ = ["Unobserved", "held", "observe", "open_files_anew", "worker_of"]

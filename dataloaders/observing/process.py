@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ HANG_S = 60.0
 """After so long without an answer the dataset is taken to hang, unless the loader has a timeout."""
 
 _LONGEST_TEXT = 300
+
+_CHECK_S = 2.0
+"""How often it is asked whether the process lives; torch is told only of one that fails."""
 
 
 class Unobserved(Exception):
@@ -62,26 +66,27 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
             in time.
         Exception: what ``look`` raises, as torch raises errors of workers.
     """
-    as_worker = loader.num_workers > 0
     context = loader.multiprocessing_context
+    limit_s = timeout_s or loader.timeout or HANG_S
     kind = (context or multiprocessing).get_start_method()
-    start = _Start(loader.worker_init_fn if as_worker else None, as_worker, kind == "fork")
+    init = loader.worker_init_fn if loader.num_workers else None
+    start = _Start(init, loader.num_workers, kind == "fork")
     one: DataLoader[Any] = DataLoader(
         _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
         batch_size=None,
         sampler=[0],
         collate_fn=_same,
         num_workers=1,
-        timeout=timeout_s or loader.timeout or HANG_S,
+        timeout=min(limit_s, _CHECK_S),
         worker_init_fn=start,
         multiprocessing_context=context,
         generator=torch.Generator(),
     )
     name = type(loader.dataset).__name__
     try:
-        answer = _answer(one)
+        answer = _answer(one, limit_s)
     except Exception as error:
-        raise _unobserved(name, error, one.timeout) from error
+        raise _unobserved(name, error, limit_s) from error
     if answer.raised is not None:
         answer.raised.reraise()  # type: ignore[no-untyped-call]
     if answer.unpicklable:
@@ -137,20 +142,22 @@ class _Start:
     """A worker_init_fn: the process made like a worker of the user's loader, or like its loop."""
 
     def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, as_worker: bool, forked: bool
+        self, worker_init_fn: Callable[[int], None] | None, num_workers: int, forked: bool
     ) -> None:
         self._worker_init_fn = worker_init_fn
-        self._as_worker = as_worker
+        self._num_workers = num_workers
         self._forked = forked
 
     def __call__(self, worker_id: int) -> None:
         if self._forked:
             open_files_anew()
-        if not self._as_worker:
+        if not self._num_workers:
             torch_worker._worker_info = None
             return
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # info guards its attributes
+        # Past the guard of info's attributes.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        object.__setattr__(info, "num_workers", self._num_workers)
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker_id)
 
@@ -159,7 +166,7 @@ def _same(answer: Any) -> Any:
     return answer
 
 
-def _answer(one: DataLoader[Any]) -> _Answer:
+def _answer(one: DataLoader[Any], limit_s: float) -> _Answer:
     """The answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
     try:
@@ -168,8 +175,7 @@ def _answer(one: DataLoader[Any]) -> _Answer:
             warnings.filterwarnings("ignore", "Got pickle error")
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
             iterator = one._get_iterator()  # not iter(): a script's loaders may be watched
-        answer: _Answer = next(iterator)
-        return answer
+        return _awaited(iterator, time.monotonic() + limit_s)
     finally:
         workers = list(getattr(iterator, "_workers", ()))
         if iterator is not None:
@@ -178,6 +184,16 @@ def _answer(one: DataLoader[Any]) -> _Answer:
             if worker.is_alive():  # it ignores the signal that ended it
                 worker.kill()
             worker.join()
+
+
+def _awaited(iterator: Any, until: float) -> _Answer:
+    while True:
+        try:
+            answer: _Answer = next(iterator)
+            return answer
+        except RuntimeError as error:
+            if "timed out" not in str(error) or time.monotonic() >= until:
+                raise
 
 
 def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, OptionError
-from dataloaders.observing import Unobserved, observe
+from dataloaders.observing import Unobserved, held, observe
 from dataloaders.transforms.find import (
     Copies,
     Found,
@@ -382,10 +382,10 @@ def _length(dataset: Any) -> int:
 
 def _nothing_found(dataset: Any) -> str:
     name = type(dataset).__name__
-    held = getattr(dataset, "transform", None) or getattr(dataset, "transforms", None)
-    if held is None:
+    transform = held(dataset, "transform") or held(dataset, "transforms")
+    if transform is None:
         return f"{name} holds no torchvision transform in any attribute"
-    called = getattr(held, "__name__", type(held).__name__)
+    called = getattr(transform, "__name__", type(transform).__name__)
     return (
         f"the transform of {name} is {called}, which is not a torchvision Compose; make it one "
         "that ends in ToTensor and Normalize"

@@ -22,6 +22,7 @@ from torch.utils.data import default_collate, default_convert
 
 from dataloaders.errors import OptionError
 from dataloaders.machine import resources
+from dataloaders.observing import held
 
 __all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
 
@@ -208,18 +209,18 @@ def _gpu_name() -> str:
 def _describe_dataset(dataset: Any, depth: int = 0) -> str:
     parts = [_class_name(dataset), f"length {_quietly(lambda: len(dataset))}"]
     for name in _TRANSFORM_NAMES:
-        transform = _quietly(lambda name=name: getattr(dataset, name, None))
+        transform = _quietly(lambda name=name: held(dataset, name))
         if transform is not None:
             parts.append(f"{name} {_stable_repr(transform)}")
     for name in _PATH_NAMES:
-        path = _quietly(lambda name=name: getattr(dataset, name, None))
+        path = _quietly(lambda name=name: held(dataset, name))
         if isinstance(path, (str, os.PathLike)):
             absolute = os.path.abspath(os.fspath(path))
             digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
             parts.append(f"{name} {digest}")
     if depth < _DEEPEST_NESTING:
-        inner = _quietly(lambda: getattr(dataset, "dataset", None))
-        several = _quietly(lambda: getattr(dataset, "datasets", None))
+        inner = _quietly(lambda: held(dataset, "dataset"))
+        several = _quietly(lambda: held(dataset, "datasets"))
         if inner is not None and inner is not dataset:
             parts.append(f"of ({_describe_dataset(inner, depth + 1)})")
         if isinstance(several, (list, tuple)):

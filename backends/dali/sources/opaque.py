@@ -57,10 +57,12 @@ class Recordable:
 
     Attributes:
         known: members of the chain that run where the image is loaded.
+        many: whether the dataset gives several samples at once.
         path, form, channels, wraps: as `Opaque` has them; None: no sample could be read.
     """
 
     known: int
+    many: bool
     path: Path | None
     form: Literal["pil", "bytes"] | None
     channels: int
@@ -136,12 +138,14 @@ def opaque_for(dataset: Any) -> Opaque | str:
         if obstacle is not None:
             return obstacle
         known = _known(chains[0].members)
-        open_files_of(dataset)
-        trial = _opaque(dataset, chains, known)
+        many = hasattr(dataset, "__getitems__")
+        with generators_kept(dataset):
+            open_files_of(dataset)
+        trial = _opaque(dataset, chains, known, many)
         obstacle = _proved(dataset, trial)
         if trial.dataset.recorder.given_arrays and _makes_image(chains[0].members[known:]):
             known += 1
-            trial = _opaque(dataset, chains, known)
+            trial = _opaque(dataset, chains, known, many)
             obstacle = _proved(dataset, trial)
         if obstacle is not None:
             return f"{name}: {obstacle}"
@@ -150,6 +154,7 @@ def opaque_for(dataset: Any) -> Opaque | str:
             dataset,
             Recordable(
                 known,
+                many,
                 trial.dataset.path,
                 recorder.form,
                 recorder.channels,
@@ -164,7 +169,7 @@ def opaque_for(dataset: Any) -> Opaque | str:
 
 def recorded_as(dataset: Any, recordable: Recordable) -> Opaque:
     """How ``dataset`` is recorded, by what was found out about it; reads nothing."""
-    found = _opaque(dataset, find_chains(dataset), recordable.known)
+    found = _opaque(dataset, find_chains(dataset), recordable.known, recordable.many)
     found.recordable = recordable
     found.dataset.path = recordable.path
     found.dataset.recorder.expect(recordable.form, recordable.channels, recordable.wraps)
@@ -207,13 +212,13 @@ def _makes_image(members: Sequence[Member]) -> bool:
     return len(members) > 1 and members[0].torchvision == "ToImage"
 
 
-def _opaque(dataset: Any, chains: list[Found], known: int) -> Opaque:
+def _opaque(dataset: Any, chains: list[Found], known: int, many: bool) -> Opaque:
     members = chains[0].members
     head = Run([member.transform for member in members[:known]])
     recorder = Recorder(head)
     ids = {id(found.chain) for found in chains}
     copies = Copies(dataset, lambda chain: recorder if id(chain) in ids else chain)
-    kind = ManyRecording if hasattr(copies.dataset, "__getitems__") else Recording
+    kind = ManyRecording if many else Recording
     rest = Run([member.transform for member in members[known:]])
     return Opaque(kind(copies.dataset, recorder), head, rest, copies)
 
