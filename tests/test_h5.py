@@ -877,3 +877,13 @@ def test_a_dropped_loader_ends_its_session_without_the_collector(tmp_path: Path)
         assert session() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked_apply_the_tail(context: str, tmp_path: Path) -> None:
+    """What makes their batches is sent to them, and must not hold the file that is mapped here."""
+    dataset = Images(v1.Compose([v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.5,) * 3)]))
+    backend = H5(tmp_path / "x.h5")
+    ours = DataLoader(dataset, 4, num_workers=1, multiprocessing_context=context, backend=backend)
+    for batch, wanted in zip(ours, DataLoader(dataset, 4), strict=True):
+        assert_same(batch, wanted)

@@ -120,6 +120,10 @@ class Tail:
         self.exact = all(dtype in (None, table.values.dtype) for table in tables)
         self.largest_difference = max(_difference(table.values, dtype) for table in tables)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that applies it needs no dataset; one that is open could not be sent to it.
+        return {**self.__dict__, "_dataset": None, "_collate_fn": None, "_copies": None}
+
     def changes(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
         """What `view_of` takes for this epoch; None if ``loader`` is no longer what was proved.
 
