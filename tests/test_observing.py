@@ -203,3 +203,11 @@ def test_a_dataset_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
     plan = str(loader.explain())
     assert "no process could be started to read samples of Local (" in plan
     assert "must be picklable unless they are forked" in plan
+
+
+def test_a_default_device_that_has_no_generators(tmp_path: Path, capfd: Any) -> None:
+    loader = DataLoader(Images(tmp_path), 4, backend=Prefetch(tail=True), num_workers=1)
+    with torch.device("meta"):
+        plan = str(loader.explain())
+    assert "no process could be started to read samples of Images (" in plan
+    assert capfd.readouterr().err == ""

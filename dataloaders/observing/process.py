@@ -71,19 +71,21 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     kind = (context or multiprocessing).get_start_method()
     init = loader.worker_init_fn if loader.num_workers else None
     start = _Start(init, loader.num_workers, kind == "fork")
-    one: DataLoader[Any] = DataLoader(
-        _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
-        batch_size=None,
-        sampler=[0],
-        collate_fn=_same,
-        num_workers=1,
-        timeout=min(limit_s, _CHECK_S),
-        worker_init_fn=start,
-        multiprocessing_context=context,
-        generator=torch.Generator(),
-    )
     name = type(loader.dataset).__name__
     try:
+        # torch draws the worker's seed on the default device; meta has no generators.
+        generator = torch.Generator(torch.get_default_device())
+        one: DataLoader[Any] = DataLoader(
+            _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
+            batch_size=None,
+            sampler=[0],
+            collate_fn=_same,
+            num_workers=1,
+            timeout=min(limit_s, _CHECK_S),
+            worker_init_fn=start,
+            multiprocessing_context=context,
+            generator=generator,
+        )
         answer = _answer(one, limit_s)
     except Exception as error:
         raise _unobserved(name, error, limit_s) from error
