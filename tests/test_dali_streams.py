@@ -119,7 +119,7 @@ def test_the_thread_is_on_the_device_before_a_graph_is_built(
 
     monkeypatch.setattr(line, "Graph", built)
     work = work_of(v2.Compose([v2.CenterCrop(4), v2.ToImage()]), form="pil", device="cuda")
-    source = SimpleNamespace(channels=3, kind="pixels")
+    source = SimpleNamespace(channels=3, kind="pixels", form="pil")
     job: Any = SimpleNamespace(
         work=work, kind="pixels", source=source, device=DEVICE, threads=1, batch_size=2, fast=()
     )
