@@ -51,8 +51,8 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     offsets of its own in files that are open here. It ends before this returns. Nothing is drawn
     from the generators of this process or of the loader.
 
-    Costs some 30 ms under fork, and the start of Python and torch (seconds) under spawn and
-    forkserver; besides what ``look`` reads.
+    Costs 0.04 s under fork, and the start of Python and torch (1.5 to 2 s) under spawn and
+    forkserver (bench/results/observing.md); besides what ``look`` reads.
 
     Args:
         loader: any torch DataLoader; only its settings and its dataset are used.
