@@ -22,9 +22,7 @@ from bench.harness import Case, Cell, Result, Scale, interleave, on_one_thread
 from dataloaders import DataLoader
 
 BATCH = 256
-# The iterator is torch's own: its __next__ records a range for the profiler, some 10 us a batch.
-# With an iterator class of ours the bar of torch's samplers was 1.25.
-BAR_TORCHS, BAR_OTHER = 1.5, 2.5
+BAR_TORCHS, BAR_OTHER = 1.25, 2.5
 
 
 class OwnSampler(Sampler[int]):

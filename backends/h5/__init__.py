@@ -377,8 +377,9 @@ class _H5Session(Session):
         dataset: Any = cached
         if isinstance(tail, Tail):
             dataset = (tail.changes(view) or plain)["dataset"]
-        view = view_of(loader, dataset=dataset)
-        batches = batches_of(dataset, lambda _: _is_observed_equal(view))
+        batches = batches_of(
+            dataset, lambda cache: _is_observed_equal(view_of(loader, dataset=cache))
+        )
         if isinstance(batches, str):
             return plain
         applied = None if isinstance(tail, NoTail) else tail

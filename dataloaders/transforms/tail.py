@@ -302,7 +302,10 @@ def _device_tail(
         return NoTail(proved)
     candidate = moved[proved.candidate] if proved.candidate < len(moved) else None
     if candidate is None or proved.places != candidate.places:
-        return NoTail(f"a worker's {name} has other transforms than the loader's: worker_init_fn")
+        return NoTail(
+            f"worker_init_fn gives {name} other transforms in a worker; assign them before the "
+            "loader is iterated"
+        )
     return Tail(loader, candidate, proved.proof, dtype, memory_format)
 
 
