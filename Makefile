@@ -1,17 +1,21 @@
 # make demo  a virtual environment, the package, and its main job on images made on the spot
-# make test  the same environment with the test tools, and every test: those that look at time by themselves
+# make test  the same environment with the test tools, and the tests of every change
+# make test-all  every test: those marked nightly too, then those that measure time, alone
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 QUIET := --quiet --disable-pip-version-check
 HELD := $(QUIET) -c constraints.txt
 
-.PHONY: demo test lint package format bench fuzz gpu constraints clean
+.PHONY: demo test test-all lint package format bench fuzz gpu constraints clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
 
 test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not measures" --numprocesses auto --dist worksteal
 	$(BIN)/python -m pytest -m measures
 

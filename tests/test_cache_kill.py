@@ -18,7 +18,7 @@ from helpers.processes import run_script, start_script, wait_until_gone
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shapes", [1, 4])
 def test_killed_at_fifty_random_moments_the_file_is_the_same_to_the_bit(

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from dataloaders.cache import precompute, verify
 from dataloaders.cache.reader import CachedDataset
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # gigabytes, whatever the disk
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]  # gigabytes, whatever the disk
 
 ROWS = 21
 MEGABYTES = 105  # of a sample

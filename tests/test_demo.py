@@ -79,7 +79,7 @@ def test_large_folders_are_not_cached(tmp_path: Path) -> None:
     assert not _may_cache(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_runs_its_parts(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(64):
