@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -37,7 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = cases[0].get_closest_marker("covering")
         assert mark is not None
         strength = mark.args[0] if mark.args else 1
-        kept = covering([case.callspec.indices for case in cases], strength)  # type: ignore[attr-defined]
+        params: list[dict[str, Any]] = [case.callspec.params for case in cases]  # type: ignore[attr-defined]
+        values = [{name: id(value) for name, value in each.items()} for each in params]
+        kept = covering(values, strength)
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker(pytest.mark.nightly)

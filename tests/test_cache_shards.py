@@ -164,6 +164,7 @@ killed = Killed()
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.nightly
 def test_torchrun_starts_again_when_a_rank_is_killed(expected: Path, tmp_path: Path) -> None:
     """Four ranks, one of which is killed with -9 while it builds; the result is the same."""
     (tmp_path / "killed_data.py").write_text(KILLED.format(tests=str(ROOT / "tests")))
@@ -462,6 +463,7 @@ def test_workers_read_a_joined_cache(expected: Path) -> None:
     assert list(loader) == [bits(Numbered()[row]) for row in range(SIZE)]
 
 
+@pytest.mark.nightly
 def test_the_h5_backend_over_a_joined_file(tmp_path: Path) -> None:
     dataset = Pictures((10,))
     built(dataset, tmp_path / "a.h5", 4)

@@ -64,6 +64,7 @@ def test_the_check_can_be_called_in_code() -> None:
     assert factor.startswith(f"{bound[1]} (")
 
 
+@pytest.mark.nightly
 def test_a_check_a_switch_to_dali_and_a_check_again(photos: Path) -> None:
     pytest.importorskip("nvidia.dali")
     words = ("--data", photos, "--batch-size", 2, "--seconds", 4, "--device", "cpu")

@@ -880,6 +880,7 @@ def test_a_dropped_loader_ends_its_session_without_the_collector(tmp_path: Path)
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.nightly
 def test_workers_that_are_not_forked_apply_the_tail(context: str, tmp_path: Path) -> None:
     """What makes their batches is sent to them, and must not hold the file that is mapped here."""
     dataset = Images(v1.Compose([v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.5,) * 3)]))
