@@ -15,12 +15,9 @@ from bench.harness import (
     Case,
     Result,
     Scale,
-    cpu_of,
     device_here,
-    exhaust,
     finished,
     interleave,
-    on_one_thread,
 )
 from dataloaders.specification import view_of
 from dataloaders.transforms import device_tail
@@ -42,44 +39,7 @@ class Decoded(Dataset[Any]):
         return self.transform(self.images[index]), index
 
 
-@on_one_thread  # as in a worker
-def on_cpu(scale: Scale) -> Result:
-    count, side = scale.pick(full=512, tiny=8), scale.pick(full=224, tiny=8)
-    loader: DataLoader[Any] = DataLoader(Decoded(count, side), batch_size=min(64, count))
-    tail: Any = device_tail(loader)
-    view = view_of(loader, **tail.changes(loader))
-    batch = next(iter(view))
-    floats = torch.empty_like(batch[0], dtype=torch.float32)
-
-    def reused(leaf: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-        return floats
-
-    def repeat(work: Callable[[], object]) -> None:
-        for _ in range(count // len(batch[0])):
-            work()
-
-    ways: dict[str, Callable[[], object]] = {
-        "dataset: ToTensor, Normalize": lambda: exhaust(loader),
-        "dataset: uint8": lambda: exhaust(view),
-        "tail": lambda: repeat(lambda: tail.apply(batch)),
-        "tail, memory given": lambda: repeat(lambda: tail.apply(batch, empty_like=reused)),
-    }
-    timings = interleave(ways, rounds=scale.pick(full=7, tiny=1))
-    per_1000 = {name: times.median("cpu") / count * 1000 for name, times in timings.items()}
-    ours = per_1000["dataset: uint8"] + per_1000["tail, memory given"]
-    return Result(
-        ("way", "CPU-s per 1,000 images"),
-        tuple(per_1000.items()),
-        ours <= per_1000["dataset: ToTensor, Normalize"],
-        (
-            f"Images of {side}x{side} from decoded ones; collation in this process; one thread.",
-            "Memory given: the tail's floats go into one buffer, as from a pool of batches.",
-        ),
-        cpu_of(timings),
-    )
-
-
-def on_gpu(scale: Scale) -> Result:
+def run(scale: Scale) -> Result:
     count, side = scale.pick(full=256, tiny=4), scale.pick(full=224, tiny=8)
     device, repeats = device_here(), scale.pick(full=20, tiny=1)
     pins = device.type == "cuda"
@@ -98,13 +58,13 @@ def on_gpu(scale: Scale) -> Result:
         images = next(iter(view_of(loader, **tail.changes(loader))))[0]
         ways[f"uint8 copied, tail{name}"] = images, tail.apply
 
-    def run(way: tuple[torch.Tensor, Callable[[torch.Tensor], Any]]) -> None:
+    def copy(way: tuple[torch.Tensor, Callable[[torch.Tensor], Any]]) -> None:
         batch, then = way
         for _ in range(repeats):
             then(batch.to(device, non_blocking=True))
         finished(device)
 
-    timings = interleave(ways, run, rounds=scale.pick(full=7, tiny=1))
+    timings = interleave(ways, copy, rounds=scale.pick(full=7, tiny=1))
     ratio = timings["uint8 copied, tail"].ratio(timings["float32 copied"], "wall")
     return Result(
         ("way", "bytes a batch", "s a batch", "CPU-s a batch"),
@@ -119,16 +79,10 @@ def on_gpu(scale: Scale) -> Result:
 
 CASES = [
     Case(
-        "device_tail_cpu",
-        "Do uint8 samples and a tail once a batch cost less CPU than ToTensor and Normalize?",
-        "median CPU-s of both together <= those of the dataset's own way, all on one core",
-        on_cpu,
-    ),
-    Case(
         "device_tail_gpu",
         "Is a uint8 copy and the tail on the device faster than the copy of floats?",
         "seconds a batch <= 0.5 x those of the float32 copy",
-        on_gpu,
+        run,
         gpu=True,
         limit_s=60,
     ),

@@ -1,4 +1,4 @@
-"""The stock backend beside torch's loader: its gather, its overhead, its pool of host memory."""
+"""The stock backend beside torch's loader: its gather and its overhead."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from bench.harness import (
     timing_rows,
 )
 from dataloaders import DataLoader
-from dataloaders.batches.memory import HostPool
 
-BAR_TORCHS, BAR_OTHER, BAR_OVERHEAD, BAR_POOL = 1.25, 2.5, 1.03, 1.15
+BAR_TORCHS, BAR_OTHER, BAR_OVERHEAD = 1.25, 2.5, 1.03
 
 
 class OwnSampler(Sampler[int]):
@@ -169,56 +168,6 @@ def overhead(scale: Scale) -> Result:
     )
 
 
-@on_one_thread
-def pool(scale: Scale) -> Result:
-    side, batches, batch = scale.pick(full=224, tiny=64), scale.pick(full=20, tiny=3), 64
-    shape = (batch, 3, side, side)
-    rows: Rows = ()
-    data, met = {}, True
-    for dtype in (torch.float32, torch.uint8):
-        images = torch.ones(3 * batch, 3, side, side, dtype=dtype)
-        samples = list(images)
-        order = torch.randperm(3 * batch).split(batch)  # type: ignore[no-untyped-call]
-        makes: dict[str, Callable[..., Any]] = {
-            "collated": lambda n, samples=samples, **out: torch.stack(
-                samples[n * batch : (n + 1) * batch], **out
-            ),
-            "gathered": lambda n, images=images, order=order, **out: torch.index_select(
-                images, 0, order[n], **out
-            ),
-        }
-        buffer, pooled = HostPool().empty(shape, dtype), HostPool()
-        memory: dict[str, Callable[[], Any]] = {
-            "fresh": dict,
-            "pooled": lambda pooled=pooled, dtype=dtype: {"out": pooled.empty(shape, dtype)},
-            "unsafe reuse": lambda buffer=buffer: {"out": buffer},
-        }
-        for work, make in makes.items():
-
-            def run(out: Callable[[], Any], make: Callable[..., Any] = make) -> None:
-                exhaust(make(number % 3, **out()) for number in range(batches))
-
-            timings = interleave(memory, run, rounds=scale.pick(full=11, tiny=1))
-            label = f"{str(dtype)[6:]} {work}, "
-            rows += timing_rows(timings, 1000 / (batch * batches), "unsafe reuse", label)
-            data[label] = cpu_of(timings)
-            if dtype is torch.float32:
-                ratio = timings["pooled"].ratio(timings["unsafe reuse"])
-                met = met and ratio.median <= BAR_POOL
-    return Result(
-        timing_headings("unsafe reuse"),
-        rows,
-        met,
-        (
-            f"Batches of {batch} x 3 x {side} x {side}: torch.stack of {batch} tensors, or "
-            "index_select from one; a batch is held while the next one is made. One torch "
-            "thread. The bar is for float32.",
-            "Unsafe reuse: the same tensor each time, overwritten while somebody may hold it.",
-        ),
-        data,
-    )
-
-
 CASES = [
     Case(
         "stock_gather",
@@ -232,11 +181,5 @@ CASES = [
         "Does DataLoader with the stock backend cost more than torch's own?",
         f"median CPU ratio to torch <= {BAR_OVERHEAD}, with 0 and with 2 workers",
         overhead,
-    ),
-    Case(
-        "host_pool",
-        "What does a large batch cost in fresh memory, from the pool, in one overwritten buffer?",
-        f"median CPU ratio of pooled to unsafe reuse <= {BAR_POOL}",
-        pool,
     ),
 ]
