@@ -104,11 +104,10 @@ def test_who_comes_later_only_opens_it(expected: Path, tmp_path: Path) -> None:
         assert cached.path == path
         assert len(cached) == SIZE
     assert {each: each.stat().st_mtime_ns for each in path.parent.iterdir()} == before
-    for other in (Numbered(SIZE + 1), Numbered(shift=1)):
-        with pytest.raises(
-            CacheError, match=r"was built from something else: (length|the contents of sample 0)"
-        ):
-            precompute(other, path, shard=(1, 4), num_workers=0)
+    with pytest.raises(CacheError, match="was built from something else: length"):
+        precompute(Numbered(SIZE + 1), path, shard=(1, 4), num_workers=0)
+    with pytest.raises(CacheError, match="was built from something else: the contents of sample 0"):
+        precompute(Numbered(shift=1), path, shard=(1, 4), num_workers=0, check="contents")
 
 
 def test_four_processes_at_once(expected: Path, tmp_path: Path) -> None:

@@ -846,7 +846,9 @@ def test_samples_that_were_left_out_have_no_row() -> None:
 def test_options_pickle_and_are_shown() -> None:
     backend = H5("train.h5")
     assert pickle.loads(pickle.dumps(backend)) == backend
-    assert repr(backend) == "H5(path='train.h5', build='if_missing', images=None)"
+    assert repr(backend) == (
+        "H5(path='train.h5', build='if_missing', images=None, check=None, expect=None)"
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
