@@ -13,7 +13,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --junitxml .pytest_cache/report.xml
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not measures" --numprocesses auto --dist worksteal
