@@ -15,7 +15,7 @@ from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from dataloaders.machine.threads import share_work
+from dataloaders.machine.threads import limit_torch_threads
 
 from .job import Job
 from .line import RUNS, Line
@@ -159,7 +159,7 @@ class Courier:
 
 
 def _work(inbox: SimpleQueue[Trip | None], line: Line) -> None:
-    share_work(1)
+    limit_torch_threads(1)
     while (trip := inbox.get()) is not None:
         trip.run(line)
         del trip  # before waiting for the next one

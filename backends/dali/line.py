@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dataloaders.batches.memory import HostPool
-from dataloaders.machine.threads import let_others_capture, share_work
+from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
 from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.primitives.colour import PermuteChannels
@@ -66,7 +66,7 @@ class Line:
         if job.device.type == "cuda":
             # Before DALI builds a graph here: on another device it might begin a context, too.
             torch.cuda.set_device(job.device)
-            let_others_capture()
+            use_thread_local_capture()
         key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
@@ -218,7 +218,10 @@ class Line:
             return OnDevice(part)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
-                self._job.threads, "dataloaders-dali-behind", initializer=share_work, initargs=(1,)
+                self._job.threads,
+                "dataloaders-dali-behind",
+                initializer=limit_torch_threads,
+                initargs=(1,),
             )
         fast = resizes_quickly(part, self._job.fast)
         options = {"fast": fast, "ordered": ordered}

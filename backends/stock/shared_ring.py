@@ -64,7 +64,7 @@ class SharedRing:
         self._bytes: np.ndarray[Any, Any] = self._flags.numpy()
         self._itself = weakref.ref(self)
         self._segments: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
-        self._lent: dict[int, _Lending] = {}
+        self._lent: dict[int, _Loan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("_number", "_flags", "_batches")
@@ -128,17 +128,17 @@ class SharedRing:
         if segment is not None:
             self._segments[place] = segment.numpy()
         array = self._segments[place][: _nbytes(shape, dtype)]
-        lending = _Lending(array, _on_death)
-        lending.ring, lending.place = self._itself, place
-        self._lent[id(lending)] = lending
+        loan = _Loan(array, _on_death)
+        loan.ring, loan.place = self._itself, place
+        self._lent[id(loan)] = loan
         return tensor_over(array, shape, dtype)
 
     def _retire(self) -> None:
         """Before a fork: the child will share the memory of every tensor that is alive now."""
-        for key, lending in list(self._lent.items()):
-            if self._lent.pop(key, None) is not None and lending() is not None:
-                self._segments.pop(lending.place, None)
-                self._bytes[lending.place] = _RETIRED
+        for key, loan in list(self._lent.items()):
+            if self._lent.pop(key, None) is not None and loan() is not None:
+                self._segments.pop(loan.place, None)
+                self._bytes[loan.place] = _RETIRED
 
     def _forked(self) -> None:
         """In a forked child: nothing that happens here is any business of the workers'."""
@@ -259,7 +259,7 @@ def _arrive(
     return ring._receive(place, segment, shape, dtype, dropped)
 
 
-class _Lending(weakref.ref["np.ndarray[Any, Any]"]):
+class _Loan(weakref.ref["np.ndarray[Any, Any]"]):
     """A weak reference to the array that a delivered tensor's storage holds."""
 
     __slots__ = ("place", "ring")
@@ -268,10 +268,10 @@ class _Lending(weakref.ref["np.ndarray[Any, Any]"]):
     place: tuple[int, int]
 
 
-def _on_death(lending: _Lending) -> None:
-    ring = lending.ring()
-    if ring is not None and ring._lent.pop(id(lending), None) is not None:
-        ring._bytes[lending.place] = _FREE
+def _on_death(loan: _Loan) -> None:
+    ring = loan.ring()
+    if ring is not None and ring._lent.pop(id(loan), None) is not None:
+        ring._bytes[loan.place] = _FREE
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""One look at a dataset, in a process started as torch starts a worker of its loader."""
+"""Ask about a dataset in a process started as torch starts a worker of its loader."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Unobserved", "observe", "worker_of"]
 T = TypeVar("T")
 
 HANG_S = 60.0
-"""After so long without an answer the dataset is taken to hang, unless the loader has a timeout."""
+"""Seconds without an answer after which a dataset counts as hanging, unless a timeout is given."""
 
 _LONGEST_TEXT = 300
 
 _CHECK_S = 2.0
-"""How often it is asked whether the process lives; torch is told only of one that fails."""
+"""Seconds between two checks that the process lives; torch notices only one that fails."""
 
 
 class Unobserved(Exception):
-    """The dataset could not be observed; the message says why and what to do, as a sentence.
+    """The dataset could not be observed; the message says why and what to do, in a sentence.
 
     Attributes:
-        started: whether a process was started; else the dataset cannot be sent to one.
+        started: whether a process was started. If not, the dataset cannot be sent to one.
     """
 
     def __init__(self, message: str, *, started: bool = True) -> None:
@@ -43,26 +43,26 @@ class Unobserved(Exception):
 
 
 def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = None) -> T:
-    """Return what ``look(loader.dataset)`` returns, called in a process of its own.
+    """Return what ``look(loader.dataset)`` returns, called in a separate process.
 
-    The process starts as torch starts worker 0 of ``loader``: by its ``multiprocessing_context``,
-    with its ``worker_init_fn`` (of a loader with ``num_workers=0`` without it, and without worker
-    info, as in its loop), with torch's seeds for a worker, and with one thread for torch. It has
-    offsets of its own in files that are open here. It ends before this returns. Nothing is drawn
-    from the generators of this process or of the loader.
+    The process starts as torch starts worker 0 of ``loader``: with its ``multiprocessing_context``
+    and ``worker_init_fn``, torch's seeds for a worker, and one thread for torch. For a loader with
+    ``num_workers=0`` it has no ``worker_init_fn`` and no worker info, as in the loader's own loop.
+    It has its own offsets in files that are open here. It ends before this function returns.
+    Nothing is drawn from the generators of this process or of the loader.
 
-    Costs 0.04 s under fork, and the start of Python and torch (1.5 to 2 s) under spawn and
-    forkserver (bench/results/observing.md); besides what ``look`` reads.
+    Besides what ``look`` reads, this costs 0.04 s under fork, and the start of Python and torch
+    (1.5 to 2 s) under spawn and forkserver (bench/results/observing.md).
 
     Args:
         loader: any torch DataLoader; only its settings and its dataset are used.
-        look: called with the dataset; picklable where workers are spawned. What it returns is
+        look: called with the dataset; must be picklable if workers are spawned. Its result is
             pickled.
-        timeout_s: seconds after which the dataset is taken to hang; None: the loader's
+        timeout_s: seconds after which the dataset counts as hanging; None: the loader's
             ``timeout``, else `HANG_S`.
 
     Raises:
-        Unobserved: the dataset cannot be sent to a process, the process dies, or it gives no answer
+        Unobserved: the dataset cannot be sent to a process, the process dies, or it does not answer
             in time.
         Exception: what ``look`` raises, as torch raises errors of workers.
     """
@@ -73,7 +73,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     start = _Start(init, loader.num_workers, kind == "fork")
     name = type(loader.dataset).__name__
     try:
-        # torch draws the worker's seed on the default device; meta has no generators.
+        # Torch draws the worker's seed on the default device; meta has no generators.
         generator = torch.Generator(torch.get_default_device())
         one: DataLoader[Any] = DataLoader(
             _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
@@ -100,7 +100,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
 
 
 def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
-    """Return a loader of ``dataset`` for `observe`, where the user has given none."""
+    """Return a loader of ``dataset`` for `observe`, for callers without a loader."""
     return DataLoader(
         dataset,
         sampler=[],
@@ -113,7 +113,7 @@ def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[A
 class _Answer:
     """What ``look`` returned, pickled; or what it raised; or why it cannot be pickled.
 
-    Bytes, since tensors would be sent through shared memory, of which there may be too little.
+    Bytes, because tensors would be sent through shared memory, of which there may be too little.
     """
 
     found: bytes = b""
@@ -136,12 +136,12 @@ class _Looking:
             return _Answer(raised=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
         try:
             return _Answer(pickle.dumps(found))
-        except Exception as error:  # anything may refuse to be pickled, in any way
+        except Exception as error:  # pickling may fail in any way
             return _Answer(unpicklable=_text(error))
 
 
 class _Start:
-    """A worker_init_fn: the process made like a worker of the user's loader, or like its loop."""
+    """A worker_init_fn that turns the process into a worker of the user's loader, or its loop."""
 
     def __init__(
         self, worker_init_fn: Callable[[int], None] | None, num_workers: int, forked: bool
@@ -157,7 +157,7 @@ class _Start:
             torch_worker._worker_info = None
             return
         info: Any = get_worker_info()
-        # Past the guard of info's attributes.
+        # info forbids assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
         object.__setattr__(info, "num_workers", self._num_workers)
         if self._worker_init_fn is not None:
@@ -169,11 +169,12 @@ def _same(answer: Any) -> Any:
 
 
 def _answer(one: DataLoader[Any], limit_s: float) -> _Answer:
-    """The answer of the only worker, which has ended when this returns or raises."""
+    """Return the answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
     try:
         with warnings.catch_warnings():
-            # torch tells of a pickling error that it raises next; Python of forks beside threads.
+            # Torch warns of a pickling error that it raises next; Python warns of forks beside
+            # threads.
             warnings.filterwarnings("ignore", "Got pickle error")
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
             iterator = one._get_iterator()  # not iter(): a script's loaders may be watched
@@ -183,7 +184,7 @@ def _answer(one: DataLoader[Any], limit_s: float) -> _Answer:
         if iterator is not None:
             iterator._shutdown_workers()
         for worker in workers:
-            if worker.is_alive():  # it ignores the signal that ended it
+            if worker.is_alive():  # it ignores the signal that should have ended it
                 worker.kill()
             worker.join()
 
