@@ -406,5 +406,5 @@ def _check_options(backend: object, device: object, seed: object, on_error: obje
     if on_error != "raise":
         raise OptionError(
             f"on_error={on_error!r}: only 'raise' exists in this version; "
-            "to leave bad samples out, leave them out of the sampler"
+            "to skip bad samples, leave them out of the sampler"
         )

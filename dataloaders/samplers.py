@@ -345,8 +345,8 @@ def _sizes(dataset: Any, block: int | None, window: int | None) -> tuple[int, in
         return block, window
     if block is None:
         raise OptionError(
-            f"BlockShuffle(block=None) needs a cache, and {type(dataset).__name__} is none: say "
-            "how many neighbours are read together, such as block=32"
+            f"BlockShuffle(block=None) needs a cache, and {type(dataset).__name__} is not one; "
+            "give the number of rows to read together, such as block=32"
         )
     if window is None:
         window = max(2 * block, min(_WINDOW_BLOCKS * block, MOST_WINDOW_ROWS))
@@ -364,6 +364,6 @@ def _whole(name: str, value: Any, *, least: int) -> int:
         number = None
     if number is None or isinstance(value, bool) or not least <= number < 2**63:
         raise OptionError(
-            f"BlockShuffle({name}={value!r}): must be a whole number from {least} on, below 2**63"
+            f"BlockShuffle({name}={value!r}): must be an integer from {least} to 2**63 - 1"
         )
     return number

@@ -954,10 +954,14 @@ def test_what_the_backend_says(path: Path, photos: Path, tmp_path: Path) -> None
     for backend in (H5(path), H5(images="raw"), H5(images="packed")):
         assert "batches are made at once" in plan(backend, cropped)
         assert backend.takes_ahead(DataLoader(cropped))
-        itself = "each sample is made by itself: asarray at transform.transforms[1] is not done for"
+        itself = (
+            "samples are made one by one: asarray at transform.transforms[1] is not supported for"
+        )
         assert itself in plan(backend, own).replace("transforms.transform", "transform")
         assert not backend.takes_ahead(DataLoader(own))
-    assert "images kept as jpeg, quality 70 are decoded in this process" in plan(H5(path), cropped)
+    assert "images stored as jpeg, quality 70 are decoded in this process" in plan(
+        H5(path), cropped
+    )
     packed = H5(images="packed")
     assert "cannot serve this loader: images='packed' keeps the encoded files" in plan(
         packed, Photos()

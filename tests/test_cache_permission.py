@@ -108,7 +108,7 @@ for words in ({"backend": "h5"}, {"num_workers": "auto"}):
 def test_a_cache_folder_that_cannot_be_made(closed: Path, tmp_path: Path) -> None:
     folder = closed / "cache"
     first, second = told(tmp_path, BUILD, DATALOADERS_CACHE=str(folder))
-    assert first.startswith(f"{folder / 'h5'} cannot be made or looked into (Permission denied); ")
+    assert first.startswith(f"{folder / 'h5'} cannot be created or read (Permission denied); ")
     assert first.endswith('written to, or give H5("train.h5") as the backend')
     assert second == "8"
 

@@ -157,7 +157,7 @@ def test_nothing_is_observed_twice(
 REASONS = {
     Dies: r"the process that read samples of Dies died \(.*exited unexpectedly",
     IsKilled: r"the process that read samples of IsKilled died \(.*",
-    Hangs: r"Hangs gave no sample within 1 s in a process of its own; .* a larger timeout=",
+    Hangs: r"Hangs returned no sample within 1 s in a separate process; .* a larger timeout=",
 }
 
 

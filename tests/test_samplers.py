@@ -313,15 +313,15 @@ def test_what_is_given_goes_before_what_is_usual() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "block=None.* needs a cache, and range is none: say how many"),
-        ({"block": 0}, r"BlockShuffle\(block=0\): must be a whole number from 1 on"),
-        ({"block": 2.5}, r"BlockShuffle\(block=2.5\): must be a whole number"),
-        ({"block": True}, r"BlockShuffle\(block=True\): must be a whole number"),
-        ({"block": 2, "window": 0}, r"BlockShuffle\(window=0\): must be a whole number from 1"),
-        ({"block": 2, "seed": "a"}, r"BlockShuffle\(seed='a'\): must be a whole number"),
+        ({}, "block=None.* needs a cache, and range is not one; give the number of rows"),
+        ({"block": 0}, r"BlockShuffle\(block=0\): must be an integer from 1 to"),
+        ({"block": 2.5}, r"BlockShuffle\(block=2.5\): must be an integer"),
+        ({"block": True}, r"BlockShuffle\(block=True\): must be an integer"),
+        ({"block": 2, "window": 0}, r"BlockShuffle\(window=0\): must be an integer from 1"),
+        ({"block": 2, "seed": "a"}, r"BlockShuffle\(seed='a'\): must be an integer"),
         ({"block": 2, "num_replicas": 0}, r"BlockShuffle\(num_replicas=0\): must be"),
         ({"block": 2, "num_replicas": 2, "rank": 2}, "ranks are counted from 0, so the last .* 1"),
-        ({"block": 2, "rank": -1}, r"BlockShuffle\(rank=-1\): must be a whole number from 0"),
+        ({"block": 2, "rank": -1}, r"BlockShuffle\(rank=-1\): must be an integer from 0"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
@@ -413,7 +413,7 @@ def test_with_seed_the_samples_follow_it(cached: CachedDataset, workers: int) ->
 
 
 def test_a_subset_is_another_dataset(cached: CachedDataset) -> None:
-    with pytest.raises(OptionError, match="needs a cache, and Subset is none"):
+    with pytest.raises(OptionError, match="needs a cache, and Subset is not one"):
         BlockShuffle(Subset(cached, range(10)))
     subset = Subset(cached, range(40, 90))
     loader = DataLoader(subset, batch_size=10, sampler=BlockShuffle(subset, block=5, seed=0))

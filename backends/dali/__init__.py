@@ -4,7 +4,7 @@ sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest 
 torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
 
 job.py       what is made, settled at each iter()     describe.py   the same, as a plan
-settled.py   what its owner may have changed
+snapshot.py  what its owner may have changed
 numbers.py   threads and batches on their way
 plan.py      the chain cut up: graph, behind, tail    nodes.py      what DALI does, and how exactly
 sorts.py     what an image is along the chain         (colour_nodes.py, turn_nodes.py: more of it)

@@ -21,7 +21,7 @@ from dataloaders.transforms.operators import chain_of
 
 from .numbers import Numbers, numbers_of
 from .plan import Work, work_of
-from .settled import Settled
+from .snapshot import Snapshot
 from .sources import Image, Source, read_source, source_for
 from .sources.opaque import Opaque, Recordable, opaque_for, recorded_as
 
@@ -32,7 +32,7 @@ __all__ = ["Job", "job_of"]
 
 _FEWEST_READERS = 4
 
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Settled, Source | Opaque | str]] = (
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Snapshot, Source | Opaque | str]] = (
     weakref.WeakKeyDictionary()
 )
 """That a source is the dataset's own is proved on samples, in a process of its own: once, until
@@ -85,7 +85,7 @@ class Job:
 def job_of(options: Dali, loader: Specification) -> Job | str:
     """The job, or what stands in the way and what to do about it."""
     if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
-        return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
+        return f"{type(loader).__name__} iterates in its own way; use backend='stock'"
     if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
         return (
             "an iterable dataset has no samples by index; give it __getitem__ and __len__, or use "
@@ -141,11 +141,11 @@ def _work(source: Source | Opaque, options: Dali, device: torch.device) -> Work 
 
 def _source(loader: Specification) -> Source | Opaque | str:
     """What is known of the dataset; else a record of what its own code loads."""
-    now = Settled(loader.dataset)
+    now = Snapshot(loader.dataset)
     before, found = _KNOWN.get(loader, (None, ""))
     own_code = isinstance(found, Opaque)
     stays = own_code and loader.persistent_workers and loader.num_workers > 0
-    if before is None or not now.is_as(before, own_code=own_code, stays=stays):
+    if before is None or not now.same_as(before, own_code=own_code, stays=stays):
         found = _observed(loader)
     _KNOWN[loader] = now, found
     return found

@@ -93,7 +93,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         answer.raised.reraise()  # type: ignore[no-untyped-call]
     if answer.unpicklable:
         raise Unobserved(
-            f"what was found of {name} cannot be sent between processes ({answer.unpicklable})"
+            f"the facts about {name} cannot be sent between processes ({answer.unpicklable})"
         )
     found: T = pickle.loads(answer.found)
     return found
@@ -203,8 +203,8 @@ def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:
     text = str(error)
     if "timed out" in text:
         return Unobserved(
-            f"{name} gave no sample within {timeout_s:g} s in a process of its own; if it only is "
-            "slow, give the loader workers and a larger timeout="
+            f"{name} returned no sample within {timeout_s:g} s in a separate process; if it is "
+            "only slow, give the loader workers and a larger timeout="
         )
     if text.startswith("DataLoader worker"):
         return Unobserved(f"the process that read samples of {name} died ({_text(error)})")

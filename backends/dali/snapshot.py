@@ -18,12 +18,12 @@ from torch.utils.data import Dataset
 from dataloaders.cache.cut import equal_state
 from dataloaders.transforms.find import find_chains
 
-__all__ = ["Settled"]
+__all__ = ["Snapshot"]
 
 _DEEPEST = 16
 
 
-class Settled:
+class Snapshot:
     """How ``dataset`` is made up as it is now; reads none of its samples."""
 
     def __init__(self, dataset: Any) -> None:
@@ -38,7 +38,7 @@ class Settled:
         several = [[member.transform for member in found.members] for found in chains]
         self._states = [equal_state(chain) for chain in several] if len(several) > 1 else []
 
-    def is_as(self, other: Settled, *, own_code: bool = False, stays: bool = False) -> bool:
+    def same_as(self, other: Snapshot, *, own_code: bool = False, stays: bool = False) -> bool:
         """Whether what was found for one of them serves the other.
 
         Args:
