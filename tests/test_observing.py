@@ -119,7 +119,7 @@ def test_what_the_look_raises_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_facts_that_cannot_be_pickled(tmp_path: Path) -> None:
-    with pytest.raises(Unobserved, match="found of Images cannot be sent between processes"):
+    with pytest.raises(Unobserved, match="the facts about Images cannot be sent between processes"):
         observe(DataLoader(Images(tmp_path), 4), lambda dataset: lambda: 1)
 
 

@@ -266,7 +266,7 @@ def test_a_sampler_without_a_length_is_followed():
 def test_an_iterable_without_a_length_needs_batches():
     loader = DataLoader(Stream(), 3, backend="synthetic")
     assert "Stream is iterable and has no length" in str(loader.explain())
-    with pytest.raises(BackendUnavailable, match=r"say it: backend=Synthetic\(batches=1000\)"):
+    with pytest.raises(BackendUnavailable, match=r"give it: backend=Synthetic\(batches=1000\)"):
         iter(loader)
     told = DataLoader(Stream(), 3, backend=Synthetic(batches=4), device="cpu")
     assert [len(batch) for batch in told] == [3] * 4
