@@ -44,18 +44,18 @@ _AT_ONCE = 1 << 20  # rows whose offsets are in memory together
 
 
 def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Index:
-    """The index of the cache at ``path`` that is joined of the shards beside it.
+    """Join the shards next to ``path`` into one cache at ``path``, and return its index.
 
-    They are named ``train.00003-of-00008.h5``, as ``precompute(..., shard=(3, 8))`` builds them. A
-    joined file that is there is replaced.
+    Shards are named ``train.00003-of-00008.h5``, as ``precompute(..., shard=(3, 8))`` names them.
+    An existing joined file is replaced.
 
     Args:
-        path: of the joined file.
+        path: the path of the joined file.
         progress: called with the bytes written and checked so far, and those in all.
 
     Raises:
-        CacheError: shards are missing, are of different builds, or cannot stand in one cache; or
-            there is a file at ``path`` that is no joined one.
+        CacheError: shards are missing, are of different builds, or do not fit into one cache; or
+            the file at ``path`` is not a joined one.
         MissingDependency: h5py is not installed.
     """
     target = Path(os.path.realpath(path))
