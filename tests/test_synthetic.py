@@ -237,33 +237,26 @@ def test_samples_in_lists_are_cut_with_the_last_batch_and_square_columns_are_not
     assert [tuple(leaf.shape) for leaf in last] == [(1, 5), (1,)]
 
 
-class Endless:
-    def __iter__(self):
-        while True:
-            yield from ([0, 1], [2])
+def test_samplers_and_iterables_without_a_length_or_with_one():
+    class Endless:
+        def __iter__(self):
+            while True:
+                yield from ([0, 1], [2])
 
-
-def test_a_sampler_without_a_length_is_followed():
     loader = DataLoader(Photos(), batch_sampler=Endless(), backend="synthetic", device="cpu")
     batches = iter(loader)
     assert [len(next(batches)["label"]) for _ in range(5)] == [2, 1, 2, 1, 2]
-
-
-def test_an_iterable_without_a_length_needs_batches():
     loader = DataLoader(Stream(), 3, backend="synthetic")
     assert "Stream is iterable and has no length" in str(loader.explain())
     with pytest.raises(BackendUnavailable, match=r"give it: backend=Synthetic\(batches=1000\)"):
         iter(loader)
     told = DataLoader(Stream(), 3, backend=Synthetic(batches=4), device="cpu")
     assert [len(batch) for batch in told] == [3] * 4
-
-
-@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 1]), (True, [3, 3])])
-def test_an_iterable_with_a_length_has_its_batches(drop_last, sizes):
-    loader = DataLoader(SizedStream(), 3, drop_last=drop_last, backend="synthetic", device="cpu")
-    assert [len(batch) for batch in loader] == sizes
-    single = DataLoader(SizedStream(), None, backend="synthetic", device="cpu")
-    assert len(list(single)) == 7
+    options = {"backend": "synthetic", "device": "cpu"}
+    for drop_last, sizes in ((False, [3, 3, 1]), (True, [3, 3])):
+        sized = DataLoader(SizedStream(), 3, drop_last=drop_last, **options)
+        assert [len(batch) for batch in sized] == sizes
+    assert len(list(DataLoader(SizedStream(), None, **options))) == 7
 
 
 @pytest.mark.parametrize(
@@ -364,7 +357,7 @@ def test_a_step_that_writes_into_its_batch_corrupts_no_later_one(inference):
     assert all((leaf == 100).all() for leaf in kept)
 
 
-def test_a_batch_takes_part_in_autograd():
+def test_a_batch_takes_part_in_autograd_and_follows_the_seed():
     loader = DataLoader(Photos(), 2, backend="synthetic", device="cpu")
     with torch.inference_mode():
         next(iter(loader))
@@ -372,15 +365,10 @@ def test_a_batch_takes_part_in_autograd():
     for batch in loader:
         (batch["score"] * weight).sum().backward()
     assert weight.grad is not None
-
-
-def test_the_same_seed_makes_the_same_values():
-    def first(seed):
-        backend = Synthetic(spec=TensorSpec((3,)), seed=seed)
-        return next(iter(DataLoader(Photos(), 3, backend=backend, device="cpu")))
-
-    assert torch.equal(first(1), first(1))
-    assert not torch.equal(first(1), first(2))
+    seeded = [Synthetic(spec=TensorSpec((3,)), seed=seed) for seed in (1, 1, 2)]
+    first = [next(iter(DataLoader(Photos(), 3, backend=b, device="cpu"))) for b in seeded]
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
 
 
 def test_batches_are_made_on_the_loaders_device():
