@@ -201,10 +201,10 @@ def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | No
         return recipe, samples_in(recipe.make(torch.device("meta"), None))
     if options.like is not None:
         return Recipe.like(options.like), samples_in(options.like)
-    found = _real_batch(loader)
-    if found is None:
+    real = _real_batch(loader)
+    if real is None:
         return None
-    batch, samples = found
+    batch, samples = real
     return Recipe.like(batch), samples
 
 

@@ -88,14 +88,14 @@ _OURS = {
 
 def entries() -> dict[str, Entry]:
     """Return every backend that can be named: built-in ones, then those of installed packages."""
-    found = dict(_OURS)
+    by_name = dict(_OURS)
     for point in _entry_points():
-        if point.name not in found:
+        if point.name not in by_name:
             origin = point.dist.name if point.dist is not None else "unknown"
-            found[point.name] = Entry(
+            by_name[point.name] = Entry(
                 point.name, point.value, f"from the package {origin}", origin=origin
             )
-    return found
+    return by_name
 
 
 def load(name: str) -> type[Backend]:

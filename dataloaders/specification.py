@@ -65,8 +65,8 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         getattr(loader, "batch_sampler", None),
         inner,
     )
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    generators = (getattr(owner, "generator", None) for owner in owners)
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
 
 def sampling_of(loader: DataLoader[Any]) -> str:

@@ -250,8 +250,8 @@ class H5(Backend):
         else:
             best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
             tails = () if best is None else best.tails
-        found = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
-        return next((why for why in found if isinstance(why, str)), None)
+        steps = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
+        return next((why for why in steps if isinstance(why, str)), None)
 
     def _path(self, observed: Observed) -> Path:
         if self.path is not None:
@@ -426,8 +426,8 @@ def _class_called(name: str, fields: tuple[str, ...], module: str, qualname: str
     for kind in kinds:
         kinds += kind.__subclasses__()
     said = (fields, module, qualname)
-    found = [k for k in kinds if (getattr(k, "_fields", 0), k.__module__, k.__qualname__) == said]
-    return found[-1] if found else None
+    classes = [k for k in kinds if (getattr(k, "_fields", 0), k.__module__, k.__qualname__) == said]
+    return classes[-1] if classes else None
 
 
 class _Collated(WholeBatches):

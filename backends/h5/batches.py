@@ -624,15 +624,15 @@ def is_proved(cached: CachedDataset) -> bool:
         seeding = words(seed, 0, np.arange(len(rows)))
         with random_states_kept(cuda=False):
             try:
-                wanted: Any = default_collate(
+                theirs: Any = default_collate(
                     [_seeded(cached, *each) for each in zip(rows, seeding.tolist(), strict=True)]
                 )
             except Exception:  # such rows are left to default_collate, which raises
-                wanted = None
-        found = batches.of(rows, Draws(seeding))
-        if wanted is None and found is None:
+                theirs = None
+        ours = batches.of(rows, Draws(seeding))
+        if theirs is None and ours is None:
             continue
-        if found is None or not _same(found, wanted):
+        if ours is None or not _same(ours, theirs):
             return False
         proved = True
     return proved
@@ -643,16 +643,16 @@ def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:
     return cached[row]
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if type(found) is not type(wanted):
+def _same(ours: Any, theirs: Any) -> bool:
+    if type(ours) is not type(theirs):
         return False
-    if isinstance(wanted, torch.Tensor):
-        return same_bits(found, wanted)
-    if isinstance(wanted, dict):
-        return list(found) == list(wanted) and all(_same(found[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, (list, tuple)):
-        return len(found) == len(wanted) and all(map(_same, found, wanted))
-    return bool(found == wanted)
+    if isinstance(theirs, torch.Tensor):
+        return same_bits(ours, theirs)
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(_same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    return bool(ours == theirs)
 
 
 def _joined(structure: Structure, parts: list[Any], classes: Classes) -> Batch:

@@ -75,8 +75,8 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     try:
         # Torch draws the worker's seed on the default device; meta has no generators.
         generator = torch.Generator(torch.get_default_device())
-        one: DataLoader[Any] = DataLoader(
-            _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
+        loader_of_one: DataLoader[Any] = DataLoader(
+            _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
             sampler=[0],
             collate_fn=_same,
@@ -86,7 +86,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
             multiprocessing_context=context,
             generator=generator,
         )
-        answer = _answer(one, limit_s)
+        answer = _answer(loader_of_one, limit_s)
     except Exception as error:
         raise _unobserved(name, error, limit_s) from error
     if answer.raised is not None:
@@ -95,8 +95,8 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
         raise Unobserved(
             f"the facts about {name} cannot be sent between processes ({answer.unpicklable})"
         )
-    found: T = pickle.loads(answer.found)
-    return found
+    facts: T = pickle.loads(answer.facts)
+    return facts
 
 
 def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
@@ -116,7 +116,7 @@ class _Answer:
     Bytes, because tensors would be sent through shared memory, of which there may be too little.
     """
 
-    found: bytes = b""
+    facts: bytes = b""
     raised: ExceptionWrapper | None = None
     unpicklable: str = ""
 
@@ -130,12 +130,12 @@ class _Looking:
 
     def __getitem__(self, index: int) -> _Answer:
         try:
-            found = self.look(self.dataset)
+            facts = self.look(self.dataset)
         except Exception:
             where = "in the process that observes a dataset"
             return _Answer(raised=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
         try:
-            return _Answer(pickle.dumps(found))
+            return _Answer(pickle.dumps(facts))
         except Exception as error:  # pickling may fail in any way
             return _Answer(unpicklable=_text(error))
 
@@ -168,7 +168,7 @@ def _same(answer: Any) -> Any:
     return answer
 
 
-def _answer(one: DataLoader[Any], limit_s: float) -> _Answer:
+def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
     """Return the answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
     try:
@@ -177,7 +177,9 @@ def _answer(one: DataLoader[Any], limit_s: float) -> _Answer:
             # threads.
             warnings.filterwarnings("ignore", "Got pickle error")
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            iterator = one._get_iterator()  # not iter(): a script's loaders may be watched
+            iterator = (
+                loader_of_one._get_iterator()
+            )  # not iter(): a script's loaders may be watched
         return _awaited(iterator, time.monotonic() + limit_s)
     finally:
         workers = list(getattr(iterator, "_workers", ()))

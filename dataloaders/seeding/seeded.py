@@ -338,14 +338,14 @@ class _SeededMap:
         return samples
 
     def _one_of(self, bulk: _Bulk, key: Any, seed: int) -> Any:
-        found = bulk([key])
-        if not isinstance(found, (list, tuple)) or len(found) != 1:
+        fetched = bulk([key])
+        if not isinstance(fetched, (list, tuple)) or len(fetched) != 1:
             raise OptionError(
                 f"seed={seed}: {type(self.dataset).__name__}.__getitems__([{key!r}]) must return a "
                 "list of one sample, since each sample is seeded by its own index, and returned "
-                f"{type(found).__name__}; let it return a list, or leave seed= out"
+                f"{type(fetched).__name__}; let it return a list, or leave seed= out"
             )
-        return found[0]
+        return fetched[0]
 
 
 def _seeding(keyed: _Keyed) -> npt.NDArray[np.uint32]:
