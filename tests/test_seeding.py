@@ -392,6 +392,8 @@ def test_the_samplers_alone_can_be_seeded():
     view = Seeding().view(loader, samples=False)
     assert view.dataset is loader.dataset
     assert view.collate_fn is default_collate
+    # Exactly torch's: a subclass would not be gathered as index tensors.
+    assert (type(view.batch_sampler), type(view.sampler)) == (BatchSampler, RandomSampler)
     order = [index for batch in view.batch_sampler for index in batch]
     assert order == rows(loader)[:, 0].tolist()
 
