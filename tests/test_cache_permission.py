@@ -81,7 +81,7 @@ command("build", {str(closed)!r}, {str(here / "b.h5")!r})
 command("build", {str(closed / "data.py") + ":data"!r}, {str(here / "b.h5")!r})
 """,
     )
-    rule = "cannot be looked into (Permission denied); give a path in a folder that you may read"
+    rule = "cannot be read (Permission denied); give a path in a folder that you may read"
     assert lines[0].startswith(f"{closed} {rule}")
     assert lines[1].startswith(f"{closed / 'deeper'} {rule}")
     assert lines[2].startswith(f"2 dataloaders cache: {closed} {rule}")

@@ -193,11 +193,13 @@ def _refuse_no_folder(target: Path) -> None:
             target.stat()
     except OSError as error:  # not ours to see, a link to itself, a name that is too long
         raise CacheError(
-            f"{target.parent} cannot be looked into ({error.strerror}); give a path in a folder "
+            f"{target.parent} cannot be read ({error.strerror}); give a path in a folder "
             "that you may read and write"
         ) from error
     if not there:
-        raise CacheError(f"{target.parent} is no folder, so no cache can be built in it; make it")
+        raise CacheError(
+            f"{target.parent} is not a folder, so no cache can be built in it; create it"
+        )
 
 
 def _have_built(builder: _Builder, *, resume: bool, overwrite: bool, wait: bool) -> None:

@@ -51,13 +51,11 @@ class Encoded:
             quality = _QUALITY if self.quality is None else self.quality
             object.__setattr__(self, "quality", quality)
             if type(quality) is not int or not 1 <= quality <= 100:
-                raise OptionError(
-                    f"Encoded(quality={quality!r}): it must be a whole number from 1 to 100"
-                )
+                raise OptionError(f"Encoded(quality={quality!r}): it must be an int from 1 to 100")
         elif self.quality is not None:
             raise OptionError(
-                f"Encoded({self.format!r}, quality={self.quality!r}): {self.format} is kept "
-                'without loss here and has no quality; leave it out, or take "jpeg"'
+                f"Encoded({self.format!r}, quality={self.quality!r}): {self.format} is "
+                'stored without loss and has no quality; leave it out, or use "jpeg"'
             )
         if self.max_side is not None and (
             type(self.max_side) is not int or not 1 <= self.max_side <= _LARGEST_SIDE

@@ -165,7 +165,7 @@ class CachedDataset(Dataset[Any]):
             found = operator.index(row)
         except TypeError as error:
             raise TypeError(
-                f"a row of a cache is a whole number or a slice, and not {type(row).__name__}"
+                f"a row of a cache must be an int or a slice, not {type(row).__name__}"
             ) from error
         rows = self.index.rows
         if not -rows <= found < rows:
@@ -242,8 +242,8 @@ class CachedDataset(Dataset[Any]):
         if os.path.samestat(found, self._file) and found.st_size < self.index.file_bytes:
             raise CacheError(
                 f"{self.path} was cut short while it was open: it has {found.st_size} bytes, and "
-                f"had {self.index.file_bytes}. Somebody writes into it: write another file beside "
-                "it and rename that, as precompute() does; then open it again"
+                f"had {self.index.file_bytes}. Whoever writes to it should write a new file next "
+                "to it and rename that, as precompute() does; then open it again"
             )
 
     @property
@@ -312,7 +312,7 @@ class CachedDataset(Dataset[Any]):
     def _attribute(self, name: str) -> Any:
         if name not in self.attributes:
             raise AttributeError(
-                f"the cache {self.path} has no {name}: the dataset that it was built of had none"
+                f"the cache {self.path} has no {name}: the dataset that it was built from had none"
             )
         return self.attributes[name]
 
@@ -385,7 +385,7 @@ class CachedDataset(Dataset[Any]):
                 if isinstance(column, JoinedColumn):
                     raise CacheError(
                         f"the rows of column {name!r} in {self.path} stand in "
-                        f"{len(self.index.shards)} shards, so that they are no one array; read "
+                        f"{len(self.index.shards)} shards, so they are not one array; read "
                         "rows by their numbers, or each shard's: [CachedDataset(shard).column("
                         f"{name!r}) for shard in cached.shards]"
                     )
@@ -410,7 +410,7 @@ class CachedDataset(Dataset[Any]):
         self._open()
         if self.identity != state["identity"]:
             raise CacheError(
-                f"{self.path} is another cache than the one that was open: it was replaced in the "
+                f"{self.path} is not the cache that was open: it was replaced in the "
                 "meantime; open it again with CachedDataset"
             )
 
