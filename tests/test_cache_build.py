@@ -159,6 +159,7 @@ def test_nor_on_being_interrupted_anywhere(rows: int, at: list[int], tmp_path: P
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.nightly
 def test_nor_on_how_workers_start(context: str, expected: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     precompute(Samples(), path, num_workers=2, multiprocessing_context=context)
@@ -949,6 +950,7 @@ def test_two_threads_build_once(tmp_path: Path) -> None:
     assert len(studied) < SIZE  # most were read once
 
 
+@pytest.mark.nightly
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """400 MB of samples in one chunk, by a process that may take 200 MB more than it has."""
     done = run_script(

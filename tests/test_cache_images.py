@@ -413,7 +413,7 @@ def test_a_palette_is_part_of_what_a_sample_gives(path: Path) -> None:
     make(Masks(), path)
     assert fingerprint(Masks()).items() <= make(Masks(), path).index.fingerprint.items()
     with pytest.raises(CacheError, match="the contents of sample 0, "):
-        make(Other(), path)
+        make(Other(), path, check="contents")
 
 
 def test_the_fingerprint_does_not_depend_on_how_png_files_are_packed() -> None:
@@ -894,6 +894,7 @@ WHOLE = [
 @pytest.mark.filterwarnings("ignore")
 @settings(deadline=None, max_examples=400)
 @given(st.data())
+@pytest.mark.nightly
 def test_bytes_changed_anywhere(data: st.DataObject) -> None:
     kind, whole = data.draw(st.sampled_from(WHOLE))
     spoilt = bytearray(whole)
@@ -919,6 +920,7 @@ def epochs(loader: Any) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("images", ["packed", {"0": Encoded("png")}, "jpeg"])
+@pytest.mark.covering
 def test_the_backend(
     path: Path, photos: Path, workers: int, images: Any, workers_end_fast: None
 ) -> None:
@@ -972,6 +974,7 @@ def test_what_the_backend_says(path: Path, photos: Path, tmp_path: Path) -> None
         next(iter(DataLoader(dataset, backend=H5(path, images="png"))))
 
 
+@pytest.mark.nightly
 def test_caches_in_the_users_folder_have_names_of_their_own(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -634,6 +634,7 @@ ANY = st.recursive(
 
 @settings(relaxed, max_examples=120)
 @given(st.data())
+@pytest.mark.nightly
 def test_values_of_the_index_changed(whole: Whole, data: st.DataObject) -> None:
     fields = copy.deepcopy(whole.fields)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -846,7 +846,9 @@ def test_samples_that_were_left_out_have_no_row() -> None:
 def test_options_pickle_and_are_shown() -> None:
     backend = H5("train.h5")
     assert pickle.loads(pickle.dumps(backend)) == backend
-    assert repr(backend) == "H5(path='train.h5', build='if_missing', images=None)"
+    assert repr(backend) == (
+        "H5(path='train.h5', build='if_missing', images=None, check=None, expect=None)"
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -880,6 +882,7 @@ def test_a_dropped_loader_ends_its_session_without_the_collector(tmp_path: Path)
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.nightly
 def test_workers_that_are_not_forked_apply_the_tail(context: str, tmp_path: Path) -> None:
     """What makes their batches is sent to them, and must not hold the file that is mapped here."""
     dataset = Images(v1.Compose([v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.5,) * 3)]))

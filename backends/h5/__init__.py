@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
-from dataloaders.cache import CachedDataset, Estimate, precompute
+from dataloaders.cache import CachedDataset, Estimate, precompute, sample
 from dataloaders.cache.advice import full_size
 from dataloaders.cache.build import opened
 from dataloaders.cache.cut import cuts_of, whole
@@ -44,12 +44,13 @@ from dataloaders.cache.index import Index
 from dataloaders.cache.observed import Observed
 from dataloaders.cache.packed import packed
 from dataloaders.cache.progress import BuildProgress
-from dataloaders.cache.sample import Classes, classes_in, has_namedtuples
+from dataloaders.cache.sample import Classes, classes_in, namedtuples_in
 from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.machine.resources import usable_cores
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import iterates_itself, state_of, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
@@ -83,6 +84,10 @@ class H5(Backend):
         images: how PIL images are stored, as in `precompute`: "raw", "jpeg", "png", "webp", an
             `Encoded`, or "packed" for the dataset's own files. None: raw; an existing cache is used
             as it is.
+        check: "contents" compares a few samples with an existing cache, read in a separate process;
+            None compares class, length, transforms and classes, and reads no sample.
+        expect: entries of its fingerprint that an existing cache must have, as in `precompute`:
+            ``{"torchvision": "0.29.2"}``.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -91,6 +96,8 @@ class H5(Backend):
     path: str | os.PathLike[str] | None = None
     build: Literal["if_missing", "never"] = "if_missing"
     images: Choice = None
+    check: Literal["contents"] | None = None
+    expect: Mapping[str, Any] | None = None
 
     name: ClassVar[str] = "h5"
 
@@ -99,6 +106,8 @@ class H5(Backend):
             raise OptionError(f"H5(build={self.build!r}): must be 'if_missing' or 'never'")
         if self.build == "never" and self.path is None:
             raise OptionError("H5(build='never') needs a path: path='train.h5'")
+        if self.check not in (None, "contents"):
+            raise OptionError(f"H5(check={self.check!r}): must be None or 'contents'")
         Images.of(self.images)
 
     def explain(self, loader: Specification) -> Plan:
@@ -168,7 +177,9 @@ class H5(Backend):
                 "dataloaders cache build"
             )
         if exists:
-            return opened(path, images=self.images, observed=observed)
+            return opened(
+                path, images=self.images, observed=observed, check=self.check, expect=self.expect
+            )
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.cli.progress import ProgressLine
 
@@ -374,7 +385,7 @@ class _H5Session(Session):
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
         view = view_of(loader, **plain)
-        tail = device_tail(view)
+        tail = device_tail(view, observe=_look)
         dataset: Any = cached
         if isinstance(tail, Tail):
             dataset = (tail.changes(view) or plain)["dataset"]
@@ -391,18 +402,33 @@ class _H5Session(Session):
         return changes
 
 
+def _look(loader: Any, look: Callable[[Any], Any]) -> Any:
+    """Call ``look`` with the loader's cache: here if it runs no code of the user's, else elsewhere.
+
+    Raises:
+        Unobserved: as `observe`.
+    """
+    cached = loader.dataset
+    if isinstance(cached, CachedDataset) and cached.runs_only_torchvision:
+        with random_states_kept(cuda=False):
+            return look(cached)
+    return observe(loader, look)
+
+
 def _is_observed_equal(loader: Specification) -> bool:
-    """Whether batches of the loader's cache equal torch's, found out in a separate process."""
+    """Whether batches of the loader's cache equal torch's."""
     try:
-        return observe(loader, is_proved)
+        return bool(_look(loader, is_proved))
     except Unobserved:
         return False
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
     """Return the dataset's own namedtuple classes: the file has only their names and fields."""
-    if not has_namedtuples(cached.index.structure):
-        return {}
+    wanted = namedtuples_in(cached.index.structure)
+    loaded = {key: _classes_loaded(*key) for key in wanted}
+    if all(len(classes) == 1 for classes in loaded.values()):
+        return {key: classes[0] for key, classes in loaded.items()}
     try:
         names = observe(loader, _names_of_namedtuples)
     except Unobserved as error:
@@ -419,15 +445,26 @@ def _names_of_namedtuples(dataset: Any) -> list[tuple[str, tuple[str, ...], str,
 
 
 def _class_called(name: str, fields: tuple[str, ...], module: str, qualname: str) -> Any:
-    """Find the class of that name among all classes: one in a function is no module attribute."""
+    """Find the class of that name in its module, also one within a function."""
     with suppress(ImportError):
         importlib.import_module(module)
+    classes = _classes_loaded(name, fields)
+    named = [kind for kind in classes if (kind.__module__, kind.__qualname__) == (module, qualname)]
+    return named[-1] if named else None
+
+
+def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
+    """Return the namedtuple classes of that name, found among all: those in functions too."""
     kinds: list[Any] = [tuple]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    said = (fields, module, qualname)
-    classes = [k for k in kinds if (getattr(k, "_fields", 0), k.__module__, k.__qualname__) == said]
-    return classes[-1] if classes else None
+    return [
+        kind
+        for kind in kinds
+        if kind.__name__ == name
+        and getattr(kind, "_fields", None) == fields
+        and kind.__module__ != sample.__name__  # classes made for want of the dataset's own
+    ]
 
 
 class _Collated(WholeBatches):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +45,7 @@ from dataloaders.cache.journal import Record
 from dataloaders.cache.layout import first_columns
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.observed import Observed
+from dataloaders.cache.opening import calls_text, open_unread
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Job
@@ -86,6 +87,8 @@ def precompute(
     multiprocessing_context: Any = None,
     worker_init_fn: Callable[[int], None] | None = None,
     shard: tuple[int, int] | None = None,
+    check: Literal["contents"] | None = None,
+    expect: Mapping[str, Any] | None = None,
 ) -> CachedDataset:
     """Return the samples of ``dataset`` from the file at ``path``; build it if it is missing.
 
@@ -135,6 +138,11 @@ def precompute(
             eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
             file at ``path``, which each returns. With ``wait=False`` a rank returns its own shard
             as soon as it is built, and nothing is joined: see `join`.
+        check: "contents" reads a few samples again, in another process, and compares them with the
+            file that is there. None: its class, length, transforms and classes are compared, and no
+            sample is read.
+        expect: entries of the fingerprint (see `fingerprint`) that a file that is there must have:
+            ``{"torchvision": "0.29.2"}`` refuses one of another version.
 
     Warns:
         CacheWarning: images are stored as large as they are decoded, because the first transform
@@ -159,6 +167,8 @@ def precompute(
         compress=compressed_of(compress),
         context=multiprocessing_context,
         worker_init_fn=worker_init_fn,
+        check=check,
+        expect=expect,
     )
     target = Path(os.path.realpath(path))
     _refuse_no_folder(target)
@@ -205,10 +215,10 @@ def _refuse_no_folder(target: Path) -> None:
 def _have_built(builder: _Builder, *, resume: bool, overwrite: bool, wait: bool) -> None:
     """Have the builder's file in place."""
     target = builder.path
-    if target.exists() and not overwrite:
+    before = _identity(target)  # once: another builder may rename its file into place meanwhile
+    if before is not None and not overwrite:
         builder.remove_leftover()
         return
-    before = _identity(target)
     lock = BuildLock(builder.folder.path)
     builder.await_lock(lock, wait=wait)
     empty = False
@@ -246,14 +256,26 @@ def estimate(
     return _Builder(dataset, target, options).estimate()
 
 
-def opened(path: Path, *, images: Choice, observed: Observed) -> CachedDataset:
-    """Return the finished cache at ``path``, compared with the dataset as it was observed.
+def opened(
+    path: Path,
+    *,
+    images: Choice,
+    observed: Observed,
+    check: Literal["contents"] | None = None,
+    expect: Mapping[str, Any] | None = None,
+) -> CachedDataset:
+    """Return the finished cache at ``path``, compared with the dataset.
+
+    The dataset is observed only where ``check`` asks for it, or where the file does not say how
+    samples go through the transforms.
 
     Raises:
         CacheError: the file is of something else (names what changed), or the dataset cannot be
             observed.
     """
-    options = _Options(num_workers="auto", images=images, skip=True, observed=observed)
+    options = _Options(
+        num_workers="auto", images=images, skip=True, observed=observed, check=check, expect=expect
+    )
     return _Builder(observed.loader.dataset, Path(os.path.realpath(path)), options).open(path)
 
 
@@ -289,6 +311,8 @@ class _Options:
     context: Any = None
     worker_init_fn: Callable[[int], None] | None = None
     observed: Observed | None = None
+    check: Literal["contents"] | None = None
+    expect: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         workers, rows = self.num_workers, self.rows
@@ -298,6 +322,8 @@ class _Options:
             raise OptionError(
                 f"rows={rows!r}: it must be None or an int from 1 on, samples in a chunk"
             )
+        if self.check not in (None, "contents"):
+            raise OptionError(f'check={self.check!r}: it must be None or "contents"')
 
 
 class _Builder:
@@ -392,6 +418,8 @@ class _Builder:
             workers = options.num_workers
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
+        if found.at_leaves and (calls := calls_text(found.calls or ())) is not None:
+            fingerprint["calls"] = calls
         return _Studied(study, found, workers, fingerprint)
 
     def estimate(self) -> Estimate:
@@ -426,11 +454,23 @@ class _Builder:
         """The finished file, or the one that it is joined into, compared with the dataset now."""
         from dataloaders.cache.reader import CachedDataset
 
+        options = self._options
+        if options.check is None and self._studied is None:
+            wanted = dict(options.expect or {})
+            if path == self.path and self._shard is not None:
+                wanted["shard"] = shard_text(*self._shard)
+            if options.compress is not None:
+                wanted["compress"] = str(options.compress)
+            unread = open_unread(self._dataset, path, images=options.images, expect=wanted)
+            if unread is not None:
+                return unread
         self._read_as_file(path)
         known = self._known
         tails, calls = known.cut.tails, known.found.calls or ()
-        expect = dict(self._of_file if path == self.path else self.of_dataset)
+        expect = {**(self._of_file if path == self.path else self.of_dataset)}
         del expect["images"]  # compared already
+        expect.pop("calls", None)  # files of earlier versions do not have them
+        expect.update(options.expect or {})
         if self._options.compress is None:  # then it may be compressed or not
             del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it

@@ -35,6 +35,7 @@ from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
+from dataloaders.transforms.read import Kind, read
 
 __all__ = ["CachedDataset"]
 
@@ -88,9 +89,17 @@ class CachedDataset(Dataset[Any]):
         self.namedtuples: Classes = {}
         self._open()
         if expect is not None:
-            changed = changes(self.index.fingerprint, expect, "when it was built")
-            if changed:
-                raise self._of_something_else(changed)
+            self.refuse_changed(expect)
+
+    def refuse_changed(self, expect: Mapping[str, Any]) -> None:
+        """Compare the fingerprint's entries with ``expect``.
+
+        Raises:
+            CacheError: one of these was another one when the cache was built; names it.
+        """
+        changed = changes(self.index.fingerprint, expect, "when it was built")
+        if changed:
+            raise self._of_something_else(changed)
 
     def _of_something_else(self, changed: list[str]) -> CacheError:
         return CacheError(
@@ -145,6 +154,7 @@ class CachedDataset(Dataset[Any]):
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(self.index.rows)))
         row = self._row(row)
+        self._refuse_cut_short()
         return self._sample([column.leaf(row) for column in self._columns])
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
@@ -265,6 +275,14 @@ class CachedDataset(Dataset[Any]):
     def calls(self) -> tuple[tuple[int, Callable[[Any], Any]], ...]:
         """The tails: the number of a column, and what is called on its leaves."""
         return tuple(self._calls)
+
+    @property
+    def runs_only_torchvision(self) -> bool:
+        """Whether all that runs when a sample is made is this package's and torchvision's."""
+        calls = [call for _, call in self.tails]
+        return self.transform is None and not any(
+            member.kind is Kind.OPAQUE for call in calls for member in read(call)
+        )
 
     @property
     def columns(self) -> tuple[ColumnEntry, ...]:
