@@ -767,12 +767,12 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="set has no __getitem__"):
         precompute({1, 2}, path)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(CacheError, match=r"cannot be looked into \(Too many levels of symbolic"):
+    with pytest.raises(CacheError, match=r"cannot be read \(Too many levels of symbolic"):
         precompute(Samples(), tmp_path / "loop")
     (tmp_path / "loop").unlink()
-    with pytest.raises(CacheError, match=r"missing is no folder.*make it"):
+    with pytest.raises(CacheError, match=r"missing is not a folder.*create it"):
         precompute(Samples(), tmp_path / "missing" / "a.h5")
-    with pytest.raises(CacheError, match=r"missing is no folder.*make it"):
+    with pytest.raises(CacheError, match=r"missing is not a folder.*create it"):
         estimate(Samples(), tmp_path / "missing" / "a.h5")
     assert list(tmp_path.iterdir()) == []
 

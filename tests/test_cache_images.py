@@ -270,11 +270,11 @@ def test_nothing_but_pixels_gets_into_a_file() -> None:
     ("options", "text"),
     [
         (("gif",), r"Encoded\('gif'\): it must be \"jpeg\", \"png\" or \"webp\""),
-        (("jpeg", 0), r"Encoded\(quality=0\): it must be a whole number from 1 to 100"),
+        (("jpeg", 0), r"Encoded\(quality=0\): it must be an int from 1 to 100"),
         (("jpeg", 101), "quality=101"),
         (("jpeg", True), "quality=True"),
         (("jpeg", 90.0), "quality=90.0"),
-        (("png", 90), r"Encoded\('png', quality=90\): png is kept without loss here"),
+        (("png", 90), r"Encoded\('png', quality=90\): png is stored without loss"),
         (("webp", None, 0), r"Encoded\(max_side=0\): it must be None or a whole number of pixels"),
         (("webp", None, 65536), "max_side=65536"),
     ],
@@ -956,10 +956,14 @@ def test_what_the_backend_says(path: Path, photos: Path, tmp_path: Path) -> None
     for backend in (H5(path), H5(images="raw"), H5(images="packed")):
         assert "batches are made at once" in plan(backend, cropped)
         assert backend.takes_ahead(DataLoader(cropped))
-        itself = "each sample is made by itself: asarray at transform.transforms[1] is not done for"
+        itself = (
+            "samples are made one by one: asarray at transform.transforms[1] is not supported for"
+        )
         assert itself in plan(backend, own).replace("transforms.transform", "transform")
         assert not backend.takes_ahead(DataLoader(own))
-    assert "images kept as jpeg, quality 70 are decoded in this process" in plan(H5(path), cropped)
+    assert "images stored as jpeg, quality 70 are decoded in this process" in plan(
+        H5(path), cropped
+    )
     packed = H5(images="packed")
     assert "cannot serve this loader: images='packed' keeps the encoded files" in plan(
         packed, Photos()
@@ -1076,7 +1080,7 @@ def test_damaged_images_are_extracted_all_the_same(
         ("--quality 80", "--images is not given; give --images jpeg"),
         ("--images packed --max-side 9", "--images is packed"),
         ("--images raw --quality 9", "--images is raw"),
-        ("--images png --quality 80", "png is kept without loss here"),
+        ("--images png --quality 80", "png is stored without loss"),
         ("--images image=png --quality 80", "--quality is for jpeg"),
         ("--images image=png,image=jpeg", "each column once"),
         ("--images image=png,mask", "give column=jpeg,other=png"),
