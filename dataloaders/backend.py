@@ -69,20 +69,14 @@ class Ahead(ABC):
     def supply(self, batches: int) -> None:
         """Draw from the sampler for ``batches`` batches more; on the consumer's thread.
 
-        Called with 1 at each hand-over, as torch draws one batch's samples for each batch that it
-        hands over: so a loop that breaks leaves samplers and generators where torch would.
+        Called with 1 at each hand-over, after the batch was taken, as torch draws one batch's
+        samples for each batch that it hands over: so a loop that breaks leaves samplers and
+        generators where torch would.
 
         Raises:
             Exception: the sampler's own, to be raised in place of the batch of this hand-over, as
                 torch does; or it is kept and raised by ``next()`` at the batch that it concerns.
         """
-
-    def awaited(self) -> None:
-        """Told that the consumer waits for its next batch: whoever limits that time counts now.
-
-        On its thread, once for each batch and for the end; batches may have been taken already.
-        """
-        return
 
     def handed_over(self) -> None:
         """Told of each batch that the consumer gets; on its thread, which may be warned."""
