@@ -379,14 +379,6 @@ class TestEndings:
                 loader._iterator._shutdown_workers()
         del batches  # its thread, which waited for a worker, is gone
 
-    def test_training_and_validation_loaders_at_once(self) -> None:
-        train = DataLoader(MapDataset(tensor_sample), 2, num_workers=1, backend="prefetch")
-        valid = DataLoader(MapDataset(tensor_sample), 4, num_workers=1, backend="prefetch")
-        expected = list(torch.utils.data.DataLoader(valid.dataset, 4))
-        for turn, _ in enumerate(train):
-            if turn % 3 == 0:
-                assert_same(list(valid), expected)
-
     def test_a_forked_child_iterates_on_its_own(self) -> None:
         loader = numbers_loader()
         iterator = iter(loader)
@@ -500,37 +492,34 @@ class TestWhatItSays:
             ]
             assert getattr(caught.value, "__notes__", []) == notes * (backend == "prefetch")
 
-    def test_the_plan_names_the_thread_and_that_nothing_is_copied(self) -> None:
-        backend = Prefetch(device="cpu", ahead=3)
-        text = str(DataLoader(MapDataset(tensor_sample), num_workers=2, backend=backend).explain())
-        assert "backend 'prefetch'" in text
-        assert "nothing to copy" in text
-        assert "a thread takes up to 3 batches ahead" in text
+    @pytest.mark.parametrize(
+        ("backend", "workers", "words"),
+        [
+            (Prefetch(device="cpu", ahead=3), 2, "a thread takes up to 3 batches ahead"),
+            (Prefetch(device="cpu"), 2, "nothing to copy"),
+            (Prefetch(), 0, "num_workers=0: the dataset's own code runs on the loop's thread"),
+            (Prefetch(device="cuda:0"), 0, "cuda:0: copied on a side stream, from pinned memory"),
+            (Prefetch(device="xpu:1"), 2, "xpu:1: copied on a side stream, from pinned memory"),
+            (Prefetch(device="cuda:0", pin_memory=False), 2, "from pageable memory"),
+            (Prefetch(device="cuda:0", reuse=True, ahead=1), 2, "is valid until 1 more were taken"),
+            (Prefetch(device="meta"), 2, "copied to meta as they are asked for"),
+        ],
+        ids=str,
+    )
+    def test_the_plan(self, backend: Prefetch, workers: int, words: str) -> None:
+        loader = DataLoader(MapDataset(tensor_sample), num_workers=workers, backend=backend)
+        assert words in re.sub(r"  +", ": ", str(loader.explain()))
 
-    def test_the_plan_says_where_nothing_can_be_taken_ahead(self) -> None:
-        text = str(DataLoader(MapDataset(tensor_sample), backend="prefetch").explain())
-        assert "num_workers=0: the dataset's own code runs on the loop's thread" in text
-        gathers = DataLoader(TensorDataset(torch.ones(2)), backend=Prefetch(Stock(gather=False)))
-        assert "num_workers=0: the dataset's own code" in str(gathers.explain())
-
+    def test_what_is_not_taken_ahead(self) -> None:
         class OwnIterator(DataLoader[Any]):
             def _get_iterator(self) -> Any:
                 return super()._get_iterator()
 
         own = OwnIterator(MapDataset(tensor_sample), num_workers=1, backend="prefetch")
-        assert "a thread takes" not in str(own.explain())
-        assert len(list(own)) == SIZE
-
-    def test_the_plan_says_how_batches_are_copied(self) -> None:
-        def transfer(**options: Any) -> str:
-            return str(DataLoader([1], backend=Prefetch(**options)).explain())
-
-        for device in ("cuda:0", "xpu:1"):
-            assert f"{device}" in transfer(device=device)
-            assert "on a side stream, from pinned memory" in transfer(device=device)
-        pageable = transfer(device="cuda:0", pin_memory=False, reuse=True)
-        assert "from pageable memory, into static buffers" in pageable
-        assert "copied to meta as they are asked for" in transfer(device="meta")
+        gathers = DataLoader(TensorDataset(torch.ones(2)), backend=Prefetch(Stock(gather=False)))
+        for loader, length in ((own, SIZE), (gathers, 2)):
+            assert "a thread takes" not in str(loader.explain())
+            assert len(list(loader)) == length
 
     def test_a_device_wraps_a_host_backend(self) -> None:
         plan = DataLoader([1], backend=Stock(), device="cuda:0").explain()
