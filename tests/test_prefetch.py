@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -336,6 +337,26 @@ class TestEndings:
         assert numbers.cancelled.is_set()
         del loader
         assert becomes_true(lambda: threads() <= before)
+
+    def test_the_last_batches_do_not_wait_for_the_workers_to_end(self, tmp_path: Path) -> None:
+        flag = tmp_path / "go"
+
+        def end_late() -> None:
+            while not flag.exists():
+                time.sleep(0.01)
+
+        def init(worker: int) -> None:
+            Finalize(None, end_late, exitpriority=10)
+
+        options = {"num_workers": 1, "worker_init_fn": init, "backend": "prefetch"}
+        batches = iter(DataLoader(MapDataset(integer_sample, 3), **options))
+        (worker,) = batches._workers
+        assert [int(next(batches)) for _ in range(2)] == [0, 3]
+        assert becomes_true(lambda: batches._shutdown)  # on the thread, which waits for the worker
+        assert int(next(batches)) == 6
+        assert worker.is_alive()
+        flag.touch()
+        assert next(batches, None) is None
 
     def test_a_batch_is_not_held_by_us(self) -> None:
         iterator = iter(numbers_loader(Numbers(count=3)))

@@ -8,6 +8,7 @@ epoch() ──> specification (the loader, with what changes for us) ──> inn
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -136,7 +137,7 @@ class _Pipeline:
         self.transfer = transfer
         self.device = device
         self._thread = PrefetchThread(transfer)
-        self._last: Epoch | None = None
+        self._idle: threading.Event | None = None
         self._batches: weakref.ref[PrefetchedEpoch | SynchronousEpoch] | None = None
         # The thread lives until its epochs have run, even if this pipeline is dropped before.
         self._end = weakref.finalize(self, self._thread.end)
@@ -149,13 +150,13 @@ class _Pipeline:
 
     def run(self, epoch: Epoch) -> None:
         """Have the thread run ``epoch``."""
-        self._last = epoch
+        self._idle = epoch.done
         self._thread.begin(epoch)
 
     def wait(self) -> None:
         """Wait until the thread has sent its last batch."""
-        if self._last is not None:
-            self._last.done.wait()
+        if self._idle is not None:
+            self._idle.wait()
 
     def serve(self, batches: PrefetchedEpoch | SynchronousEpoch) -> None:
         """Remember who uses it."""

@@ -112,8 +112,8 @@ class AheadWorkers(_MultiProcessingDataLoaderIter):
         Raises:
             Exception: the sampler's own.
         """
-        if not self._has_sampler:
-            return
+        if not self._has_sampler or (self._end is not None and self._early is None):
+            return  # nothing to send, and the thread may hold the lock while workers end
         with self._state:
             try:
                 for _ in range(batches):
