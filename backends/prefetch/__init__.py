@@ -25,7 +25,7 @@ from dataloaders.transforms import NoTail
 from .device import Device, has_streams
 from .session import PrefetchSession, device_of
 from .tails import tail_of
-from .transfer import HostTransfer, StreamTransfer, Transfer
+from .transfer import StreamTransfer, Transfer
 
 __all__ = ["Prefetch"]
 
@@ -163,7 +163,7 @@ class Prefetch(Backend):
     def transfer(self, device: torch.device | None) -> Transfer:
         """Return a new way to ``device`` (None: batches stay where they are)."""
         if device is None or not has_streams(device):
-            return HostTransfer(device, self.ahead)
+            return Transfer(device, self.ahead)
         return StreamTransfer(
             Device(device), ahead=self.ahead, reuse=self.reuse, pins=self.pin_memory
         )

@@ -13,7 +13,6 @@ ever. With ``reuse`` it lies in one of a few static buffers instead.
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
 
@@ -28,7 +27,7 @@ from .device import Device, Event, Stream
 from .profiling import stage
 from .static_buffers import StaticBuffers, retyped
 
-__all__ = ["HostTransfer", "Sent", "StreamTransfer", "Transfer"]
+__all__ = ["Sent", "StreamTransfer", "Transfer"]
 
 
 class Sent:
@@ -54,62 +53,42 @@ class Sent:
         self.received = False
 
 
-class Transfer(ABC):
+class Transfer:
     """One loader's way to its device: start, then send and receive in turns.
+
+    This one serves the CPU and devices without streams: nothing is copied before it is received.
 
     Attributes:
         slots: how many batches may be sent and not yet received.
     """
 
-    slots: int
+    def __init__(self, device: torch.device | None, slots: int) -> None:
+        self.slots = slots
+        self._to = device
+        self._tail: Tail | None = None
+        self._pool = HostPool()
 
-    @abstractmethod
+    def enter_thread(self) -> None:
+        """Prepare the prefetch thread, which calls this once before it sends."""
+
     def start(self, tail: Tail | None = None) -> None:
         """Begin an epoch on the thread that sends; drop what was sent and never received.
 
         ``tail`` is the part of the dataset's transforms that is left to be applied to batches.
         """
-
-    @abstractmethod
-    def send(self, batch: Batch) -> Sent:
-        """Begin to move ``batch``; on one thread at a time."""
-
-    @abstractmethod
-    def receive(self, sent: Sent) -> Batch:
-        """Return the batch, ready for what the calling thread's current stream does next."""
-
-    @abstractmethod
-    def enter_thread(self) -> None:
-        """Prepare the prefetch thread, which calls this once before it sends."""
-
-
-class HostTransfer(Transfer):
-    """For the CPU, and for devices without streams: nothing is copied before it is received."""
-
-    def __init__(self, device: torch.device | None, slots: int) -> None:
-        self.slots = slots
-        self._device = device
-        self._tail: Tail | None = None
-        self._pool = HostPool()
-
-    def start(self, tail: Tail | None = None) -> None:
-        """Keep ``tail``; there is nothing to drop."""
         self._tail = tail
 
-    def enter_thread(self) -> None:
-        """Do nothing: the thread touches no device."""
-
     def send(self, batch: Batch) -> Sent:
-        """Apply the tail, if there is one, in host memory."""
+        """Begin to move ``batch``, on one thread at a time: apply the tail."""
         if self._tail is not None:
             with stage("normalise"):
                 batch = self._tail.apply(batch, empty_like=self._pool.empty_like)
         return Sent(batch)
 
     def receive(self, sent: Sent) -> Batch:
-        """Return the batch, copied if it has to be elsewhere."""
+        """Return the batch, ready for what the calling thread's current stream does next."""
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
-        return batch if self._device is None else to_device(batch, self._device)
+        return batch if self._to is None else to_device(batch, self._to)
 
 
 class StreamTransfer(Transfer):
@@ -125,13 +104,12 @@ class StreamTransfer(Transfer):
     def __init__(
         self, device: Device, *, ahead: int, reuse: bool = False, pins: bool = True
     ) -> None:
+        # In static buffers ``ahead`` received batches stay valid, so fewer need to be sent.
+        super().__init__(device.device, min(ahead, 2) if reuse else ahead)
         self._device = device
         self._ahead = ahead
         self._reuse = reuse
         self._pins = pins
-        self._tail: Tail | None = None
-        # In static buffers ``ahead`` received batches stay valid, so fewer need to be sent.
-        self.slots = min(ahead, 2) if reuse else ahead
         self._valid = ahead if reuse else 1
         self._alive = ahead + (self.slots if reuse else 2)
         self._stream = device.stream()
