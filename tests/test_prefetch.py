@@ -192,6 +192,10 @@ class TestTakingAhead:
     def test_tensors_in_memory_are_gathered_on_the_thread(self) -> None:
         before = threads()
         loader = DataLoader(TensorDataset(torch.arange(100)), 8, backend="prefetch")
+        for _ in range(5):
+            waiting = iter(loader)
+            time.sleep(0.02)  # so that the thread waits for indices, or nothing is tested
+            del waiting
         assert len(list(loader)) == 13
         assert len(threads() - before) == 1
 
@@ -473,13 +477,13 @@ class TestEndings:
                 time.sleep(0.01)
             return index if index < 2 else threading.Event().wait()
 
-        options = {"num_workers": 1, "timeout": 1, "backend": "prefetch"}
+        options = {"num_workers": 1, "timeout": 2, "backend": "prefetch"}
         batches = iter(DataLoader(MapDataset(sample), **options))
         assert next(batches) == 0
-        time.sleep(1.2)  # a step of more than a time-out, in which no batch comes
-        tmp_path.joinpath("go").touch()
+        time.sleep(2)  # a step as long as the time-out, in which no batch comes
+        threading.Timer(0.5, tmp_path.joinpath("go").touch).start()
         assert next(batches) == 1
-        with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 1 seconds$"):
+        with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 2 seconds$"):
             next(batches)
 
 
