@@ -70,23 +70,15 @@ class Ahead(ABC):
     def supply(self, batches: int) -> None:
         """Draw from the sampler for ``batches`` more batches, on the consumer's thread.
 
-        The consumer calls this with 1 at each hand-over. Torch, too, draws the samples of one batch
-        for each batch that it hands over, so a loop that breaks leaves samplers and generators
-        where torch would leave them.
+        The consumer calls this with 1 at each hand-over, after it took the batch. Torch, too, draws
+        the samples of one batch for each batch that it hands over, so a loop that breaks leaves
+        samplers and generators where torch would leave them.
 
         Raises:
             Exception: the sampler's own, to be raised in place of the batch of this hand-over, as
                 torch does. An implementation may also keep it and raise it from ``next()`` at the
                 batch that it concerns.
         """
-
-    def awaited(self) -> None:
-        """Note that the consumer starts to wait for its next batch; a timeout is counted from here.
-
-        Called on the consumer's thread, once for each batch and once for the end. Batches may have
-        been taken by then.
-        """
-        return
 
     def handed_over(self) -> None:
         """Note that the consumer received a batch. Called on its thread, which may warn."""

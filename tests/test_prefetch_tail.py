@@ -1,4 +1,4 @@
-"""Normalisation behind the copy, as a loader has it; test_device_tail tests what may move."""
+"""Normalisation after the copy, as a loader has it; test_device_tail tests what may move."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.utils.data
 
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
-from dataloaders.errors import BackendUnavailable, OptionError
+from dataloaders.errors import BackendUnavailable
 from helpers.compare import assert_same, seed_everything
 
 transforms = pytest.importorskip("torchvision.transforms")
@@ -103,19 +103,6 @@ def test_transforms_that_change_between_epochs_are_followed(folder: Path) -> Non
 def test_nothing_moves_to_the_cpu_unless_asked(folder: Path) -> None:
     plan = DataLoader(images(folder), 4, backend=Prefetch(device="cpu")).explain()
     assert [stage.name for stage in plan.stages][-1] == "transfer"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtype": torch.int64}, r"dtype=torch.int64\): must be a float dtype"),
-        ({"memory_format": torch.channels_last_3d}, r"memory_format=.*must be one of"),
-        ({"tail": False, "dtype": torch.float16}, r"tail=False\) with dtype="),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        Prefetch(**options)
 
 
 @pytest.mark.gpu

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.prefetch.cuda import dense_parts
-from backends.prefetch.transfer import CudaTransfer, PlainTransfer
+from dataloaders import DataLoader
+from dataloaders.errors import CapacityWarning
 from helpers.compare import assert_same
-from helpers.fake_cuda import FakeCuda
+from helpers.datasets import MapDataset
+from helpers.fake_cuda import FakeCuda, PlayedPrefetch
 
 
 def batch_of(number: int, samples: int = 4) -> dict[str, Any]:
@@ -20,63 +23,23 @@ def batch_of(number: int, samples: int = 4) -> dict[str, Any]:
     return {"image": image, "meta": (torch.tensor([number, 7]), f"name {number}")}
 
 
-def play(
-    *,
-    seed: int,
-    actions: list[int],
-    ahead: int,
-    reuse: bool,
-    pins: bool | None,
-    streams: int,
-    keep: bool,
-) -> tuple[FakeCuda, list[Any], list[list[torch.Tensor]], list[dict[str, Any]]]:
-    """Send and receive in the order that ``actions`` says, the device running behind at random.
-
-    What was received, what each step read of its batch when the device came to it, and what it
-    should have read. With ``reuse`` each step reads the batches before it once more, and that is
-    checked here.
-    """
-    cuda = FakeCuda(seed)
-    transfer = CudaTransfer(cuda, ahead=ahead, reuse=reuse, pins=pins)  # type: ignore[arg-type]
-    consumers = [cuda.default, *(cuda.stream() for _ in range(streams - 1))]
-    on_the_way: list[Any] = []
-    received: list[Any] = []
-    reads: list[list[torch.Tensor]] = []
-    rereads: list[tuple[int, list[torch.Tensor]]] = []
-    permits, sent = transfer.permits, 0
-    transfer.start()
-    for action in actions:
-        cuda.progress(action % 4)
-        if action % 2 and permits:
-            host = batch_of(sent)
-            on_the_way.append(transfer.send(host))
-            host["image"].fill_(-1)  # the loader may do what it likes with it from here on
-            sent += 1
-            permits -= 1
-        elif on_the_way:
-            with cuda.on(consumers[action % len(consumers)]):
-                batch = transfer.receive(on_the_way.pop(0))
-                permits += 1
-                reads.append([])
-                cuda.kernel(batch["image"], reads[-1])
-                cuda.kernel(batch["meta"][0], reads[-1])
-                if reuse:  # the ones before are valid still, and may be read on this stream
-                    for position in range(max(0, len(received) - ahead + 1), len(received)):
-                        again: list[torch.Tensor] = []
-                        cuda.kernel(received[position]["image"], again)
-                        rereads.append((position, again))
-            received.append(batch if keep or reuse else None)
-            del batch
+def delivered(leaf: Any, cuda: FakeCuda | None = None, **options: Any) -> Any:
+    """What arrives of one batch that is ``leaf``, once the device has done its work."""
+    cuda = cuda or FakeCuda(0)
+    backend = PlayedPrefetch(cuda=cuda, **options)
+    (batch,) = DataLoader([leaf], batch_size=None, collate_fn=same, backend=backend)
     cuda.drain()
-    for position, again in rereads:
-        assert_same(again, [batch_of(position)["image"]])
-    return cuda, received, reads, [batch_of(number) for number in range(len(reads))]
+    return batch
 
 
-ACTIONS = st.lists(st.integers(0, 99), min_size=10, max_size=120)
+def same(batch: Any) -> Any:
+    return batch
 
 
-@settings(max_examples=300, deadline=None)
+ACTIONS = st.lists(st.integers(0, 99), min_size=10, max_size=80)
+
+
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     actions=ACTIONS,
@@ -84,65 +47,82 @@ ACTIONS = st.lists(st.integers(0, 99), min_size=10, max_size=120)
     pins=st.booleans(),
     streams=st.integers(1, 3),
     keep=st.booleans(),
+    reuse=st.booleans(),
 )
-def test_what_the_step_reads_is_its_own_batch(seed, actions, ahead, pins, streams, keep):
-    _cuda, received, reads, expected = play(
-        seed=seed,
-        actions=actions,
-        ahead=ahead,
-        reuse=False,
-        pins=pins,
-        streams=streams,
-        keep=keep,
-    )
-    for read, wanted in zip(reads, expected, strict=True):
-        assert_same(read, [wanted["image"], wanted["meta"][0]])
-    if keep:
-        assert_same(received, expected)
+def test_what_the_step_reads_is_its_own_batch(
+    seed: int, actions: list[int], ahead: int, pins: bool, streams: int, keep: bool, reuse: bool
+) -> None:
+    """Send and receive in the order of ``actions``, the device running behind at random.
+
+    Each step reads its batch, and with ``reuse`` again those before it that are still valid. Now
+    and then an epoch is broken off, and what was sent and not received is dropped.
+    """
+    cuda = FakeCuda(seed)
+    transfer = PlayedPrefetch(cuda=cuda, ahead=ahead, reuse=reuse, pin_memory=pins).transfer()
+    consumers = [cuda.default, *(cuda.stream() for _ in range(streams - 1))]
+    sent: list[tuple[int, Any]] = []
+    received: list[tuple[int, Any]] = []
+    reads: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+    addresses = set()
+    numbers = itertools.count()
+
+    def step(number: int, batch: Any) -> None:
+        wanted = batch_of(number)
+        for one, other in (
+            (batch["image"], wanted["image"]),
+            (batch["meta"][0], wanted["meta"][0]),
+        ):
+            reads.append((other, []))
+            cuda.kernel(one, reads[-1][1])
+
+    transfer.start()
+    for action in actions:
+        cuda.progress(action % 4)
+        if action == 99:
+            sent.clear()
+            transfer.start()
+        elif action % 2 and len(sent) < transfer.slots:
+            number = next(numbers)
+            host = batch_of(number)
+            sent.append((number, transfer.send(host)))
+            host["image"].fill_(-1)  # the loader may do what it likes with it from here on
+        elif sent:
+            with cuda.on(consumers[action % len(consumers)]):
+                number, handle = sent.pop(0)
+                batch = transfer.receive(handle)
+                addresses.add(batch["image"].data_ptr())
+                step(number, batch)
+                if reuse:
+                    for before, valid in received[1 - ahead :] if ahead > 1 else []:
+                        step(before, valid)
+            received = [*received, (number, batch)][-len(actions) if keep else -ahead :]
+            del batch
+    cuda.drain()
+    for wanted, read in reads:
+        assert_same(read, [wanted])
+    for number, batch in received[-ahead:] if reuse or not keep else received:
+        assert_same(batch, batch_of(number))
+    if reuse:
+        assert len(addresses) <= ahead + min(ahead, 2)
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    actions=ACTIONS,
-    ahead=st.integers(1, 4),
-    pins=st.booleans(),
-    streams=st.integers(1, 3),
-)
-def test_static_buffers_hold_a_batch_until_ahead_more_were_taken(
-    seed, actions, ahead, pins, streams
-):
-    _cuda, received, reads, expected = play(
-        seed=seed,
-        actions=actions,
-        ahead=ahead,
-        reuse=True,
-        pins=pins,
-        streams=streams,
-        keep=True,
-    )
-    valid = received[-ahead:]
-    addresses = {batch["image"].data_ptr() for batch in received}
-    for read, wanted in zip(reads, expected, strict=True):
-        assert_same(read, [wanted["image"], wanted["meta"][0]])
-    assert_same(valid, expected[len(expected) - len(valid) :])
-    assert len(addresses) <= ahead + min(ahead, 2)
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_device_memory_is_bounded_however_far_the_host_runs_ahead(ahead: int, reuse: bool) -> None:
+    cuda = FakeCuda(ahead)
+    data = MapDataset(batch_of, 60)
+    backend = PlayedPrefetch(cuda=cuda, ahead=ahead, reuse=reuse)
+    batches = iter(DataLoader(data, batch_size=None, collate_fn=same, backend=backend))
+    for _ in range(60):
+        batch = next(batches)
+        cuda.kernel(batch["image"], [])
+        del batch
+    assert cuda.bytes_allocated() <= (ahead + 2) * (4 * 3 * 5 * 4 + 2 * 8)
 
 
-@settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32), ahead=st.integers(1, 4), reuse=st.booleans())
-def test_device_memory_is_bounded_however_far_the_host_runs_ahead(seed, ahead, reuse):
-    actions = [1, 0] * 60
-    cuda, *_ = play(
-        seed=seed, actions=actions, ahead=ahead, reuse=reuse, pins=True, streams=1, keep=False
-    )
-    batch = 4 * 3 * 5 * 4 + 2 * 8
-    assert cuda.bytes_allocated() <= (ahead + 2) * batch
-
-
-def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
+def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones() -> None:
     cuda = FakeCuda(0)
-    transfer = CudaTransfer(cuda, ahead=2, pins=True)  # type: ignore[arg-type]
+    transfer = PlayedPrefetch(cuda=cuda).transfer()
     transfer.start()
     first, second = transfer.send(batch_of(0)), transfer.send(batch_of(1))
     batch = transfer.receive(first)
@@ -150,161 +130,217 @@ def test_a_batch_waits_for_its_own_copies_and_for_no_later_ones():
     while not first.copied.happened:
         assert side.queue[0]()
         side.queue.popleft()
-    assert not second.copied.happened
     while cuda.default.queue:  # what the consumer's stream waits for has happened
         assert cuda.default.queue[0]()
         cuda.default.queue.popleft()
+    assert not second.copied.happened
     assert_same(batch, batch_of(0))
 
 
-def test_pinned_memory_is_pinned_once_for_many_batches():
+@pytest.mark.parametrize("reuse", [False, True])
+def test_through_a_loader_with_a_thread_batches_are_torchs(reuse: bool) -> None:
+    data = torch.utils.data.TensorDataset(torch.rand(40, 3), torch.arange(40))
+    loader = DataLoader(data, batch_size=3, backend=PlayedPrefetch(reuse=reuse))
+    expected = list(torch.utils.data.DataLoader(data, batch_size=3))
+    for most in (14, 5, 1, 14):
+        for batch, wanted in zip(itertools.islice(loader, most), expected, strict=False):
+            loader.backend.cuda.drain()
+            assert_same(batch, wanted)
+
+
+@pytest.mark.nightly  # waits as long as a break waits for the thread
+def test_a_break_while_the_device_is_busy_leaves_the_next_epoch_whole() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(40))
     cuda = FakeCuda(0)
-    transfer = CudaTransfer(cuda, ahead=2, pins=True)  # type: ignore[arg-type]
-    transfer.start()
-    for number in range(50):
-        assert_same(transfer.receive(transfer.send(batch_of(number))).keys(), batch_of(0).keys())
-    assert cuda.calls.count("pin") == 2
+    loader = DataLoader(data, batch_size=2, backend=PlayedPrefetch(cuda=cuda, ahead=1))
+    batches = iter(loader)
+    next(batches)
+    cuda.idle.clear()
+    next(batches)
+    next(batches)  # the fourth one is sent when the device is done with the first
+    while cuda.calls[-1] != "thread waits":
+        pass
+    del batches
+    batches = iter(loader)
+    cuda.idle.set()
+    got = []
+    for batch in batches:
+        cuda.drain()
+        got += batch[0].tolist()
+    assert got == list(range(40))
 
 
-def test_a_larger_batch_gets_a_larger_buffer():
+def test_larger_batches_get_larger_buffers() -> None:
+    sizes = (2, 9, 1, 40, 3)
     cuda = FakeCuda(0)
-    for reuse in (False, True):
-        transfer = CudaTransfer(cuda, ahead=1, pins=True, reuse=reuse)  # type: ignore[arg-type]
-        transfer.start()
-        for samples in (2, 9, 1, 40, 3):
-            got = transfer.receive(transfer.send(batch_of(samples, samples)))
-            cuda.drain()
-            assert_same(got, batch_of(samples, samples))
+    data = MapDataset(lambda index: batch_of(index, sizes[index]), len(sizes))
+    backend = PlayedPrefetch(cuda=cuda, reuse=True)
+    loader = DataLoader(data, batch_size=None, collate_fn=same, backend=backend)
+    for number, batch in enumerate(loader):
+        cuda.drain()
+        assert_same(batch, batch_of(number, sizes[number]))
 
 
-def test_a_batch_that_is_pinned_is_not_staged():
+def test_a_batch_that_is_pinned_is_not_pinned_again() -> None:
     cuda = FakeCuda(0)
-    transfer = CudaTransfer(cuda, ahead=1, pins=True)  # type: ignore[arg-type]
-    transfer.start()
-    pinned = cuda.pinned(64).view(torch.float32).fill_(3)
-    before = cuda.calls.count("pin")
-    got = transfer.receive(transfer.send([pinned]))
+    pinned = cuda.pinned_like(torch.empty(16)).fill_(3)
+    assert_same(delivered([pinned], cuda), [torch.full((16,), 3.0)])
+    assert cuda.calls.count("pin") == 1
+    assert_same(delivered([torch.ones(2)], cuda, pin_memory=False), [torch.ones(2)])
+    assert cuda.calls.count("pin") == 1
+
+
+class NothingToPin(FakeCuda):
+    def pinned_like(self, leaf: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("cudaHostAlloc: out of memory")
+
+
+def test_where_memory_cannot_be_pinned_one_warning_says_so_and_batches_arrive() -> None:
+    cuda = NothingToPin(0)
+    data = MapDataset(batch_of, 4)
+    backend = PlayedPrefetch(cuda=cuda)
+    loader = DataLoader(data, batch_size=None, collate_fn=same, backend=backend)
+    with pytest.warns(CapacityWarning, match="could not be pinned.*cudaHostAlloc") as caught:
+        batches = list(loader)
     cuda.drain()
-    assert cuda.calls.count("pin") == before
-    assert_same(got, [torch.full((16,), 3.0)])
+    assert_same(batches, [batch_of(number) for number in range(4)])
+    assert len(caught) == 1
+
+
+LEAVES = {
+    "transposed": torch.arange(24.0).reshape(2, 3, 4).transpose(1, 2),
+    "channels_last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "expanded": torch.zeros(3, 1).expand(3, 4),
+    "scalar": torch.tensor(5),
+    "empty": torch.empty(0, 3),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "bf16": torch.arange(6, dtype=torch.bfloat16),
+}
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_an_epoch_broken_off_leaves_the_next_one_whole(reuse):
-    cuda = FakeCuda(1)
-    transfer = CudaTransfer(cuda, ahead=3, pins=True, reuse=reuse)  # type: ignore[arg-type]
-    for epoch in range(5):
-        transfer.start()
-        waiting = [transfer.send(batch_of(number)) for number in range(transfer.permits)]
-        for number in range(epoch):
-            if waiting:
-                read: list[torch.Tensor] = []
-                batch = transfer.receive(waiting.pop(0))
-                cuda.kernel(batch["image"], read)
-                waiting.append(transfer.send(batch_of(number + transfer.permits)))
-                cuda.drain()
-                assert_same(read, [batch_of(number)["image"]])
+def test_strides_and_dtypes_are_those_of_to(reuse: bool) -> None:
+    for name, leaf in LEAVES.items():
+        (got,) = delivered([leaf], reuse=reuse)
+        assert_same(got, torch.empty_like(leaf).copy_(leaf), name)
 
 
-def test_pinning_is_measured_on_the_first_large_batches():
-    cuda = FakeCuda(0)
-    transfer = CudaTransfer(cuda, ahead=1)  # type: ignore[arg-type]
-    transfer.start()
-    transfer.receive(transfer.send(batch_of(0)))
-    assert transfer.pins is None  # far too small to tell
-    large = torch.zeros(1 << 18)
-    for _ in range(12):
-        transfer.receive(transfer.send([large]))
-    assert transfer.pins in (True, False)
+class Measured(torch.Tensor):
+    """A subclass with storage of its own and an attribute, as MONAI's MetaTensor is."""
 
 
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        torch.arange(24.0).reshape(2, 3, 4).transpose(1, 2),
-        torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
-        torch.zeros(3, 1).expand(3, 4),
-        torch.tensor(5),
-        torch.empty(0, 3),
-        torch.tensor([True, False]),
-        torch.tensor([1 + 2j]),
-        torch.arange(6, dtype=torch.bfloat16),
-    ],
-    ids=["transposed", "channels_last", "expanded", "scalar", "empty", "bool", "complex", "bf16"],
-)
+class Wrapping(torch.Tensor):
+    """A subclass that wraps another tensor and has no storage."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        wrapping = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapping.inner = inner
+        return wrapping
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return cls(function(args[0].inner, *args[1:], **(kwargs or {})))
+
+
 @pytest.mark.parametrize("reuse", [False, True])
-def test_strides_and_dtypes_are_those_of_to(leaf, reuse):
+def test_tensor_subclasses_are_pinned_and_keep_their_type_and_attributes(reuse: bool) -> None:
     cuda = FakeCuda(0)
-    transfer = CudaTransfer(cuda, ahead=1, pins=True, reuse=reuse)  # type: ignore[arg-type]
-    transfer.start()
-    (got,) = transfer.receive(transfer.send([leaf]))
-    cuda.drain()
-    like = torch.empty_like(leaf)
-    assert got.stride() == like.stride()
-    assert_same(got, like.copy_(leaf))
+    leaf = torch.arange(6.0).reshape(2, 3).as_subclass(Measured)
+    leaf.spacing = (1, 2)
+    got = delivered({"scan": leaf}, cuda, reuse=reuse)["scan"]
+    assert type(got) is Measured
+    assert got.spacing == (1, 2)
+    assert_same(got.as_subclass(torch.Tensor), leaf.as_subclass(torch.Tensor))
+    assert got.data_ptr() != leaf.data_ptr()
+    assert "pin" in cuda.calls
+    wrapped = delivered([Wrapping(torch.ones(2))], cuda)[0]
+    assert_same(wrapped.inner, torch.ones(2))
+
+
+def test_torchvisions_tensors_keep_their_type_and_attributes() -> None:
+    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+    boxes = tv_tensors.BoundingBoxes(torch.ones(2, 4), format="XYXY", canvas_size=(3, 4))
+    (got,) = delivered([boxes])
+    assert type(got) is tv_tensors.BoundingBoxes
+    assert (got.format, got.canvas_size) == (boxes.format, boxes.canvas_size)
 
 
 class OutOfRoom(FakeCuda):
-    def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+    """Has no room for tensors of more than 100 numbers."""
 
-
-def test_out_of_device_memory_names_the_batch_and_ahead():
-    transfer = CudaTransfer(OutOfRoom(0), ahead=3, pins=True)  # type: ignore[arg-type]
-    transfer.start()
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        transfer.send([torch.zeros(250_000)])
-    text = str(caught.value)
-    assert "1.0 MB ([float32 250000])" in text
-    assert "ahead=3" in text
-    assert "lower ahead" in text
-    assert "Tried to allocate 1 GiB" in text
-
-
-class OutOfRoomForLarge(FakeCuda):
     def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
         if leaf.numel() > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return super().empty_like(leaf)
 
 
-def test_a_batch_without_room_takes_no_static_buffer_with_it():
-    cuda = OutOfRoomForLarge(0)
-    transfer = CudaTransfer(cuda, ahead=1, pins=True, reuse=True)  # type: ignore[arg-type]
-    transfer.start()
-    received = []
-    for _ in range(6):
-        received.append(transfer.receive(transfer.send([torch.ones(4), torch.ones(4)])))
-        with pytest.raises(torch.OutOfMemoryError):
-            transfer.send([torch.ones(4), torch.ones(1000)])
-    cuda.drain()
-    assert len({batch[0].data_ptr() for batch in received}) <= 2
+def test_out_of_device_memory_names_the_batch_and_ahead() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        delivered([torch.zeros(250_000)], OutOfRoom(0), ahead=3)
+    text = str(caught.value)
+    for part in ("1.0 MB ([float32 250000])", "ahead=3", "lower ahead", "Tried to allocate 1 GiB"):
+        assert part in text
 
 
-def test_a_plain_transfer_changes_nothing_unless_a_device_is_given():
+def test_a_batch_without_room_takes_no_static_buffer_with_it() -> None:
+    cuda = OutOfRoom(0)
+    data = MapDataset(lambda index: [torch.ones(4), torch.ones(1000 if index % 2 else 4)], 12)
+    backend = PlayedPrefetch(cuda=cuda, ahead=1, reuse=True)
+    batches, addresses = (
+        iter(DataLoader(data, batch_size=None, collate_fn=same, backend=backend)),
+        set(),
+    )
+    for number in range(12):
+        if number % 2:
+            with pytest.raises(torch.OutOfMemoryError):
+                next(batches)
+        else:
+            addresses.add(next(batches)[0].data_ptr())
+    assert len(addresses) <= 2
+
+
+class Asserting(FakeCuda):
+    """A device on which the step failed: the next call of anybody raises."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def test_a_late_error_of_the_device_is_said_to_be_possibly_the_steps() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = DataLoader(data, backend=PlayedPrefetch(cuda=Asserting(0)))
+    with pytest.raises(torch.AcceleratorError, match="device-side assert") as caught:
+        next(iter(loader))
+    first, second = caught.value.__notes__
+    assert first == "dataloaders: while batch 1 of this epoch was copied ahead"
+    assert "the training step may have caused this one" in second
+    assert "CUDA_LAUNCH_BLOCKING=1" in second
+
+
+class Unusable(FakeCuda):
+    def enter_thread(self) -> None:
+        raise RuntimeError("no such device")
+
+
+def test_a_thread_that_cannot_begin_says_so_in_the_loop() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = DataLoader(data, backend=PlayedPrefetch(cuda=Unusable(0)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no such device"):
+            next(iter(loader))
+
+
+def test_without_a_device_batches_are_passed_on_and_with_one_without_streams_copied() -> None:
     batch = batch_of(1)
-    plain = PlainTransfer(None, 2)
-    assert plain.receive(plain.send(batch)) is batch
-    meta = PlainTransfer(torch.device("meta"), 2)
-    assert meta.receive(meta.send(batch))["image"].device.type == "meta"
-
-
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize(
-    "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr]
-)
-def test_the_memory_of_a_sparse_tensor_is_that_of_its_parts(layout: torch.layout) -> None:
-    blocks = (2, 2) if layout is torch.sparse_bsr else None
-    sparse = torch.eye(4).to_sparse(layout=layout, blocksize=blocks)
-    parts = dense_parts(sparse)
-    assert all(part.layout is torch.strided for part in parts)
-    own = {torch.eye(4).dtype, torch.int64}
-    assert {part.dtype for part in parts} == own
-    assert sum(part.numel() for part in parts if part.dtype.is_floating_point) >= 4
-
-
-def test_the_memory_of_other_tensors_is_their_own() -> None:
-    dense = torch.eye(4)
-    assert dense_parts(dense) == (dense,)
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert dense_parts(nested)[0] is nested
+    for device, kind in ((None, "cpu"), ("meta", "meta")):
+        loader = DataLoader(
+            [batch], batch_size=None, collate_fn=same, backend="prefetch", device=device
+        )
+        (got,) = loader
+        assert got["image"].device.type == kind
+        assert (got is batch) == (device is None)

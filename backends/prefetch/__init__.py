@@ -1,11 +1,12 @@
 """Any other backend, run ahead of the step and copied to the device on a stream of its own.
 
-inner backend ──> courier: a thread of ours ──> pinned ring ──> side stream ──> the step
+inner backend ──> prefetch thread ──> pinned memory ──> side stream ──> the step
                   (or the loop's own thread, where the user's own Python makes the batches)
 
-session.py   what lives across epochs           staging.py   the ring of pinned buffers
-epoch.py     what a loop iterates               transfer.py  copies, events, what may be reused
-courier.py   the thread                         cuda.py      the few CUDA calls
+session.py   what lives across epochs            device.py          the few calls of CUDA or XPU
+epoch.py     what a loop iterates                static_buffers.py  memory for reuse=True
+thread.py    the thread, and one epoch of it     tails.py           normalisation after the copy
+transfer.py  copies, events, finished batches    profiling.py       names in a profile
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
 from dataloaders.transforms import NoTail
 
-from .cuda import Cuda
+from .device import Device, has_streams
 from .session import PrefetchSession, device_of
 from .tails import tail_of
-from .transfer import CudaTransfer, PlainTransfer, Transfer
+from .transfer import StreamTransfer, Transfer
 
 __all__ = ["Prefetch"]
 
@@ -33,33 +34,33 @@ _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
 
 @dataclass(frozen=True)
 class Prefetch(Backend):
-    """Batches of ``inner``, on the device before the step asks for them.
+    """Deliver the batches of ``inner`` on the device before the step asks for them.
 
-    The same batches in the same order as ``inner`` gives, any nesting of tensors; what is not a
-    tensor passes through. A thread takes them, at most ``ahead`` at a time, and copies them on a
-    CUDA stream beside the step's; the step's stream waits for its own batch and for no other. A
-    batch is safe to keep for ever. Without a CUDA device there is nothing to copy, and batches are
-    only taken ahead.
+    The batches are those of ``inner``, in its order, any nesting of tensors; what is not a tensor
+    passes through. A thread takes them, at most ``ahead`` at a time, and copies them on a stream
+    beside the step's. The step's stream waits for its own batch and for no other. A batch is safe
+    to keep for ever. Without a device there is nothing to copy, and batches are only taken ahead.
 
     Where the user's own Python makes the batches in this process (``num_workers=0`` with anything
-    but tensors in memory), it runs on the loop's thread, since in ours its random numbers would mix
-    with the step's; then only the copy overlaps with the device's earlier work.
+    but tensors in memory), it runs on the loop's thread: on another one its random numbers would
+    mix with the step's. Then only the copy overlaps with the device's earlier work.
 
     Attributes:
         inner: a backend that delivers in host memory, or its name.
         ahead: batches that are taken and copied before they are asked for. On the device are at
             most one more than these beside the one in use.
-        device: where batches are delivered; None for the loader's ``device``, else the current
-            CUDA device at ``iter()``, else the CPU.
+        device: where batches are delivered; None: on the loader's ``device``, else on the current
+            CUDA device at ``iter()``, else on the CPU.
         reuse: deliver in static device buffers, at the same few addresses again and again: a batch
             is valid until ``ahead`` more were taken. For CUDA graphs: one captured graph for each
-            address. Needs batches of one shape; a larger one moves its slot.
-        pin_memory: whether pageable batches pass through a ring of page-locked buffers; "auto"
-            tries both on the first batches and keeps the quicker.
+            address. Needs batches of one shape; a larger one moves its buffer.
+        pin_memory: whether pageable batches are copied into page-locked memory first, from which
+            the device copies beside the step. If memory cannot be locked, a warning says so and
+            pageable memory is used.
         tail: whether a trailing ToTensor and Normalize of the dataset's torchvision transforms run
-            behind the copy, once a batch, so that bytes cross the bus. Only where that is proved,
-            on samples of this dataset, to give the dataset's own batches to the bit; `explain`
-            says why not. None: on a device, not on the CPU. See docs/transforms.md.
+            on the device after the copy, once a batch, so that bytes cross the bus. Only where
+            samples of this dataset prove that the batches stay the same to the bit; `explain` says
+            why not. None: on a device, not on the CPU. See docs/transforms.md.
         dtype: a float dtype for those images, such as ``torch.bfloat16``; each value is rounded
             to it once. None: the dataset's own.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for those images.
@@ -72,7 +73,7 @@ class Prefetch(Backend):
     ahead: int = 2
     device: torch.device | str | int | None = None
     reuse: bool = False
-    pin_memory: bool | Literal["auto"] = "auto"
+    pin_memory: bool = True
     tail: bool | None = None
     dtype: torch.dtype | None = None
     memory_format: torch.memory_format = torch.preserve_format
@@ -86,10 +87,8 @@ class Prefetch(Backend):
                 f"Prefetch(ahead={self.ahead!r}): must be an int of at least 1; 2 is enough unless "
                 "batches take very different times to make"
             )
-        if self.pin_memory not in (True, False, "auto"):
-            raise OptionError(
-                f"Prefetch(pin_memory={self.pin_memory!r}): must be True, False or 'auto'"
-            )
+        if not isinstance(self.pin_memory, bool):
+            raise OptionError(f"Prefetch(pin_memory={self.pin_memory!r}): must be True or False")
         if self.device is not None:
             try:
                 torch.device(self.device)
@@ -109,8 +108,8 @@ class Prefetch(Backend):
             )
         if self.tail is False and self.shapes_images:
             raise OptionError(
-                "Prefetch(tail=False) with dtype= or memory_format=: it is the tail that makes "
-                "images of another dtype or layout; leave out tail=False"
+                "Prefetch(tail=False) with dtype= or memory_format=: only the tail makes images of "
+                "another dtype or layout; leave out tail=False"
             )
         if isinstance(self.inner, Backend):
             self._check(self.inner)
@@ -121,7 +120,7 @@ class Prefetch(Backend):
 
     @property
     def same_samples(self) -> bool:  # type: ignore[override]
-        """As the inner backend."""
+        """Whether the inner backend yields torch's own samples in torch's own order."""
         return self.inner.same_samples if isinstance(self.inner, Backend) else True
 
     @property
@@ -130,7 +129,7 @@ class Prefetch(Backend):
         return self.dtype is not None or self.memory_format is not torch.preserve_format
 
     def explain(self, loader: Specification) -> Plan:
-        """The inner backend's plan, then who takes its batches and how they are copied."""
+        """Return the inner backend's plan, then who takes its batches and how they are copied."""
         try:
             inner = self._inner()
             plan = inner.explain(loader)
@@ -155,31 +154,36 @@ class Prefetch(Backend):
         return Plan(self.name, stages, delivers, notes=notes)
 
     def open(self, loader: Specification) -> Session:
-        """A session whose stream, thread and buffers are made at the first epoch."""
+        """Return a session whose stream, thread and buffers are made at the first epoch."""
         plan = self.explain(loader)
         if plan.obstacle is not None:
             raise BackendUnavailable(str(plan))
         return PrefetchSession(self, self._inner(), loader)
 
     def transfer(self, device: torch.device | None) -> Transfer:
-        """The way to ``device`` (None: batches stay where they are)."""
-        if device is None or device.type != "cuda":
-            return PlainTransfer(device, self.ahead)
-        pins = None if self.pin_memory == "auto" else bool(self.pin_memory)
-        return CudaTransfer(Cuda(device), ahead=self.ahead, reuse=self.reuse, pins=pins)
+        """Return a new way to ``device`` (None: batches stay where they are)."""
+        if device is None or not has_streams(device):
+            return Transfer(device, self.ahead)
+        return StreamTransfer(
+            Device(device), ahead=self.ahead, reuse=self.reuse, pins=self.pin_memory
+        )
 
     def changes(
         self, loader: Specification, device: torch.device | None, inner: Backend
     ) -> dict[str, Any]:
-        """What ``inner`` sees otherwise than the loader has it, for ``device``."""
-        if device is None or device.type != "cuda":
-            return {}
-        if loader.num_workers > 0 or not inner.takes_ahead(loader):
-            # The ring pins, without a fresh pin for each batch; and the user's own code may give
-            # what cannot be pinned, such as tensors on a device.
-            return {"pin_memory": False}
-        # In this process batches are made in pinned memory at once, and need no ring.
-        return {"pin_memory": self.pin_memory is not False}
+        """Return the attributes of the loader that ``inner`` sees otherwise, for ``device``."""
+        changes: dict[str, Any] = {}
+        if loader.num_workers > 0 and loader.prefetch_factor is not None:
+            # The workers must have at least ``ahead`` batches to make.
+            needed = -(-self.ahead // loader.num_workers)
+            changes["prefetch_factor"] = max(loader.prefetch_factor, needed)
+        if has_streams(device):
+            # The prefetch thread pins what workers made. What is gathered in this process is made
+            # in pinned memory. The user's own code may give what cannot be pinned, such as tensors
+            # on a device.
+            gathered = loader.num_workers == 0 and inner.takes_ahead(loader)
+            changes["pin_memory"] = self.pin_memory and gathered
+        return changes
 
     def _inner(self) -> Backend:
         inner = self.inner if isinstance(self.inner, Backend) else registry.load(self.inner)()
@@ -196,14 +200,10 @@ class Prefetch(Backend):
     def _transfer_stage(self, device: torch.device | None) -> Stage:
         if device is None or device.type == "cpu":
             return Stage("transfer", "nowhere", "nothing to copy: batches are wanted on the CPU")
-        if device.type != "cuda":
+        if not has_streams(device):
             return Stage("transfer", "this process", f"copied to {device} as they are asked for")
-        ways = {
-            True: "through a ring of pinned buffers",
-            False: "from pageable memory",
-            "auto": "pinned or not, as the first batches show",
-        }
-        how = f"copied on a side stream, {ways[self.pin_memory]}"
+        memory = "pinned" if self.pin_memory else "pageable"
+        how = f"copied on a side stream, from {memory} memory"
         if self.reuse:
             how += f", into static buffers: a batch is valid until {self.ahead} more were taken"
         return Stage("transfer", str(device), how)
@@ -213,11 +213,10 @@ class Prefetch(Backend):
     ) -> tuple[str, ...]:
         if inner.takes_ahead(loader):
             between: Any = getattr(inner, "between_epochs", None)
-            said = (between(loader),) if callable(between) and loader.num_workers else ()
-            return (f"a thread takes up to {self.ahead} batches ahead of the step", *said)
-        copied = device is not None and device.type == "cuda"
-        beside = "only the copy overlaps with the step" if copied else "nothing overlaps"
+            notes = (between(loader),) if callable(between) and loader.num_workers else ()
+            return (f"a thread takes up to {self.ahead} batches ahead of the step", *notes)
+        overlap = "only the copy overlaps" if has_streams(device) else "nothing overlaps"
         return (
-            f"num_workers=0: the dataset's own code runs on the loop's thread, so that {beside}; "
-            "with num_workers=1 or more batches are made ahead",
+            f"num_workers=0: the dataset's own code runs on the loop's thread, so {overlap} with "
+            "the step; with num_workers=1 or more batches are made ahead",
         )

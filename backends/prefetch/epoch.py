@@ -1,46 +1,61 @@
 """What a loop iterates: batches that were taken ahead, or that are taken when asked for.
 
-TakenAhead   a courier's trip: ``next()`` hands out what is ready and permits one batch more
-TakenHere    the user's own Python makes the batches: it runs here, on the loop's thread
+PrefetchedEpoch    the prefetch thread takes them; ``next()`` hands out what is ready
+SynchronousEpoch   the user's own Python makes them; it runs here, on the loop's thread
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
+from queue import Empty
 from typing import Any
 
 from dataloaders.backend import Ahead, Session
 from dataloaders.batches.tree import Batch
-from dataloaders.machine import waiting
 from dataloaders.measuring.queues import counts_of
 
-from .courier import Ended, Failed, Trip
-from .ranges import stage
+from .profiling import stage
+from .thread import Epoch, Failed, Item
 from .transfer import Transfer
 
-__all__ = ["TakenAhead", "TakenHere"]
+__all__ = ["PrefetchedEpoch", "SynchronousEpoch"]
+
+_POLL_S = 0.2
+"""The longest wait without a look at ``timeout`` and at signals (`machine.waiting` says why)."""
 
 
-class TakenAhead:
-    """One epoch of batches that a courier takes and sends ahead of use."""
+class PrefetchedEpoch:
+    """One epoch of batches that the prefetch thread takes and sends ahead of use.
 
-    def __init__(self, source: Ahead, trip: Trip, transfer: Transfer, inner: Session) -> None:
+    Args:
+        source: the batches.
+        epoch: what the thread shares with this iterator.
+        transfer: their way to the device.
+        inner: the session that ``source`` is of, kept open as long as its batches.
+        timeout: seconds to wait for a batch, 0 for ever, as torch's loader has it.
+    """
+
+    def __init__(
+        self, source: Ahead, epoch: Epoch, transfer: Transfer, inner: Session, timeout: float
+    ) -> None:
         self._source: Ahead | None = source
         self._ended: object | None = None
-        self._trip = trip
+        self._epoch = epoch
         self._transfer = transfer
-        self._inner: Session | None = inner  # what it holds open must live as long as its batches
-        self._taken_over = False
-        # What the thread may take before the first hand-over, if none of it is in flight: drawn
-        # when the first batch is asked for, as torch draws it where there are no workers.
-        self._first = max(0, transfer.permits - source.in_flight)
+        self._inner: Session | None = inner
+        self._timeout = timeout
+        self._superseded = False
+        # Without workers torch draws when a batch is asked for. So the thread's first batches are
+        # drawn with the first one.
+        self._first = max(0, transfer.slots - source.in_flight)
         self._length: int | str
         try:
             self._length = len(source)  # type: ignore[arg-type]
         except Exception as error:  # torch's TypeError for most; samplers may raise what they like
             self._length = str(error)
-        self._stop = weakref.finalize(self, trip.stop)
+        self._stop = weakref.finalize(self, epoch.stop)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -48,37 +63,49 @@ class TakenAhead:
     def __next__(self) -> Batch:
         source = self._source
         if source is None:
-            if self._taken_over:
+            if self._superseded:
                 raise RuntimeError(
                     "a newer iterator of this loader uses its persistent workers: iterate one at a "
                     "time, or leave out persistent_workers=True"
                 )
             raise StopIteration
-        failure: BaseException | None = None
         first, self._first = self._first, 0
-        try:
-            source.supply(first + 1)
-        except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
-            failure = error
-        source.awaited()
+        if first:
+            source.supply(first)
         with stage("wait"):
-            item = waiting.get(self._trip.ready)
-        if isinstance(item, Ended):
+            item = self._next_item()
+        if item is None:
             self._ended = source.iterator  # its workers are done, or their loader's
             self._leave()
             raise StopIteration
         try:
-            if isinstance(item, Failed):  # the sampler's goes first: torch asks it first
-                raise item.error if failure is None else failure
-            batch = self._transfer.receive(item)
-            if failure is not None:
-                del batch
-                raise failure
+            try:
+                # As torch: one index batch for each batch, after it has come. An error of the
+                # sampler is raised in its place, and before an error of its own.
+                source.supply(1)
+            finally:
+                batch = None if isinstance(item, Failed) else self._transfer.receive(item)
+            if isinstance(item, Failed):
+                raise item.error
             source.handed_over()
             return batch
         finally:
-            self._trip.permit()
-            del item, source, failure  # a traceback must keep none of them alive
+            self._epoch.free_slot()
+            batch = None
+            del item, source  # a traceback must keep none of them alive
+
+    def _next_item(self) -> Item:
+        asked = time.monotonic()
+        poll = min(_POLL_S, self._timeout) if self._timeout > 0 else _POLL_S
+        while True:
+            try:
+                return self._epoch.ready.get(timeout=poll)
+            except Empty:
+                since = self._epoch.taking_since
+            if self._timeout <= 0 or since is None:
+                continue  # a wait for the device does not count
+            if time.monotonic() - max(asked, since) >= self._timeout:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def __len__(self) -> int:
         if isinstance(self._length, str):
@@ -86,7 +113,7 @@ class TakenAhead:
         return self._length
 
     def __getattr__(self, name: str) -> Any:
-        # Torch's own names on an iterator (its workers above all), as of the one that is taken.
+        # torch's own names on an iterator, its workers above all.
         if name.startswith("__") or name in ("_source", "_ended"):
             raise AttributeError(name)
         return getattr(self._ended if self._source is None else self._source.iterator, name)
@@ -96,24 +123,24 @@ class TakenAhead:
         """Whether further batches may come."""
         return self._source is not None
 
-    def take_over(self) -> None:
-        """End it, since another iterator needs what it uses."""
+    def supersede(self) -> None:
+        """End this iterator, since a newer one needs its workers."""
         if self._source is not None:
-            self._taken_over = True
+            self._superseded = True
             self._leave()
 
     @property
     def ahead(self) -> int:
-        """Batches that may be on their way beyond those that the inner loader queues."""
-        return self._transfer.permits
+        """Return how many batches may be taken beyond those that the inner loader queues."""
+        return self._transfer.slots
 
     def counts(self) -> tuple[int, int] | None:
-        """How full it is; see `dataloaders.measuring.queues.counts_of`."""
+        """Count ready and outstanding batches; see `dataloaders.measuring.queues.counts_of`."""
         inner = counts_of(self._source)
         if inner is None:
             return None
-        ready = self._trip.ready.qsize()
-        # One that the thread waits for is among those the inner loader has outstanding.
+        ready = self._epoch.ready.qsize()
+        # The inner loader counts the batch that the thread waits for.
         return ready + inner[0], ready + inner[1]
 
     def _leave(self) -> None:
@@ -121,7 +148,7 @@ class TakenAhead:
         self._stop()
 
 
-class TakenHere:
+class SynchronousEpoch:
     """One epoch of batches that only the loop's own thread may take; copied as they come."""
 
     def __init__(self, batches: Iterator[Batch], transfer: Transfer, inner: Session) -> None:
@@ -146,7 +173,7 @@ class TakenHere:
         return len(self._batches)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        # Torch's own counts (how many batches are ready), for whoever measures.
+        # torch's own counts (how many batches are ready), for whoever measures.
         if name.startswith("__") or name == "_batches":
             raise AttributeError(name)
         return getattr(self._batches, name)

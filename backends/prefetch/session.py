@@ -1,12 +1,15 @@
-"""What prefetching holds open for one loader: the inner session, and a lane to each device.
+"""What prefetching keeps open for one loader: the inner session, and a pipeline to the device.
 
 epoch() ──> specification (the loader, with what changes for us) ──> inner session
-        ──> lane: transfer (stream, pinned ring, slots) + courier (thread), kept across epochs
-        ──> TakenAhead | TakenHere
+        ──> pipeline: transfer (stream, static buffers) + prefetch thread, kept across epochs
+        ──> PrefetchedEpoch | SynchronousEpoch
 """
 
 from __future__ import annotations
 
+import os
+import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,11 +19,13 @@ import torch
 from dataloaders import specification
 from dataloaders.backend import Backend, Session, Specification
 from dataloaders.batches.tree import Batch
+from dataloaders.errors import BackendWarning
 from dataloaders.transforms import Tail
 
-from .courier import Courier, Trip
-from .epoch import TakenAhead, TakenHere
+from .device import has_streams
+from .epoch import PrefetchedEpoch, SynchronousEpoch
 from .tails import tail_of
+from .thread import Epoch, PrefetchThread
 from .transfer import Transfer
 
 if TYPE_CHECKING:
@@ -37,38 +42,41 @@ class PrefetchSession(Session):
         self._loader = weakref.ref(loader)
         self._tail: Tail | None = None
         self._tail_changes: dict[str, Any] = {}
-        self._specification = _shadow(loader)
+        self._specification = _same_class(loader)
         self._backend = inner
         self._refresh(loader, device_of(options, loader))
         self._inner = inner.open(self._specification)
-        self._lane: _Lane | None = None
+        self._pipeline: _Pipeline | None = None
+        self._warned = False
 
     def epoch(self) -> Iterator[Batch]:
-        """Batches of one epoch on the device; made ahead of use wherever that can be."""
+        """Return the batches of one epoch on the device, made ahead of use wherever that can be."""
         loader = self._loader()
         if loader is None:
             raise RuntimeError("this session's loader is gone: keep it while iterating")
         device = device_of(self._options, loader)
+        self._warn_of_default(loader, device)
         self._refresh(loader, device)
-        lane = self._free_lane(device, loader)
-        lane.transfer.start(self._tail)
+        pipeline = self._free_pipeline(device, loader)
         source = self._inner.epoch_ahead()
-        batches: TakenAhead | TakenHere
+        batches: PrefetchedEpoch | SynchronousEpoch
         if source is None:
-            batches = TakenHere(self._inner.epoch(), lane.transfer, self._inner)
+            pipeline.wait()
+            pipeline.transfer.start(self._tail)
+            batches = SynchronousEpoch(self._inner.epoch(), pipeline.transfer, self._inner)
         else:
-            trip = Trip(source, lane.transfer)
-            batches = TakenAhead(source, trip, lane.transfer, self._inner)
-            lane.courier.send(trip)
+            epoch = Epoch(source, pipeline.transfer, self._tail)
+            batches = PrefetchedEpoch(source, epoch, pipeline.transfer, self._inner, loader.timeout)
+            pipeline.run(epoch)
         self._show_workers(loader)
-        lane.serves(batches)
+        pipeline.serve(batches)
         return batches
 
     def close(self) -> None:
         """End the running epoch, the thread and the inner session."""
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
         self._inner.close()
         loader = self._loader()
         if loader is not None:
@@ -91,63 +99,100 @@ class PrefetchSession(Session):
         changes = self._options.changes(loader, device, self._backend)
         self._specification.__dict__.update(state, **changes, **self._tail_changes)
 
-    def _free_lane(self, device: torch.device | None, loader: Specification) -> _Lane:
-        """The kept lane, if no other iterator is using it; else one for this epoch alone."""
-        lane = self._lane
-        if lane is not None and lane.device == device:
-            if not lane.busy:
-                return lane
+    def _free_pipeline(self, device: torch.device | None, loader: Specification) -> _Pipeline:
+        """Return the kept pipeline, if no other iterator uses it; else one for this epoch alone."""
+        kept = self._pipeline
+        if kept is not None and kept.device == device:
+            if not kept.busy:
+                return kept
             if loader.persistent_workers and loader.num_workers > 0:
-                lane.take_over()  # torch, too, gives the workers to the newest iterator
-                return lane
-            return _Lane(self._options.transfer(device), device)
-        if lane is not None and not lane.busy:
-            lane.close()
-        self._lane = _Lane(self._options.transfer(device), device)
-        return self._lane
+                kept.supersede()  # torch, too, gives the workers to the newest iterator
+                return kept
+            return _Pipeline(self._options.transfer(device), device)
+        if kept is not None and not kept.busy:
+            kept.close()
+        self._pipeline = _Pipeline(self._options.transfer(device), device)
+        return self._pipeline
+
+    def _warn_of_default(self, loader: Specification, device: torch.device | None) -> None:
+        """Warn once if every process of this machine would deliver on the same device."""
+        rank = os.environ.get("LOCAL_RANK", "0")
+        if self._warned or _wanted(self._options, loader) is not None or rank == "0":
+            return
+        if device is not None and device.index == 0 and torch.cuda.device_count() > 1:
+            self._warned = True
+            warnings.warn(
+                f"prefetch: LOCAL_RANK is {rank}, and batches are delivered on {device}, the "
+                f"current device: call torch.cuda.set_device({rank}) before iterating, or pass "
+                f"device='cuda:{rank}'",
+                BackendWarning,
+                stacklevel=4,
+            )
 
 
-class _Lane:
-    """A transfer and its courier; they serve one iterator at a time."""
+class _Pipeline:
+    """A transfer and its thread; they serve one iterator at a time."""
 
     def __init__(self, transfer: Transfer, device: torch.device | None) -> None:
         self.transfer = transfer
         self.device = device
-        self.courier = Courier(transfer)
-        self._batches: weakref.ref[TakenAhead | TakenHere] | None = None
-        # The thread lives until its trips are made, even if this lane is dropped before.
-        self._end = weakref.finalize(self, self.courier.end)
+        self._thread = PrefetchThread(transfer)
+        self._idle: threading.Event | None = None
+        self._batches: weakref.ref[PrefetchedEpoch | SynchronousEpoch] | None = None
+        # The thread lives until its epochs have run, even if this pipeline is dropped before.
+        self._end = weakref.finalize(self, self._thread.end)
 
     @property
     def busy(self) -> bool:
+        """Whether an iterator uses it that may ask for more batches."""
         batches = None if self._batches is None else self._batches()
         return batches is not None and batches.running
 
-    def serves(self, batches: TakenAhead | TakenHere) -> None:
+    def run(self, epoch: Epoch) -> None:
+        """Have the thread run ``epoch``."""
+        self._idle = epoch.done
+        self._thread.begin(epoch)
+
+    def wait(self) -> None:
+        """Wait until the thread has sent its last batch."""
+        if self._idle is not None:
+            self._idle.wait()
+
+    def serve(self, batches: PrefetchedEpoch | SynchronousEpoch) -> None:
+        """Remember who uses it."""
         self._batches = weakref.ref(batches)
 
-    def take_over(self) -> None:
+    def supersede(self) -> None:
+        """End the iterator that uses it."""
         batches = None if self._batches is None else self._batches()
-        if isinstance(batches, TakenAhead):
-            batches.take_over()
+        if isinstance(batches, PrefetchedEpoch):
+            batches.supersede()
 
     def close(self) -> None:
-        self.take_over()
+        """End the iterator that uses it, and the thread."""
+        self.supersede()
         self._end()
 
 
 def device_of(options: Prefetch, loader: Specification) -> torch.device | None:
-    """Where batches are delivered: the option, else the loader's, else the current CUDA device.
+    """Return where batches are delivered: the option, the loader's device or the current CUDA one.
 
     None where nobody asked for a device and there is no CUDA device: batches stay where they are.
     """
-    wanted: Any = options.device if options.device is not None else getattr(loader, "device", None)
+    wanted = _wanted(options, loader)
     if wanted is None and not torch.cuda.is_available():
         return None
-    return specification.device_of(wanted)
+    device = specification.device_of(wanted)
+    if has_streams(device) and device.index is None:
+        device = torch.device(device.type, torch.get_device_module(device).current_device())
+    return device
 
 
-def _shadow(loader: Specification) -> Specification:
-    """An object of the loader's class that does not hold the loader."""
+def _wanted(options: Prefetch, loader: Specification) -> Any:
+    return options.device if options.device is not None else getattr(loader, "device", None)
+
+
+def _same_class(loader: Specification) -> Specification:
+    """Return an object of the loader's class that does not hold the loader."""
     shadow: Specification = object.__new__(type(loader))
     return shadow

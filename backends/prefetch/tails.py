@@ -1,6 +1,6 @@
-"""Which part of the dataset's transforms runs behind the copy, for this loader and device.
+"""Which part of the dataset's transforms runs on the device, for one loader.
 
-wanted? ──> proved on this loader's samples (once) ──> the dataset without it, and what to apply
+wanted? ──> proved once on samples of this loader ──> the dataset without it, and what to apply
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["tail_of"]
 _KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, Tail | NoTail]] = (
     weakref.WeakKeyDictionary()
 )
-"""A proof reads samples: one for each loader, and another when it has become another one."""
+"""By loader, what was found; a proof reads samples, so it is made again only after a change."""
 
 
 def tail_of(
     options: Prefetch, loader: Specification, device: torch.device | None
 ) -> tuple[Tail, dict[str, Any]] | NoTail | None:
-    """The tail and what it changes of the loader for one epoch, why there is none, or None.
+    """Return the tail and what it changes of the loader for one epoch, or why there is none.
 
-    None where none is wanted: by default on the CPU, where it would only take work from the
-    workers and give it to this process. Reads samples, on this thread, when asked the first time.
+    None where none is wanted: by default on the CPU, where it would only move work from the
+    workers to this process. Reads samples when it is asked the first time.
     """
     on_cpu = device is None or device.type == "cpu"
     if options.tail is False or (options.tail is None and on_cpu and not options.shapes_images):
@@ -39,11 +39,11 @@ def tail_of(
     known = _KNOWN.get(loader)
     if known is not None and known[0] == wanted:
         tail = known[1]
-        changes = tail.changes(loader) if isinstance(tail, Tail) else None
-        if isinstance(tail, Tail) and changes is not None:
-            return tail, changes
         if isinstance(tail, NoTail):
             return tail
+        changes = tail.changes(loader)
+        if changes is not None:
+            return tail, changes
     tail = device_tail(loader, dtype=options.dtype, memory_format=options.memory_format)
     _KNOWN[loader] = wanted, tail
     if isinstance(tail, NoTail):

@@ -1,19 +1,18 @@
 """How a host batch gets to the device, and how the consumer's stream learns that it is there.
 
-    send()     on the thread          pinned slot ──> copies on the side stream ──> event "copied"
-    receive()  on the consumer's      its current stream waits for that event; an event behind
-               thread                 what it queued so far says that an older batch is done with
+    send()     on the prefetch thread    pinned memory ──> copies on the side stream ──> event
+    receive()  on the consumer's thread  its current stream waits for that event; an event after
+                                         what it queued so far marks older batches as finished
 
-A batch is *finished* when the consumer's work on it is done. At most `alive` batches are on the
-device at once: the oldest is finished before another one is sent. Device memory is freed by the
-allocator in the order of every stream that used it (``record_stream``), so that a batch may be
-kept for ever; with ``reuse`` it lies in one of a few static slots instead.
+A batch is *finished* when the consumer's work on it is done. At most ``_alive`` batches are on the
+device at once: the oldest must be finished before another one is sent. The allocator frees device
+memory in the order of every stream that used it (``record_stream``), so a batch may be kept for
+ever. With ``reuse`` it lies in one of a few static buffers instead.
 """
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+import warnings
 from collections import deque
 from typing import Any
 
@@ -21,158 +20,135 @@ import torch
 
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch, describe, leaves, map_children, nbytes, to_device
+from dataloaders.errors import CapacityWarning
 from dataloaders.transforms import Tail
 
-from .cuda import Cuda, Event, Stream
-from .ranges import stage
-from .slots import Slot
-from .staging import PinnedRing, room_for
+from .device import Device, Event, Stream
+from .profiling import stage
+from .static_buffers import StaticBuffers, retyped
 
-__all__ = ["CudaTransfer", "PlainTransfer", "Sent", "Transfer"]
-
-_SMALL = 1 << 20
-_TRIALS = 6
+__all__ = ["Sent", "StreamTransfer", "Transfer"]
 
 
 class Sent:
-    """A batch on its way.
+    """A batch whose copies are queued.
 
     Attributes:
-        batch: on the device, once ``copied`` has happened.
-        copied: the event behind its copies; None where nothing is queued.
+        batch: complete on the device once ``copied`` has happened; None after it was received.
+        copied: the event after its copies; None where nothing is queued.
+        buffers: the static buffers that it lies in, with ``reuse``.
         finished: events after which nobody reads it any more; None while that is not known.
+        received: whether the consumer has got it.
     """
 
-    __slots__ = ("batch", "copied", "finished", "handed_over", "slot")
+    __slots__ = ("batch", "buffers", "copied", "finished", "received")
 
-    def __init__(self, batch: Batch, copied: Event | None = None, slot: Slot | None = None) -> None:
+    def __init__(
+        self, batch: Batch, copied: Event | None = None, buffers: StaticBuffers | None = None
+    ) -> None:
         self.batch = batch
         self.copied = copied
-        self.slot = slot
+        self.buffers = buffers
         self.finished: tuple[Event, ...] | None = None
-        self.handed_over = False
+        self.received = False
 
 
-class Transfer(ABC):
-    """One loader's way to its device, in the order: start, then send and receive in turns.
+class Transfer:
+    """One loader's way to its device: start, then send and receive in turns.
+
+    This one serves the CPU and devices without streams: nothing is copied before it is received.
 
     Attributes:
-        permits: batches that may be sent and not yet received.
+        slots: how many batches may be sent and not yet received.
     """
 
-    permits: int
-
-    @abstractmethod
-    def start(self, tail: Tail | None = None) -> None:
-        """A new epoch begins; what was sent and never received is dropped.
-
-        ``tail`` is what remains of the dataset's transforms to be done with its batches.
-        """
-
-    @abstractmethod
-    def send(self, batch: Batch) -> Sent:
-        """Begin to move ``batch``; on any one thread."""
-
-    @abstractmethod
-    def receive(self, sent: Sent) -> Batch:
-        """The batch, ready for what the calling thread's current stream does next."""
-
-    @abstractmethod
-    def enter_thread(self) -> None:
-        """Called once on the thread that will send."""
-
-
-class PlainTransfer(Transfer):
-    """For the CPU and for devices without streams of ours: nothing runs ahead of the hand-over."""
-
-    def __init__(self, device: torch.device | None, permits: int) -> None:
-        self.permits = permits
-        self._device = device
+    def __init__(self, device: torch.device | None, slots: int) -> None:
+        self.slots = slots
+        self._to = device
         self._tail: Tail | None = None
         self._pool = HostPool()
 
+    def enter_thread(self) -> None:
+        """Prepare the prefetch thread, which calls this once before it sends."""
+
     def start(self, tail: Tail | None = None) -> None:
-        """Nothing is held."""
+        """Begin an epoch on the thread that sends; drop what was sent and never received.
+
+        ``tail`` is the part of the dataset's transforms that is left to be applied to batches.
+        """
         self._tail = tail
 
-    def enter_thread(self) -> None:
-        """No device is touched there."""
-
     def send(self, batch: Batch) -> Sent:
-        """The batch, its images normalised in host memory if there is a tail."""
+        """Begin to move ``batch``, on one thread at a time: apply the tail."""
         if self._tail is not None:
             with stage("normalise"):
                 batch = self._tail.apply(batch, empty_like=self._pool.empty_like)
         return Sent(batch)
 
     def receive(self, sent: Sent) -> Batch:
-        """The batch, copied if it has to be elsewhere."""
+        """Return the batch, ready for what the calling thread's current stream does next."""
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
-        return batch if self._device is None else to_device(batch, self._device)
+        return batch if self._to is None else to_device(batch, self._to)
 
 
-class CudaTransfer(Transfer):
-    """Copies on a side stream of its own, as far ahead as ``permits``.
+class StreamTransfer(Transfer):
+    """Copy batches on a side stream, up to ``slots`` batches ahead.
 
-    Attributes:
-        pins: whether pageable batches pass through pinned memory; None while it is measured.
+    Args:
+        device: the accelerator.
+        ahead: batches to have on the device before they are asked for.
+        reuse: whether to deliver in static buffers.
+        pins: whether pageable tensors are copied into pinned memory first.
     """
 
     def __init__(
-        self,
-        cuda: Cuda,
-        *,
-        ahead: int,
-        reuse: bool = False,
-        pins: bool | None = None,
+        self, device: Device, *, ahead: int, reuse: bool = False, pins: bool = True
     ) -> None:
-        self.pins = pins
-        self._cuda = cuda
+        # In static buffers ``ahead`` received batches stay valid, so fewer need to be sent.
+        super().__init__(device.device, min(ahead, 2) if reuse else ahead)
+        self._device = device
         self._ahead = ahead
         self._reuse = reuse
-        self._tail: Tail | None = None
-        # Static slots: ``ahead`` batches stay valid, so that fewer can be on their way.
-        self.permits = min(ahead, 2) if reuse else ahead
+        self._pins = pins
         self._valid = ahead if reuse else 1
-        self._alive = ahead + (self.permits if reuse else 2)
-        self._stream = cuda.stream()
-        self._ring = PinnedRing(cuda)
+        self._alive = ahead + (self.slots if reuse else 2)
+        self._stream = device.stream()
+        # The sending thread's:
         self._outstanding: deque[Sent] = deque()
-        self._handed_over: deque[Sent] = deque()
-        self._free_slots: list[Slot] = []
-        # Those on which a batch that is still valid may have been used, and the current one.
+        self._free_buffers: deque[StaticBuffers] = deque()
+        # The consumer's: what it received and may still use, and the streams it may use it on.
+        self._received: deque[Sent] = deque()
         self._recent_streams: deque[Stream] = deque(maxlen=1 + self._valid)
-        self._trials: dict[bool, list[float]] = {True: [], False: []}
 
     def start(self, tail: Tail | None = None) -> None:
-        """On the consumer's thread, while nothing is being sent."""
+        """Drop what was never received; its buffers are free, since all copies share a stream."""
         self._tail = tail
-        for sent in [sent for sent in self._outstanding if not sent.handed_over]:
-            self._outstanding.remove(sent)
-            if sent.slot is not None:  # the next copy into it is behind the last one: one stream
-                self._free_slots.append(sent.slot)
+        for sent in self._outstanding:
+            if not sent.received and sent.buffers is not None:
+                self._free_buffers.append(sent.buffers)
+        self._outstanding = deque(sent for sent in self._outstanding if sent.received)
 
     def enter_thread(self) -> None:
         """Give the thread this device, and threads for its copies into pinned memory."""
-        self._cuda.enter_thread()
+        self._device.enter_thread()
 
     def send(self, batch: Batch) -> Sent:
-        """Queue the copies of ``batch``.
+        """Queue the copies of ``batch``, once few enough batches are on the device.
 
         Raises:
             torch.OutOfMemoryError: the device has no room; says how large a batch is.
         """
-        slot = self._make_room()
+        self._make_room()
+        buffers = None
+        if self._reuse:
+            free = self._free_buffers
+            buffers = free.popleft() if free else StaticBuffers(self._device)
         try:
-            with self._cuda.on(self._stream), stage("copy"):
-                sent = (
-                    self._measured(batch, slot)
-                    if self.pins is None
-                    else self._copied(batch, slot, self.pins)
-                )
+            with self._device.on(self._stream), stage("copy"):
+                sent = self._copied(batch, buffers)
         except BaseException as error:
-            if slot is not None:  # the next copy into it is behind the last one: one stream
-                self._free_slots.insert(0, slot)
+            if buffers is not None:
+                self._free_buffers.appendleft(buffers)
             if isinstance(error, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(self._no_room(batch, error)) from error
             raise
@@ -181,139 +157,117 @@ class CudaTransfer(Transfer):
 
     def receive(self, sent: Sent) -> Batch:
         """Let the current stream wait for the copies, and for nothing else on the side stream."""
-        stream = self._cuda.current_stream()
-        # Behind all that the consumer queued until now: older batches are done with.
+        stream = self._device.current_stream()
         self._recent_streams.append(stream)
         distinct: list[Stream] = []
         for recent in self._recent_streams:
             if recent not in distinct:
                 distinct.append(recent)
-        events = tuple(self._cuda.record(recent) for recent in distinct)
-        sent.handed_over = True
-        self._handed_over.append(sent)
-        while len(self._handed_over) > self._valid:
-            self._handed_over.popleft().finished = events
-        self._cuda.stream_waits(stream, sent.copied)
+        # After all that the consumer has queued until now, older batches are finished.
+        events = tuple(self._device.record(recent) for recent in distinct)
+        sent.received = True
+        self._received.append(sent)
+        while len(self._received) > self._valid:
+            self._received.popleft().finished = events
+        self._device.stream_waits(stream, sent.copied)
         batch, sent.batch = sent.batch, None
         for leaf in leaves(batch):
             if self._is_ours(leaf):
-                self._cuda.used_on(leaf, stream)
+                self._device.used_on(leaf, stream)
         # Tensors that the dataset itself put on a device: in the order of the consumer's stream.
         return self._moved_rest(batch)
 
-    def _make_room(self) -> Slot | None:
-        """Wait until few enough batches are alive; the slot for the next one (with reuse)."""
+    def _make_room(self) -> None:
         while len(self._outstanding) >= self._alive:
             oldest = self._outstanding.popleft()
-            # Received, and a later one too: no more than ``permits`` are ever unreceived.
+            # It was received, and a later one too: no more than ``slots`` are ever unreceived.
             assert oldest.finished is not None
             for event in oldest.finished:
-                self._cuda.thread_waits(event)
-            if oldest.slot is not None:
-                self._free_slots.append(oldest.slot)
-        if not self._reuse:
-            return None
-        return self._free_slots.pop(0) if self._free_slots else Slot(self._cuda)
+                self._device.thread_waits(event)
+            if oldest.buffers is not None:
+                self._free_buffers.append(oldest.buffers)
 
-    def _measured(self, batch: Batch, slot: Slot | None) -> Sent:
-        """As `_copied`, pinned and not in turns, until it is known which is quicker here."""
-        pins = len(self._trials[True]) <= len(self._trials[False])
-        begin = time.perf_counter()
-        sent = self._copied(batch, slot, pins)
-        if nbytes(batch) < _SMALL:
-            return sent
-        self._cuda.thread_waits(sent.copied)
-        self._trials[pins].append(time.perf_counter() - begin)
-        if len(self._trials[False]) == _TRIALS:
-            # Not the first of each: it pins the memory, and warms up what a first copy needs.
-            quickest = {pins: min(seconds[1:]) for pins, seconds in self._trials.items()}
-            self.pins = quickest[True] <= quickest[False]
-        return sent
-
-    def _copied(self, batch: Batch, slot: Slot | None, pins: bool) -> Sent:
-        staged = [leaf for leaf in _plain_leaves(batch) if self._stages(leaf)] if pins else []
-        if staged:
-            self._ring.next(sum(room_for(leaf) for leaf in staged))
-        in_slot = slot is not None and self._tail is None
-        if in_slot and slot is not None:
-            slot.start()
+    def _copied(self, batch: Batch, buffers: StaticBuffers | None) -> Sent:
+        # What the tail makes goes into the static buffers, not what it is made from.
+        place = self._copied_leaf if buffers is None or self._tail is not None else buffers.copy
+        if buffers is not None:
+            buffers.begin()
 
         def copied(child: Any) -> Any:
             if isinstance(child, torch.Tensor):
-                return copied_leaf(child)
+                if _is_plain(child):
+                    return retyped(place(self._pinned(child.as_subclass(torch.Tensor))), child)
+                return child.to(self._device.device) if child.device.type == "cpu" else child
             if callable(getattr(child, "to", None)):
-                return self._custom(child, pins)
+                return self._copied_custom(child)
             return map_children(child, copied)
-
-        def copied_leaf(leaf: torch.Tensor) -> torch.Tensor:
-            if not _is_plain(leaf):
-                return leaf.to(self._cuda.device) if leaf.device.type == "cpu" else leaf
-            source = self._ring.place(leaf) if pins and self._stages(leaf) else leaf
-            if in_slot and slot is not None:
-                return slot.place(source)
-            target = self._cuda.empty_like(leaf)
-            self._cuda.copy(target, source)
-            return target
 
         moved = copied(batch)
         if self._tail is not None:
             with stage("normalise"):
                 moved = self._tail.apply(moved)
-            if slot is not None:
-                moved = slot.place_all(moved)
-        event = self._cuda.record(self._stream)
-        if staged:
-            self._ring.copied(event)
-        return Sent(moved, event, slot)
+            if buffers is not None:
+                moved = buffers.copy_all(moved)
+        return Sent(moved, self._device.record(self._stream), buffers)
 
-    def _custom(self, batch: Any, pins: bool) -> Any:
-        """By the type's own methods: only it knows which of its tensors must stay."""
-        if pins and callable(getattr(batch, "pin_memory", None)):
+    def _copied_leaf(self, leaf: torch.Tensor) -> torch.Tensor:
+        target = self._device.empty_like(leaf)
+        self._device.copy(target, leaf)
+        return target
+
+    def _copied_custom(self, batch: Any) -> Any:
+        """Copy by the type's own methods: only it knows which of its tensors must stay."""
+        if self._pins and callable(getattr(batch, "pin_memory", None)):
             batch = batch.pin_memory()
-        return to_device(batch, self._cuda.device)
+        return to_device(batch, self._device.device)
 
-    def _stages(self, leaf: torch.Tensor) -> bool:
-        return leaf.numel() > 0 and not self._cuda.is_pinned(leaf)
+    def _pinned(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Return ``leaf`` or a copy of it in pinned memory."""
+        if not self._pins or leaf.numel() == 0 or self._device.is_pinned(leaf):
+            return leaf
+        try:
+            pinned = self._device.pinned_like(leaf)
+        except RuntimeError as error:
+            self._pins = False
+            warnings.warn(
+                f"prefetch: {nbytes(leaf) / 1e6:.1f} MB of host memory could not be pinned, so "
+                "batches are copied from pageable memory from now on, which is slower; free host "
+                "memory or raise the limit of locked memory (ulimit -l), or say "
+                f"Prefetch(pin_memory=False): {error}",
+                CapacityWarning,
+                stacklevel=2,
+            )
+            return leaf
+        return pinned.copy_(leaf)
 
     def _is_ours(self, leaf: torch.Tensor) -> bool:
-        return leaf.device == self._cuda.device
+        return leaf.device == self._device.device
 
     def _moved_rest(self, batch: Batch) -> Batch:
         if all(self._is_ours(leaf) or leaf.device.type == "cpu" for leaf in leaves(batch)):
             return batch
-        return to_device(batch, self._cuda.device)
+        return to_device(batch, self._device.device)
 
     def _no_room(self, batch: Batch, error: BaseException) -> str:
         size = nbytes(batch) / 1e6
         return (
-            f"no room on {self._cuda.device} for the next batch of {size:.1f} MB "
+            f"no room on {self._device.device} for the next batch of {size:.1f} MB "
             f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self._ahead}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
 
 
-def _plain_leaves(batch: Batch) -> list[torch.Tensor]:
-    """The tensors that are copied by us: not those inside custom types."""
-    found: list[torch.Tensor] = []
-
-    def look(child: Any) -> Any:
-        if isinstance(child, torch.Tensor):
-            if _is_plain(child):
-                found.append(child)
-        elif not callable(getattr(child, "to", None)):
-            map_children(child, look)
-        return child
-
-    look(batch)
-    return found
-
-
 def _is_plain(leaf: torch.Tensor) -> bool:
-    """A dense tensor in host memory, whose elements can be copied as bytes."""
+    """Whether ``leaf`` is a dense tensor in host memory, whose elements can be copied as bytes.
+
+    Subclasses with storage of their own count (torchvision's tv_tensors, MONAI's MetaTensor), but
+    not those that wrap other tensors.
+    """
     return (
         leaf.device.type == "cpu"
         and leaf.layout is torch.strided
-        and type(leaf) is torch.Tensor
+        and type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and type(leaf).to is torch.Tensor.to
         and not leaf.is_nested
         and not leaf.is_quantized
         and not leaf.requires_grad

@@ -5,9 +5,8 @@ dataset in memory, default collation ──> iterators.py  torch's iterators, fe
                                             order.py   torch's samplers as index tensors
 everything else ───────────────────────> torch's own iterator
                                             collate.py  large batches in memory from the pool
-taken ahead by a thread (prefetch) ────> ahead.py       torch's worker iterator, and no gap between
-                                                        epochs: ahead_next, _tell, _indices
-                                            ahead_gather.py  the gather, without its sampler
+taken ahead by a thread (prefetch) ────> ahead/         torch's worker iterator, no gap between
+                                                        epochs; the gather; samplers stay here
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from dataloaders.plan import Plan
 from dataloaders.seeding.seeded import Seeding
 from dataloaders.specification import iterates_itself
 
-from .ahead import AheadWorkers
-from .ahead_gather import GatherEpoch
-from .ahead_next import Foresight, epoch_of_dataset, no_foresight
+from .ahead import AheadWorkers, GatherEpoch, NextEpochGuess, epoch_of_dataset, no_guess
 from .describe import describe
 from .iterators import (
     gathering_iterator,
@@ -85,7 +82,7 @@ class Stock(Backend):
     def between_epochs(self, loader: Specification) -> str:
         """Say what a thread that takes ahead finds between two epochs of ``loader``."""
         try:
-            why = no_foresight(loader)
+            why = no_guess(loader)
         except Exception as error:
             why = f"this loader could not be read ({type(error).__name__}: {error})"
         if why is None:
@@ -136,12 +133,12 @@ class _StockSession(Session):
             return None  # workers that somebody else started
         specification = self._view(loader, gathers)
         if workers is not None:
-            workers.begin(specification, epoch=epoch_of_dataset(loader))
-            return workers.drive()
+            workers.begin(specification, dataset_epoch=epoch_of_dataset(loader))
+            return workers.epoch()
         workers = self._workers(loader, specification, gathers)
         if loader.persistent_workers:
             loader._iterator = workers
-        return workers.drive()
+        return workers.epoch()
 
     def close(self) -> None:
         loader = self._loader()
@@ -162,12 +159,12 @@ class _StockSession(Session):
         When the loader was made, torch warned if it has too many workers. It warns again when it
         starts them, from another line, which would show the same warning twice.
         """
-        epoch, foresight = epoch_of_dataset(loader), None
+        guess = None
         if loader.persistent_workers:
             seeding = None if specification is loader else self._seeding
-            foresight = Foresight(loader, seeding, samples=not gathers)
+            guess = NextEpochGuess(loader, seeding, samples=not gathers)
         view = gathering_view(specification) if gathers else self._with_ring(specification)
-        return AheadWorkers(view, epoch=epoch, foresight=foresight)
+        return AheadWorkers(view, dataset_epoch=epoch_of_dataset(loader), guess=guess)
 
     def _view(self, loader: Specification, gathers: bool) -> Specification:
         """Return what is iterated: the loader, or with ``seed=`` its seeded view."""

@@ -9,14 +9,32 @@ as torch's allocator does: at once to the stream it was allocated on, unless ano
 from __future__ import annotations
 
 import random
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from backends.prefetch import Prefetch
+from backends.prefetch.transfer import StreamTransfer
+
 POISON = 0xA5
+
+
+@dataclass(frozen=True)
+class PlayedPrefetch(Prefetch):
+    """Prefetch to a played device, for loaders of tests."""
+
+    cuda: Any = field(default_factory=lambda: FakeCuda(0))
+
+    def transfer(self, device: Any = None) -> StreamTransfer:
+        return StreamTransfer(
+            self.cuda, ahead=self.ahead, reuse=self.reuse, pins=bool(self.pin_memory)
+        )
 
 
 class FakeStream:
@@ -42,10 +60,10 @@ class Block:
 
 
 class FakeCuda:
-    """Has the methods of ``backends.prefetch.cuda.Cuda``, and those with which a test drives it.
+    """Has the methods of ``backends.prefetch.device.Device``, and those that a test drives it by.
 
     Attributes:
-        pageable: whether copies from memory that is not pinned read it at once (as CUDA does).
+        idle: cleared, the device does nothing, and threads that wait for it wait.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +72,10 @@ class FakeCuda:
         self.streams = [self.default]
         self.blocks: list[Block] = []
         self.calls: list[str] = []
-        self._current = self.default
+        self.idle = threading.Event()
+        self.idle.set()
+        self._lock = threading.RLock()
+        self._here = threading.local()
         self._pinned: list[torch.Tensor] = []
         self._random = random.Random(seed)
 
@@ -65,15 +86,15 @@ class FakeCuda:
         return self.streams[-1]
 
     def current_stream(self) -> FakeStream:
-        return self._current
+        return getattr(self._here, "stream", self.default)
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
-        before, self._current = self._current, stream
+        before, self._here.stream = self.current_stream(), stream
         try:
             yield
         finally:
-            self._current = before
+            self._here.stream = before
 
     def record(self, stream: FakeStream) -> FakeEvent:
         event = FakeEvent()
@@ -93,20 +114,25 @@ class FakeCuda:
     def thread_waits(self, event: FakeEvent) -> None:
         self.calls.append("thread waits")
         while not event.happened:
-            assert self.progress(1), "a deadlock: no stream can go on"
+            self.idle.wait()
+            with self._lock:
+                assert event.happened or self.progress(1), "a deadlock: no stream can go on"
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pinned_like(self, leaf: torch.Tensor) -> torch.Tensor:
         self.calls.append("pin")
+        nbytes = leaf.numel() * leaf.element_size()
         self._pinned.append(torch.full((nbytes,), POISON, dtype=torch.uint8))
-        return self._pinned[-1]
+        strides = torch.empty_like(leaf, device="meta").stride()
+        return self._pinned[-1].view(leaf.dtype).as_strided(leaf.shape, strides)
 
     def is_pinned(self, leaf: torch.Tensor) -> bool:
         return any(_within(leaf, memory) for memory in self._pinned)
 
     def empty_like(self, leaf: torch.Tensor) -> torch.Tensor:
         nbytes = leaf.numel() * leaf.element_size()
-        block = self._block(nbytes)
-        block.stream, block.free, block.used_on = self._current, False, set()
+        with self._lock:
+            block = self._block(nbytes)
+            block.stream, block.free, block.used_on = self.current_stream(), False, set()
         strides = torch.empty_like(leaf, device="meta").stride()
         tensor = block.memory[:nbytes].view(leaf.dtype).as_strided(leaf.shape, strides)
         weakref.finalize(tensor, self._freed, block)
@@ -120,11 +146,11 @@ class FakeCuda:
         if self.is_pinned(source) or self._is_on_device(source):
             memory = self._owner(source)
             later = _raw(memory, source)
-            self._current.queue.append(lambda: _done(into.copy_(later)))
+            self.current_stream().queue.append(lambda: _done(into.copy_(later)))
         else:
             now = source.clone()
-            self._current.queue.append(lambda: _done(into.copy_(now)))
-        self.calls.append(f"copy on {self._current.name}")
+            self.current_stream().queue.append(lambda: _done(into.copy_(now)))
+        self.calls.append(f"copy on {self.current_stream().name}")
 
     def used_on(self, leaf: torch.Tensor, stream: FakeStream) -> None:
         for block in self.blocks:
@@ -139,21 +165,22 @@ class FakeCuda:
     def kernel(self, leaf: torch.Tensor, read: list[torch.Tensor]) -> None:
         """Queue work on the current stream that reads ``leaf`` when it runs."""
         raw = _raw(self._owner(leaf), leaf)
-        self._current.queue.append(lambda: _done(read.append(raw.clone())))
+        self.current_stream().queue.append(lambda: _done(read.append(raw.clone())))
 
     def progress(self, most: int) -> bool:
         """Run up to ``most`` queued operations of streams that can go on; whether any ran."""
         ran = False
-        for _ in range(most):
-            streams = [stream for stream in self.streams if stream.queue]
-            self._random.shuffle(streams)
-            for stream in streams:
-                if stream.queue[0]():
-                    stream.queue.popleft()
-                    ran = True
+        with self._lock:
+            for _ in range(most):
+                streams = [stream for stream in self.streams if stream.queue]
+                self._random.shuffle(streams)
+                for stream in streams:
+                    if stream.queue[0]():
+                        stream.queue.popleft()
+                        ran = True
+                        break
+                else:
                     break
-            else:
-                return ran
         return ran
 
     def drain(self) -> None:
@@ -168,7 +195,11 @@ class FakeCuda:
     def _block(self, nbytes: int) -> Block:
         for block in self.blocks:
             fits = block.free and block.memory.numel() == max(1, nbytes)
-            if fits and block.stream is self._current and all(e.happened for e in block.pending):
+            if (
+                fits
+                and block.stream is self.current_stream()
+                and all(e.happened for e in block.pending)
+            ):
                 return block
         self.blocks.append(Block(nbytes))
         return self.blocks[-1]

@@ -1,7 +1,7 @@
 """Names for the stages of prefetching, in torch.profiler and in Nsight Systems.
 
-``dataloaders: take``, ``copy``, ``normalise`` on the thread, ``wait`` on the consumer's.
-Nothing is recorded, and next to nothing spent, while nobody profiles.
+``dataloaders: take``, ``copy`` and ``normalise`` are on the prefetch thread, ``wait`` is on the
+consumer's. Unless somebody profiles, nothing is recorded and next to no time is spent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOTHING = nullcontext()
 
 
 def stage(name: str) -> AbstractContextManager[None]:
-    """A range called ``dataloaders: name``."""
+    """Mark what runs inside as ``dataloaders: name``."""
     if profiler._is_profiler_enabled or _cuda_is_used():
         return _range(f"dataloaders: {name}")
     return _NOTHING

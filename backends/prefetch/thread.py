@@ -1,0 +1,176 @@
+"""The thread that takes batches ahead of use and sends them to the device.
+
+    consumer ──Epoch──> prefetch thread: a free slot? take a batch, send it ──> ready ──> consumer
+             ──a free slot for each batch received──>
+
+One thread serves one loader, epoch after epoch. It runs nothing with global state (see
+`dataloaders.backend.Ahead`) and holds nothing between epochs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from queue import SimpleQueue
+from typing import TypeAlias
+
+import torch
+
+from dataloaders.backend import Ahead, Cancelled
+from dataloaders.errors import add_note
+from dataloaders.transforms import Tail
+
+from .profiling import stage
+from .transfer import Sent, Transfer
+
+__all__ = ["Epoch", "Failed", "Item", "PrefetchThread"]
+
+_PATIENCE_S = 5.0
+_LATE = (
+    "dataloaders: devices report errors late: the training step may have caused this one; with "
+    "CUDA_LAUNCH_BLOCKING=1 it is raised where it happens"
+)
+
+
+class Failed:
+    """What was raised in place of a batch."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+Item: TypeAlias = "Sent | Failed | None"
+"""What the thread hands over; None at the end of the epoch."""
+
+
+class Epoch:
+    """One epoch, as the consumer and the prefetch thread share it.
+
+    Attributes:
+        ready: what the thread hands over, in order.
+        done: set when the thread holds nothing of this epoch any more.
+        taking_since: since when the thread waits for the source, by `time.monotonic`, or None.
+    """
+
+    def __init__(self, source: Ahead, transfer: Transfer, tail: Tail | None) -> None:
+        self.ready: SimpleQueue[Item] = SimpleQueue()
+        self.done = threading.Event()
+        self.taking_since: float | None = None
+        self._source: Ahead | None = source
+        self._transfer = transfer
+        self._tail = tail
+        self._stopped = False
+        self._taken = 0
+        self._pid = os.getpid()
+        # Not a semaphore: stop() may be called by the collector on a thread that holds its lock.
+        self._free_slots: SimpleQueue[None] = SimpleQueue()
+        for _ in range(transfer.slots):
+            self._free_slots.put(None)
+
+    def free_slot(self) -> None:
+        """Let the thread take one batch more."""
+        self._free_slots.put(None)
+
+    def stop(self) -> None:
+        """End the epoch wherever it is, and wait a little for the thread to be done with it.
+
+        Safe to call twice, on any thread, at interpreter exit.
+        """
+        if os.getpid() != self._pid:
+            return  # the thread is the parent's
+        source, self._source = self._source, None
+        self._stopped = True
+        self._free_slots.put(None)
+        if source is None:
+            return
+        if not self.done.is_set():
+            source.cancel()
+        if not isinstance(threading.current_thread(), PrefetchThread):
+            self.done.wait(_PATIENCE_S)  # so that workers have ended when a ``break`` returns
+
+    def run(self, failure: BaseException | None) -> None:
+        """Take and send batches until the epoch ends or is stopped; on the prefetch thread."""
+        source = self._source
+        try:
+            if failure is not None:
+                raise failure
+            self._transfer.start(self._tail)
+            while source is not None:
+                self._free_slots.get()
+                if self._stopped:
+                    return
+                item = self._next(source)
+                self.ready.put(item)
+                if item is None:
+                    return
+        except Cancelled:
+            return
+        except BaseException as error:
+            self.ready.put(Failed(error))
+            self.ready.put(None)
+        finally:
+            # The source first: what it holds open ends with its last reference, and whoever waits
+            # for ``done`` must find it so.
+            del source
+            self.done.set()
+
+    def _next(self, source: Ahead) -> Item:
+        doing = "taken"
+        try:
+            self.taking_since = time.monotonic()
+            with stage("take"):
+                batch = next(source)
+            self.taking_since = None
+            self._taken += 1
+            doing = "copied"
+            return self._transfer.send(batch)
+        except StopIteration:
+            return None
+        except Cancelled:
+            raise
+        except BaseException as error:
+            # To be raised where the batch is asked for. As in torch's own iterators, later
+            # batches can still be asked for.
+            self.taking_since = None
+            if doing == "taken":
+                self._taken += 1
+            add_note(
+                error, f"dataloaders: while batch {self._taken} of this epoch was {doing} ahead"
+            )
+            if isinstance(error, torch.AcceleratorError):
+                add_note(error, _LATE)
+            return Failed(error)
+
+
+class PrefetchThread(threading.Thread):
+    """A thread that runs epochs one after the other, started by the first one.
+
+    A daemon: an interpreter that exits must not wait for a batch that nobody wants.
+    """
+
+    def __init__(self, transfer: Transfer) -> None:
+        super().__init__(name="dataloaders-prefetch", daemon=True)
+        self._transfer = transfer
+        self._inbox: SimpleQueue[Epoch | None] = SimpleQueue()
+
+    def begin(self, epoch: Epoch) -> None:
+        """Have ``epoch`` run, after those before it."""
+        if self.ident is None:
+            self.start()
+        self._inbox.put(epoch)
+
+    def end(self) -> None:
+        """End the thread after the epochs that it was given."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Run epochs until `end`."""
+        failure: BaseException | None = None
+        try:
+            self._transfer.enter_thread()
+        except BaseException as error:
+            failure = error
+        while (epoch := self._inbox.get()) is not None:
+            epoch.run(failure)
+            del epoch  # before waiting for the next one
