@@ -79,8 +79,13 @@ class Mutant:
         words = f"{self.function}\n{self.before}\n{self.after}\n{self.ordinal}"
         return hashlib.sha256(words.encode()).hexdigest()[:8]
 
+    @property
+    def text(self) -> str:
+        """What changes where, without the line's number."""
+        return f"{self.function}: {self.before}  ->  {self.after}"
+
     def __str__(self) -> str:
-        return f"{self.line} {self.function}: {self.before}  ->  {self.after}"
+        return f"{self.key} {self.line} {self.text}"
 
 
 def mutants(source: bytes) -> list[Mutant]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from mutants.broken import ROOT, changed, read, versions
 from mutants.points import Mutant, mutants
-from mutants.tree import Tree
+from mutants.tree import NotPassing, Tree
 
 _BASELINE = Path(__file__).resolve().parent / "baseline.json"
 
@@ -53,10 +53,12 @@ def main(tree: Tree, words: Sequence[str]) -> int:
 def _modules(tree: Tree, options: argparse.Namespace) -> int:
     table = read("modules.toml")["modules"]
     known = json.loads(options.against.read_text()) if options.against.exists() else {}
-    lost = 0
+    equal = read("equivalent.toml")
+    lost = failures = 0
     for name in _chosen(table, options.names):
         file = f"{name}.py"
         every = mutants((ROOT / file).read_bytes())
+        every = [mutant for mutant in every if mutant.key not in equal.get(name, {})]
         picked = every if options.since is None else _since(options.since, file, every)
         if options.sample is not None and len(picked) > options.sample:
             picked = random.Random(0).sample(picked, options.sample)
@@ -64,14 +66,19 @@ def _modules(tree: Tree, options: argparse.Namespace) -> int:
             continue
         before = known.get(name, {"killed": "", "survived": {}})
         killed = set(before["killed"].split())
-        usual = tree.check(table[name])
+        try:
+            usual = tree.check(table[name])
+        except NotPassing as error:
+            failures += 1
+            print(f"{name}: {error}", flush=True)
+            continue
         print(f"{name}: {len(picked)} of {len(every)} mutants, {usual:.0f} s of tests", flush=True)
         noticed, survived = set(), {}
         for mutant in sorted(picked, key=lambda mutant: mutant.line):
             if tree.outcome(file, mutant.source, table[name], usual) != "passed":
                 noticed.add(mutant.key)
                 continue
-            survived[mutant.key] = str(mutant)
+            survived[mutant.key] = mutant.text
             is_lost = mutant.key in killed
             lost += is_lost
             print(f"  {'LOST' if is_lost else 'survived'} {mutant}", flush=True)
@@ -83,7 +90,7 @@ def _modules(tree: Tree, options: argparse.Namespace) -> int:
     if lost and not options.renew:
         print(f"{lost} changes survive that the tests noticed before: see LOST above")
         return 1
-    return 0
+    return 1 if failures else 0
 
 
 def _joined(
@@ -108,7 +115,7 @@ def _since(commit: str, file: str, every: list[Mutant]) -> list[Mutant]:
         subprocess.check_output(command, cwd=ROOT, text=True),
         re.M,
     ):
-        changed.update(range(int(first), int(first) + int(count or 1)))
+        changed.update(range(int(first), int(first) + max(1, int(count or 1))))
     return [
         mutant
         for mutant in every
@@ -123,8 +130,13 @@ def _broken(tree: Tree, names: list[str]) -> int:
     failures = 0
     for name in _chosen(table, names):
         version = table[name]
-        usual = tree.check(version["tests"])
         source = changed(version)
+        try:
+            usual = tree.check(version["tests"])
+        except NotPassing as error:
+            failures += 1
+            print(f"{name}: {error}", flush=True)
+            continue
         outcome = tree.outcome(version["file"], source, version["tests"], usual)
         noticed = outcome == "failed" or (outcome == "hung" and version.get("hangs", False))
         failures += not noticed
