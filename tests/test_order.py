@@ -35,15 +35,42 @@ def test_only_torchs_own_samplers_are_known() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_ranks_share_of_an_epoch_is_torchs(rank: int, drop_last: bool) -> None:
-    sampler = DistributedSampler(range(22), 4, rank, shuffle=True, seed=3, drop_last=drop_last)
+@pytest.mark.parametrize("rows", [22, 24, 3])
+def test_a_ranks_share_of_an_epoch_is_torchs(rows: int, rank: int, drop_last: bool) -> None:
+    sampler = DistributedSampler(range(rows), 4, rank, shuffle=True, seed=3, drop_last=drop_last)
     orders = []
     for epoch in (0, 2):
         sampler.set_epoch(epoch)
         batches = BatchSampler(sampler, 4, False)
-        orders.append([torch.as_tensor(index).tolist() for index in index_batches(batches)])
+        indices = list(index_batches(batches))
+        assert all(type(index) is torch.Tensor for index in indices)
+        orders.append([list(index) for index in indices])
         assert orders[-1] == list(batches)
-    assert orders[0] != orders[1]
+    assert orders[0] != orders[1] or rows == 3
+
+
+@pytest.mark.parametrize(("drop_last", "now"), [(True, 12), (False, 30)])
+def test_a_dataset_whose_length_changed_is_torchs_error(drop_last: bool, now: int) -> None:
+    rows = list(range(22))
+    sampler = DistributedSampler(rows, 4, 0, drop_last=drop_last)
+    rows[:] = range(now)
+    batches = BatchSampler(sampler, 4, False)
+    for order in (iter, index_batches):
+        with pytest.raises(AssertionError, match="does not match total_size"):
+            list(order(batches))
+
+
+@pytest.mark.parametrize("sizes", [[3, 0], [3, 5, 2], [3, 3, 0], [2, 2, 4, 4, 1]])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_size_counts_from_the_next_batch_on(sizes: list[int], drop_last: bool) -> None:
+    found = []
+    for order in (iter, index_batches):
+        batches = BatchSampler(SequentialSampler(range(17)), sizes[0], drop_last)
+        found.append([])
+        for number, batch in enumerate(order(batches)):
+            found[-1].append(list(batch))
+            batches.batch_size = sizes[min(number + 1, len(sizes) - 1)]
+    assert found[1] == found[0]
 
 
 @pytest.mark.parametrize(
