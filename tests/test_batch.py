@@ -310,6 +310,30 @@ def test_a_mapping_that_cannot_be_made_becomes_a_dict() -> None:
     assert mapped == {"a": torch.zeros(1)}
 
 
+class Closed:
+    """Has tensors, and no method that says how they move."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(1)
+        self.shape = (1,)
+
+
+class Sealed:
+    """Moves itself, and has nothing that could be looked into."""
+
+    __slots__ = ()
+
+    def to(self, device: torch.device) -> Sealed:
+        return self
+
+
+@pytest.mark.parametrize("value", [Closed(), Sealed()])
+def test_a_type_that_cannot_be_looked_into_holds_no_tensors(value: Any) -> None:
+    assert list(leaves(value)) == []
+    assert map_tensors([value], torch.zeros_like)[0] is value
+    assert describe(value) == type(value).__name__
+
+
 def test_an_error_inside_a_custom_method_is_not_hidden() -> None:
     class Broken:
         def to(self, device: torch.device, non_blocking: bool = False) -> None:
