@@ -59,7 +59,7 @@ class Mutant:
     Attributes:
         function: qualified name of the function or class that holds it; "" outside of any.
         line: where it stands now, counted from 1.
-        before, after: the changed lines, stripped.
+        before, after: the changed lines, without margins and comments.
         source: the whole changed module.
         span: first and last line of ``function``.
         ordinal: which of the function's equal changes of equal lines it is.
@@ -102,8 +102,6 @@ def mutants(source: bytes) -> list[Mutant]:
         first = source.rfind(b"\n", 0, begin) + 1
         before = _stripped(source[first:], end - first)
         after = _stripped(changed[first:], begin + len(text.encode()) - first)
-        if before == after:
-            continue
         name, span = scope
         twin = name, before, after
         found.append(Mutant(name, line, before, after, changed, span, equal[twin]))
@@ -112,10 +110,10 @@ def mutants(source: bytes) -> list[Mutant]:
 
 
 def _stripped(text: bytes, until: int) -> str:
-    """The lines of ``text`` up to that in which byte ``until`` stands, without their margins."""
+    """The lines of ``text`` up to that with byte ``until``, without margins and comments."""
     end = text.find(b"\n", max(until, 0))
     lines = (text if end < 0 else text[:end]).decode().splitlines()
-    return " ".join(line.strip() for line in lines)
+    return " ".join(re.sub(r"\s+# .*", "", line).strip() for line in lines)
 
 
 _Scope = tuple[str, tuple[int, int]]
