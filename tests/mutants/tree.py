@@ -32,13 +32,9 @@ __all__ = ["NotPassing", "Tree"]
 
 _HEAVY = ("torch.utils.data", "torch.distributed", "torchvision.transforms.v2", "PIL.Image", "h5py")
 _LEAST_LIMIT = 20.0  # seconds: a busy machine is no failed test
-_OPTIONS = (
-    *("-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
-    *(
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ),  # hypothesis is imported before pytest runs
-)
+_OPTIONS = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+# hypothesis is imported before pytest runs, and need not be rewritten.
+_OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 
 class NotPassing(Exception):
@@ -77,9 +73,7 @@ class Tree:
         outcome = self._run(tests, 3600.0, writes_bytecode=True)
         if outcome != "passed":
             print((self._scratch / "output").read_text(errors="replace")[-4000:])
-            raise SystemExit(
-                f"{' '.join(tests)} {outcome} on the unchanged tree: repair that first"
-            )
+            raise NotPassing(f"{' '.join(tests)} {outcome} on the unchanged tree: repair that")
         return time.monotonic() - began
 
     def outcome(self, file: str, source: bytes, tests: list[str], usual: float) -> str:
@@ -89,7 +83,7 @@ class Tree:
         or "hung": they took five times ``usual`` seconds.
         """
         place = self.folder / file
-        kept = place.read_bytes()
+        kept, times = place.read_bytes(), place.stat()
         try:
             place.write_bytes(source)
             self._began += 1  # a time that no other version of the file had: no bytecode fits it
@@ -97,6 +91,7 @@ class Tree:
             return self._run(tests, max(_LEAST_LIMIT, 5 * usual))
         finally:
             place.write_bytes(kept)
+            os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _run(self, tests: list[str], limit: float, *, writes_bytecode: bool = False) -> str:
         shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
