@@ -108,6 +108,7 @@ def test_a_change_that_was_noticed_before_and_survives_fails_the_run(
     lost = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  LOST ")]
     assert lost
     assert all(" resample: " in line for line in lost)
-    # A sample renews what it tried, and keeps the rest.
+    # Survivors, or a sample, renew what they tried, and keep the rest.
+    assert main(Played("rounds"), [*words, "--survivors", "--renew"]) == 0
     assert main(Played("rounds"), [*words, "--sample", "5", "--renew"]) == 0
     assert (tmp_path / "baseline.json").read_text() == known

@@ -117,3 +117,16 @@ def test_a_shortage_in_words(
     assert f"--shm-size={remedy}," in text
     monkeypatch.setattr(resources, "shm_room", lambda path: nbytes * 10)
     assert resources.shm_shortage(2, 4, nbytes, tmp_path) is None
+
+
+def test_a_cgroup_below_that_of_its_container(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "nonsense\n1:cpu:/elsewhere\n0::/docker/abc/sub\n")
+    write(
+        tmp_path,
+        "proc/self/mountinfo",
+        "30 23 0:26 /docker/abc /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n",
+    )
+    write(tmp_path, "sys/fs/cgroup/cpu.max", "900000 100000\n")
+    write(tmp_path, "sys/fs/cgroup/sub/cpu.max", "150000 100000\n")
+    write(tmp_path, "sys/fs/cgroup/elsewhere/cpu.max", "100000 100000\n")
+    assert resources.cpu_quota(tmp_path) == 1.5

@@ -35,6 +35,7 @@ def main(tree: Tree, words: Sequence[str]) -> int:
     parser.add_argument(
         "--sample", type=int, help="so many mutants of each module, drawn at random"
     )
+    parser.add_argument("--survivors", action="store_true", help="only those that survived before")
     parser.add_argument(
         "--since", metavar="COMMIT", help="only functions that differ from those of a commit"
     )
@@ -65,11 +66,13 @@ def _modules(tree: Tree, options: argparse.Namespace) -> int:
             print(f"{name}: no change has the key {key} of equivalent.toml any more: take it out")
         every = [mutant for mutant in every if mutant.key not in left_out]
         picked = every if options.since is None else _since(options.since, file, every)
+        before = known.get(name, {"killed": "", "survived": {}})
+        if options.survivors:
+            picked = [mutant for mutant in picked if mutant.key in before["survived"]]
         if options.sample is not None and len(picked) > options.sample:
             picked = random.Random(0).sample(picked, options.sample)
         if not picked:
             continue
-        before = known.get(name, {"killed": "", "survived": {}})
         killed = set(before["killed"].split())
         try:
             usual = tree.check(table[name])
