@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 QUIET := --quiet --disable-pip-version-check
 HELD := $(QUIET) -c constraints.txt
 
-.PHONY: demo test test-all lint package format bench fuzz gpu constraints clean
+.PHONY: demo test test-all lint package format bench fuzz mutants coverage gpu constraints clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
@@ -40,6 +40,21 @@ TARGETS :=
 
 fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python tests/fuzz $(TARGETS) --seconds $(SECONDS)
+
+# Small changes that tests should notice, hours for all of it: make mutants MODULES=dataloaders/samplers
+# ARGS="--sample 40", ARGS="--since main", ARGS=--renew; ARGS=--broken takes versions broken by hand
+MODULES :=
+ARGS :=
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutants $(MODULES) $(ARGS)
+
+# Lines and branches that the tests run, by room: make coverage RENEW=--renew TESTS=tests/test_pool.py
+RENEW :=
+TESTS :=
+
+coverage: $(VENV)/.installed-dev
+	$(BIN)/python .ci/covered.py $(RENEW) $(TESTS)
 
 # pytest -m gpu, then the bench cases for a GPU, 8 minutes at most: bench/results/gpu.json. Machines
 # with a GPU come with a torch of their own: this takes the python that is there.

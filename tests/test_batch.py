@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -270,6 +271,69 @@ def test_a_custom_type_moves_by_its_own_method() -> None:
     assert batch.tensor.sum() == 3
 
 
+class Asked:
+    """Remembers how its tensor was to be copied, as methods with and without a name for it are."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(1)
+        self.how: Any = None
+
+    def to(self, device: torch.device, **options: Any) -> Asked:
+        self.how = options
+        return self
+
+
+def test_a_copy_is_not_waited_for_unless_it_is_asked_to() -> None:
+    batch = Asked()
+    to_device([batch], META)
+    assert batch.how == {"non_blocking": True}
+    to_device({"deep": [batch]}, META, non_blocking=False)
+    assert batch.how == {"non_blocking": False}
+
+
+class Unchangeable(Mapping[str, Any]):
+    """Neither made from its items nor changed."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return {"a": torch.ones(1)}[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("a")
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_mapping_that_cannot_be_made_becomes_a_dict() -> None:
+    mapped = map_tensors(Unchangeable(), torch.zeros_like)
+    assert type(mapped) is dict
+    assert mapped == {"a": torch.zeros(1)}
+
+
+class Closed:
+    """Has tensors, and no method that says how they move."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(1)
+        self.shape = (1,)
+
+
+class Sealed:
+    """Moves itself, and has nothing that could be looked into."""
+
+    __slots__ = ()
+
+    def to(self, device: torch.device) -> Sealed:
+        return self
+
+
+@pytest.mark.parametrize("value", [Closed(), Sealed()])
+def test_a_type_that_cannot_be_looked_into_holds_no_tensors(value: Any) -> None:
+    assert list(leaves(value)) == []
+    assert map_tensors([value], torch.zeros_like)[0] is value
+    assert describe(value) == type(value).__name__
+
+
 def test_an_error_inside_a_custom_method_is_not_hidden() -> None:
     class Broken:
         def to(self, device: torch.device, non_blocking: bool = False) -> None:
@@ -303,6 +367,9 @@ def test_describe_in_words() -> None:
     assert describe(batch) == "{image: float32 2x3, label: [int64 scalar, str]}"
     assert describe(torch.zeros(2, device="meta")) == "float32 2 meta"
     assert describe(["a"] * 9) == "list of 9 str"
+    assert describe((1,) * 8) == "[" + ", ".join(["int"] * 8) + "]"
+    assert describe([torch.zeros(1)] * 9) == "[" + ", ".join(["float32 1"] * 9) + "]"
+    assert describe(np.zeros((2, 3), np.uint8)) == "ndarray uint8 2x3"
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

@@ -101,7 +101,7 @@ def test_nearly_all_is_on_the_disk_before_the_last_chunks_are_made(
     def counting(path: Path) -> None:
         sync(path)
         if path.name.startswith("chunk-"):
-            left.pop()
+            del left[-1:]  # a slow machine comes to the last ones before the end, too
         if not left:
             enough.set()
 
@@ -195,13 +195,18 @@ def test_what_never_reached_the_disk_is_made_again(
     for number in lost:
         record = records[number]
         file = folder / record.file
-        how = data.draw(st.sampled_from(["no name", "empty", "zeros", "shorter", "rows zero"]))
+        how = data.draw(
+            st.sampled_from(["no name", "empty", "zeros", "begins late", "shorter", "rows zero"])
+        )
         if how == "no name":
             file.unlink()
         elif how == "empty":
             file.write_bytes(b"")
         elif how == "zeros":
             file.write_bytes(bytes(record.bytes))
+        elif how == "begins late":  # pages after it had arrived
+            with open(file, "r+b") as opened:
+                opened.write(bytes(data.draw(st.integers(1, record.bytes - 1))))
         elif how == "shorter":
             os.truncate(file, data.draw(st.integers(1, record.bytes - 1)))
         else:

@@ -64,13 +64,14 @@ def index_batches(batch_sampler: Any) -> Iterator[Index]:
     drop_last = batch_sampler.drop_last
     size = batch_sampler.batch_size
     while True:
-        for batch in cursor.ready(size):
-            yield batch if table is None else table.lookup(sampler.indices, batch)
-            cursor.position += size
-            if batch_sampler.batch_size != size and not drop_last:
-                break  # torch reads it for each batch, unless drop_last
-        size = size if drop_last else batch_sampler.batch_size
+        if not drop_last:
+            size = batch_sampler.batch_size  # torch reads it for each batch, unless drop_last
         if cursor.holds(size):
+            for batch in cursor.ready(size):
+                yield batch if table is None else table.lookup(sampler.indices, batch)
+                cursor.position += size
+                if batch_sampler.batch_size != size and not drop_last:
+                    break
             continue
         batch = cursor.take(size)
         count = len(batch)
@@ -171,10 +172,8 @@ class _Cursor:
         return 0 < count <= len(self._chunk) - self.position
 
     def ready(self, size: int) -> Sequence[torch.Tensor]:
-        """Return the next batches of ``size`` that are drawn already, at most 64; take none."""
-        count = min(64, (len(self._chunk) - self.position) // size) if size > 0 else 0
-        if count == 0:
-            return ()
+        """Return the next batches of ``size`` that it `holds`, at most 64; take none of them."""
+        count = min(64, (len(self._chunk) - self.position) // size)
         drawn = self._chunk[self.position : self.position + count * size]
         batches: Sequence[torch.Tensor] = drawn.split(size)  # type: ignore[no-untyped-call]
         return batches
