@@ -78,6 +78,7 @@ class EpochContract:
         starts_workers: whether ``num_workers`` processes make the batches of the usual one.
         threads_begun_late: how many threads may begin after some epochs.
         alive: loaders that live when their script ends, each by its dataset and its options.
+        ends: how it ends in the default tests; the nightly ones look at every way.
     """
 
     served: ClassVar[frozenset[str]] = EVERYTHING
@@ -88,6 +89,7 @@ class EpochContract:
     starts_workers: ClassVar[bool] = True
     threads_begun_late: ClassVar[int] = 0
     alive: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = (("large tensors", {}),)
+    ends: ClassVar[tuple[str, ...]] = ends.EVERYDAY
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -296,14 +298,10 @@ class EpochContract:
         assert before.left_behind() == []
 
     @pytest.mark.parametrize(
-        "ways",
-        [
-            pytest.param(ends.EVERYDAY, id="everyday"),
-            pytest.param(tuple(ends.SOURCES), id="all", marks=pytest.mark.nightly),
-        ],
+        "every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["everyday", "every"]
     )
     def test_a_script_ends_cleanly_while_its_iterators_live(
-        self, backend: Backend, ways: tuple[str, ...], tmp_path: Path
+        self, backend: Backend, every: bool, tmp_path: Path
     ) -> None:
         alive = []
         for (case, options), workers in itertools.product(self.alive, WORKERS.values()):
@@ -314,7 +312,7 @@ class EpochContract:
             started = len(children() - before)
             alive.append(ends.Alive(backend, case, given, started))
             del iterator
-        ends.assert_ends_cleanly(tmp_path, alive, ways)
+        ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES if every else self.ends)
 
     # What the plan and the device say
 
@@ -397,13 +395,19 @@ class BackendContract(EpochContract):
         self.check_equal(backend, case, num_workers=2, persistent_workers=True)
 
     @pytest.mark.parametrize(
-        "start", ["forkserver", pytest.param("spawn", marks=pytest.mark.nightly)]
+        ("start", "every"),
+        [
+            ("forkserver", False),
+            pytest.param("forkserver", True, marks=pytest.mark.nightly),
+            pytest.param("spawn", True, marks=pytest.mark.nightly),
+        ],
     )
     def test_the_start_method_of_workers_changes_nothing(
-        self, backend: Backend, start: str
+        self, backend: Backend, start: str, every: bool
     ) -> None:
-        few = [name for name in ("tensors", "one tensor", self.usual) if name in self.served]
-        for name in few:
+        for name in {self.usual, *("tensors", "one tensor", "folder of photos") * every}:
+            if name not in self.served:
+                continue
             arguments = {**BY_NAME[name].make(), "shuffle": False}
             started = {"num_workers": 1, "multiprocessing_context": start}
             # Torch's in one process: its batches are the same, and it starts no worker for seconds.
