@@ -32,6 +32,7 @@ class TestH5(BackendContract):
 
 class TestPrefetchOfH5(TestH5):
     everyday = FEW
+    ends = ("module level",)
 
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
