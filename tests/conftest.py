@@ -17,6 +17,7 @@ import torch
 import torch.utils.data._utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+pytest.register_assert_rewrite("helpers.contract", "helpers.ends")  # whose messages then say why
 
 hypothesis.settings.register_profile(
     "no deadline", deadline=None

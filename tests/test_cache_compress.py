@@ -43,8 +43,8 @@ from dataloaders.cache.pieces import piece_of
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from dataloaders.transforms.draws import FreeDraws
-from helpers.cached import bits, build, datasets
-from helpers.compare import assert_same
+from helpers.cached import build, datasets
+from helpers.compare import assert_same, bits
 from helpers.compressible import Pictures, rows_of
 from helpers.processes import run_script
 

@@ -29,7 +29,8 @@ from dataloaders.cache.index import Index
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.cache.verification import verify
 from dataloaders.errors import CacheError
-from helpers.cached import bits, build, chunks_of, datasets, mixed
+from helpers.cached import build, chunks_of, datasets, mixed
+from helpers.compare import bits
 from helpers.processes import run_script
 
 

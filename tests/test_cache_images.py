@@ -42,8 +42,8 @@ from dataloaders.cache.packed import packed
 from dataloaders.cache.study import _digest
 from dataloaders.cli import main
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
-from helpers.cached import MODES, bits
-from helpers.compare import assert_same
+from helpers.cached import MODES
+from helpers.compare import assert_same, bits
 
 SIZE = 6
 NEAREST = InterpolationMode.NEAREST

@@ -32,7 +32,8 @@ from dataloaders.cache.entries import is_shard_name
 from dataloaders.cache.index import Index
 from dataloaders.cache.shards import first_of, names_of, range_of, shard_path, shard_text
 from dataloaders.errors import CacheError
-from helpers.cached import bits, build, datasets, mixed
+from helpers.cached import build, datasets, mixed
+from helpers.compare import bits
 
 relaxed = settings(
     deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]

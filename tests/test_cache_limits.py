@@ -20,7 +20,8 @@ from dataloaders.cache import CachedDataset, join, precompute, verify
 from dataloaders.cache.block import HEADER, seal
 from dataloaders.cache.index import Index
 from dataloaders.errors import CacheError
-from helpers.cached import bits, build
+from helpers.cached import build
+from helpers.compare import bits
 from helpers.older import as_version_2
 from helpers.photos import picture
 

@@ -22,7 +22,8 @@ from dataloaders.cache.build import building_folder
 from dataloaders.cache.file import assemble
 from dataloaders.cache.journal import read_journal
 from dataloaders.cache.verification import verify
-from helpers.cached import bits, chunks_of
+from helpers.cached import chunks_of
+from helpers.compare import bits
 
 SIZE = 60
 

@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from dataloaders.cache.changes import changes
 from dataloaders.cache.reader import CachedDataset
 from dataloaders.errors import CacheError
-from helpers.cached import Point, bits, build, mixed
+from helpers.cached import Point, build, mixed
+from helpers.compare import bits
 from helpers.processes import open_files, run_script
 
 ROWS = 23

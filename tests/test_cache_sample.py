@@ -32,17 +32,8 @@ from dataloaders.cache.sample import (
     split,
 )
 from dataloaders.errors import CacheError
-from helpers.cached import (
-    KEYS,
-    MODES,
-    SAMPLES,
-    TEXT,
-    TORCH_DTYPES,
-    Point,
-    bits,
-    chunks_of,
-    palettes,
-)
+from helpers.cached import KEYS, MODES, SAMPLES, TEXT, TORCH_DTYPES, Point, chunks_of, palettes
+from helpers.compare import bits
 
 
 def there_and_back(sample: Any) -> Any:

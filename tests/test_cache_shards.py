@@ -32,8 +32,7 @@ from dataloaders.cache.shards import names_of, shard_path
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.transforms.draws import FreeDraws
-from helpers.cached import bits
-from helpers.compare import assert_same
+from helpers.compare import assert_same, bits
 from helpers.numbered import SIZE, Numbered
 from helpers.processes import run_script
 

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
 from backends.h5 import H5
 from backends.prefetch import Prefetch
-from dataloaders import Backend, DataLoader
-from dataloaders.errors import CacheError
+from dataloaders import Backend
 from helpers.contract import BackendContract
-
-NOT_KEPT = ("Record, which a cache does not keep", "MapDataset draws random numbers")
-"""Datasets whose samples a cache must refuse: objects of a user's class, numbers drawn anew."""
+from helpers.datasets import EVERYTHING, FEW, STREAMS
 
 
 @pytest.fixture(scope="module")
@@ -22,35 +18,24 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestH5(BackendContract):
+    # A cache keeps no objects of a user's class, and no numbers that are drawn anew.
+    served = EVERYTHING - STREAMS - {"dataclasses", "draws of its own"}
+    refuses = "has no samples by index|Record, which a cache does not keep|draws random numbers"
+    everyday = (*FEW, "namedtuples", "strings", "list of samples", "concatenated")
+    fails_in = ("collate", "sampler")  # a sample that fails does so while the cache is built
+
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
         monkeypatch.setenv("DATALOADERS_CACHE", str(caches))
         return H5()
 
-    def loader(self, backend: Backend, **arguments: Any) -> DataLoader[Any]:
-        loader = super().loader(backend, **arguments)
-        cache = backend.inner if isinstance(backend, Prefetch) else backend
-        assert isinstance(cache, H5)
-        try:
-            cache.cached(loader)
-        except CacheError as error:
-            if any(known in str(error) for known in NOT_KEPT):
-                pytest.skip(str(error))
-            raise
-        return loader
-
-    # A sample that fails or hangs does so while the cache is built, before there is a batch.
-
-    test_an_error_is_torchs: ClassVar[None] = None  # type: ignore[assignment]
-    test_a_sample_that_hangs_is_torchs_time_out: ClassVar[None] = None  # type: ignore[assignment]
-    test_the_epoch_after_an_error_is_whole: ClassVar[None] = None  # type: ignore[assignment]
-
-    # The dataset that workers have is the cache.
-
-    test_worker_init_fn_runs_in_each_worker: ClassVar[None] = None  # type: ignore[assignment]
-
 
 class TestPrefetchOfH5(TestH5):
+    everyday = FEW
+    ends = ("module level",)
+    # Not "sampler": its error, where the batches are gathered on the thread, leaves that thread.
+    fails_in = ("collate",)
+
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
         monkeypatch.setenv("DATALOADERS_CACHE", str(caches))

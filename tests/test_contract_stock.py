@@ -9,20 +9,19 @@ from backends.stock import Stock
 from dataloaders import Backend, DataLoader
 from helpers.compare import assert_same_epochs, run_epochs
 from helpers.contract import BackendContract
-from helpers.datasets import CASES, Case
+from helpers.datasets import CASES, EVERYTHING
 
 
 class TestStock(BackendContract):
-    serves_everything = True
+    everyday = EVERYTHING
 
     @pytest.fixture
     def backend(self) -> Backend:
         return Stock()
 
 
-class TestNoneGiven:
-    @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_is_torchs_loader_to_the_bit(self, case: Case) -> None:
+def test_without_a_backend_it_is_torchs_loader_to_the_bit() -> None:
+    for case in CASES:
         ours: DataLoader[Any] = DataLoader(**case.make())
         theirs = torch.utils.data.DataLoader(**case.make())
         assert_same_epochs(run_epochs(ours), run_epochs(theirs))

@@ -4,10 +4,15 @@ import pytest
 
 from backends.synthetic import Synthetic
 from dataloaders import Backend
-from helpers.contract import BackendContract
+from helpers.contract import EpochContract
+from helpers.datasets import EVERYTHING
 
 
-class TestSynthetic(BackendContract):
+class TestSynthetic(EpochContract):
+    served = EVERYTHING - {"stream", "stream of samples"}
+    refuses = "is iterable and has no length"
+    starts_workers = False
+
     @pytest.fixture
     def backend(self) -> Backend:
         return Synthetic()

@@ -27,7 +27,7 @@ from helpers.photos import SIZE, folder, picture, write_folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
-from backends.dali import Dali
+from backends.dali import Dali, line
 from backends.dali.graph import Graph
 
 CHAIN = transforms.Compose(
@@ -124,7 +124,11 @@ WHOLE = transforms.Compose([transforms.Resize((12, 14)), transforms.ToTensor()])
 
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
-@pytest.mark.parametrize("chain", [CHAIN, WHOLE], ids=["windows", "whole"])
+@pytest.mark.parametrize(
+    "chain",
+    [CHAIN, pytest.param(WHOLE, marks=pytest.mark.nightly)],
+    ids=["windows", "whole"],
+)
 def test_files_of_every_kind_through_a_loader(chain: Any, tmp_path: Path) -> None:
     files = {**plain_files(), **odd_files()}
     damaged = {f"{name}, cut": data[: len(data) * 2 // 3] for name, data in files.items()}
@@ -266,7 +270,7 @@ def refusing(times: int) -> Any:
 def test_a_batch_that_only_dali_refuses_is_the_datasets_own_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backends.dali.line.Graph", refusing(times=2))
+    monkeypatch.setattr(line, "Graph", refusing(times=2))
     with pytest.warns(BackendWarning, match=r"could not make batch \d .*no graph today\); the d"):
         assert compared(folder(CHAIN), shuffle=True) == []
 
@@ -274,7 +278,7 @@ def test_a_batch_that_only_dali_refuses_is_the_datasets_own_with_a_warning(
 def test_batches_in_a_row_that_only_dali_refuses_are_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backends.dali.line.Graph", refusing(times=1000))
+    monkeypatch.setattr(line, "Graph", refusing(times=1000))
     batches = iter(DataLoader(folder(CHAIN), 4, backend="dali", device="cpu"))
     for _ in range(2):
         with pytest.warns(BackendWarning):

@@ -31,7 +31,7 @@ from dataloaders.transforms.primitives.colour import (
 from dataloaders.transforms.primitives.erasing import Erase, EraseByNoise
 from dataloaders.transforms.primitives.geometry import Crop
 from dataloaders.transforms.primitives.turns import Affine, Perspective, Rotate
-from helpers.batches import pixels as pixels_like
+from helpers.pictures import pixels as pixels_like
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 

@@ -29,7 +29,7 @@ from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.actions import Sizes, applied, drawn
 from dataloaders.transforms.operators.table import chain_of
-from helpers.cached import bits
+from helpers.compare import bits
 from helpers.image_files import noise
 from helpers.vision_datasets import image_folder, pets
 

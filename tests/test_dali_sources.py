@@ -29,7 +29,7 @@ from backends.dali.sources.proof import as_tensor
 from dataloaders.cache import CachedDataset, Encoded, precompute
 from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.read import Run
-from helpers.cached import bits
+from helpers.compare import bits
 from helpers.image_files import noise, saved
 from helpers.vision_datasets import (
     ARRAYS,

@@ -19,7 +19,7 @@ from dataloaders import DataLoader
 from dataloaders.cache import precompute
 from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable
-from helpers.cached import bits
+from helpers.compare import bits
 from helpers.vision_datasets import ARRAYS, FILES, OWN_CODE
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")

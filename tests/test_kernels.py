@@ -46,8 +46,9 @@ from dataloaders.transforms.primitives.geometry import (
     Resize,
     VerticalFlip,
 )
-from helpers.batches import KINDS, assert_same, batch, by_torchvision, bytes_of, pil, pixels
+from helpers.batches import assert_images, batch, by_torchvision, bytes_of, pil
 from helpers.drawn import seeds_of
+from helpers.pictures import KINDS, pixels
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -84,7 +85,7 @@ def check(
     else:
         got = kernel([image.to(device) for image in images], own)
     assert all(image.device.type == device for image in got)
-    assert_same(got, by_torchvision(primitive, images, own))
+    assert_images(got, by_torchvision(primitive, images, own))
     return got
 
 
@@ -113,7 +114,7 @@ def test_hue_of_every_colour(device: str) -> None:
     every = every.reshape(256, 256, 256, 3).permute(0, 3, 1, 2).contiguous()
     factors = np.random.default_rng(0).uniform(-0.5, 0.5, 256)
     got = hue(every.to(device), factors)
-    assert_same(got, by_torchvision(Hue(), every, {"factor": factors}))
+    assert_images(got, by_torchvision(Hue(), every, {"factor": factors}))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -179,7 +180,7 @@ def test_autocontrast_of_every_pair_of_levels(device: str) -> None:
     rows = images.permute(0, 2, 1, 3).reshape(-1, 1, 1, 256)
     got = kernel_for(Autocontrast())(rows.to(device), {})  # type: ignore[misc]
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:4000]
-    assert_same(got[chosen], by_torchvision(Autocontrast(), rows[chosen], {}))
+    assert_images(got[chosen], by_torchvision(Autocontrast(), rows[chosen], {}))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -518,14 +519,14 @@ class TestRun:
             before = images.clone()
             got = run(actions, images.to(device))
             assert isinstance(got, torch.Tensor)
-            assert_same(got, self.expected(actions, images))
+            assert_images(got, self.expected(actions, images))
             assert torch.equal(images, before)
             sizes = [(40 + sample % 3, 36 + sample % 2) for sample in range(count)]
             odd = [pixels("photo", 3, *size, seed) for size in sizes]
             kept = [image.clone() for image in odd]
             got = run(actions, [image.to(device) for image in odd])
             assert isinstance(got, torch.Tensor)
-            assert_same(got, self.expected(actions, odd))
+            assert_images(got, self.expected(actions, odd))
             assert all(torch.equal(*pair) for pair in zip(odd, kept, strict=True))
 
     def test_what_nobody_takes_costs_nothing(self) -> None:
@@ -543,10 +544,10 @@ class TestRun:
         actions = [Action(Crop(), window), Action(Invert(), {}, some)]
         got = run(actions, images)
         assert torch.equal(images, before)
-        assert_same(got, self.expected(actions, images))
+        assert_images(got, self.expected(actions, images))
         views = [image[:, 1:8] for image in images]
         actions = [Action(Invert(), {}, some), Action(Brightness(), {"factor": np.ones(4)}, ~some)]
-        assert_same(run(actions, views), self.expected(actions, views))
+        assert_images(run(actions, views), self.expected(actions, views))
         assert torch.equal(images, before)
 
     def test_sizes_may_part_and_meet_again(self) -> None:
@@ -556,13 +557,13 @@ class TestRun:
         parted = [Action(Resize(), size, some), Action(HorizontalFlip(), {}, ~some)]
         got = run(parted, images)
         assert isinstance(got, list)
-        assert_same(got, self.expected(parted, images))
+        assert_images(got, self.expected(parted, images))
         meet = {"height": np.full(4, 10), "width": np.full(4, 11)}
         actions = [*parted, Action(Grayscale(1), {}, some), Action(Resize("bicubic"), meet)]
         # Images of one and of three channels are never one tensor.
         got = run(actions, images)
         assert isinstance(got, list)
-        assert_same(got, self.expected(actions, images))
+        assert_images(got, self.expected(actions, images))
 
     def test_empty_batches(self) -> None:
         empty = torch.zeros(0, 3, 9, 9, dtype=torch.uint8)

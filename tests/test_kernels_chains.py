@@ -23,8 +23,9 @@ from dataloaders.transforms.kernels import kernel_for, run
 from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.primitives.colour import Brightness, Grayscale, Hue
 from dataloaders.transforms.primitives.geometry import HorizontalFlip, Pad
-from helpers.batches import assert_same, batch, bytes_of, pil, pixels
+from helpers.batches import assert_images, batch, bytes_of, pil
 from helpers.drawn import seeds_of, sizes_of
+from helpers.pictures import pixels
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -97,7 +98,7 @@ def test_chains(device: str, module: Any, name: str) -> None:
             on_device = torch.stack(on_device)
         got = run(actions, on_device)
         assert all(image.device.type == device for image in got)
-        assert_same(got, torchvision(transform, images, seeds))
+        assert_images(got, torchvision(transform, images, seeds))
         assert all(torch.equal(*pair) for pair in zip(images, kept, strict=True))
 
 
@@ -147,9 +148,9 @@ def test_what_is_ours_is_written_into_and_what_is_not_is_copied() -> None:
     images = batch(3, "photo", 3, 9, 9)
     before = images.clone()
     expected = [bytes_of(applied(actions, i, pil(image))) for i, image in enumerate(images)]
-    assert_same(run(actions, images), expected)
+    assert_images(run(actions, images), expected)
     assert torch.equal(images, before)
-    assert_same(run(actions, images, ours=True), expected)
+    assert_images(run(actions, images, ours=True), expected)
     assert not torch.equal(images, before)
 
 
@@ -160,7 +161,7 @@ def test_each_image_may_have_its_own_border(fill: Any) -> None:
     sides |= {name: np.array([2, -1, 0]) for name in ("right", "bottom")}
     action = Action(Pad(fill), sides)
     expected = [bytes_of(action.apply(i, pil(image))) for i, image in enumerate(images)]
-    assert_same(run([action], images), expected)
+    assert_images(run([action], images), expected)
 
 
 def test_grey_images_go_through_the_same_chain() -> None:
@@ -169,6 +170,6 @@ def test_grey_images_go_through_the_same_chain() -> None:
     seeds = seeds_of(16)
     actions = drawn(chain_of(chain).operators, Draws(seeds), sizes_of([pil(i) for i in images]))
     got = run(actions, images)
-    assert_same(got, torchvision(chain, images, seeds))
+    assert_images(got, torchvision(chain, images, seeds))
     assert kernel_for(Hue(), "bytes") is not None
     assert kernel_for(Grayscale(), "floats") is not None

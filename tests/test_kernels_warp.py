@@ -18,7 +18,8 @@ from torchvision.transforms.v2 import functional as v2
 from dataloaders.transforms.kernels.place import erase, pad
 from dataloaders.transforms.kernels.recorded import Move, recorder
 from dataloaders.transforms.kernels.warp import warped
-from helpers.batches import KINDS, assert_same, batch, bytes_of, pil
+from helpers.batches import assert_images, batch, bytes_of, pil
+from helpers.pictures import KINDS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MODES = [InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC]
@@ -44,7 +45,7 @@ def check(step: Callable[[Any, int], Any], images: torch.Tensor, device: str) ->
     assert all(isinstance(move, Move) for move in moves)
     got = warped(images.to(device), moves)
     expected = [bytes_of(step(pil(image), sample)) for sample, image in enumerate(images)]
-    assert_same(got, expected)
+    assert_images(got, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -187,7 +188,7 @@ def test_padding(
         return
     got = pad(images.to(device), left, top, right, bottom, (fill,), mode)
     expected = [bytes_of(v1.pad(pil(image), list(sides), fill, mode)) for image in images]
-    assert_same(got, expected)
+    assert_images(got, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)

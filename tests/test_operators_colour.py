@@ -23,8 +23,10 @@ from dataloaders.transforms.primitives.colour import (
     Hue,
     Saturation,
 )
-from helpers.drawn import FORMS, images_of, picture, seeds_of
-from helpers.exact import assert_exact, same
+from helpers.compare import same
+from helpers.drawn import FORMS, images_of, seeds_of
+from helpers.exact import assert_exact
+from helpers.pictures import picture
 
 BOTH = {"v1": v1, "v2": v2}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections import OrderedDict, UserList, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +24,6 @@ from torch.utils.data import (
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from backends.stock import Stock
 from backends.stock.collate import SMALLEST_SAMPLE, PooledCollate
 from dataloaders import DataLoader
 from dataloaders.batches.memory import HostPool
@@ -79,10 +77,10 @@ def test_the_nesting_is_torchs_and_the_memory_the_pools(make: Callable[[int], An
 LAYOUTS = ["plain", "last", "last, thinned", "transposed", "expanded", "sliced", "conj"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    shape=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3)
-    | st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=6),
+    shape=st.lists(st.sampled_from([1, 2]), max_size=4),
+    large=st.integers(0, 4),
     count=st.integers(1, 3),
     dtype=st.sampled_from(
         [torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.bool, torch.uint16]
@@ -92,24 +90,22 @@ LAYOUTS = ["plain", "last", "last, thinned", "transposed", "expanded", "sliced",
     inference=st.booleans(),
 )
 def test_strides_are_torchs(
-    shape: list[int], count: int, dtype: torch.dtype, layouts: list[str], inference: bool
+    shape: list[int],
+    large: int,
+    count: int,
+    dtype: torch.dtype,
+    layouts: list[str],
+    inference: bool,
 ) -> None:
     collate, pool = pooling()
-    pool_everything = pytest.MonkeyPatch()
-    pool_everything.setattr("backends.stock.collate.SMALLEST_SAMPLE", 1)
+    shape.insert(large, BYTES // dtype.itemsize)
     samples = [laid_out(shape, dtype, layout) for layout in layouts[:count]]
-    try:
-        with torch.inference_mode(inference):
-            ours, theirs = collate(samples), default_collate(samples)
-    finally:
-        pool_everything.undo()
-    assert_same(ours, theirs)
+    with torch.inference_mode(inference):
+        ours, theirs = collate(samples), default_collate(samples)
+    assert_same(ours, theirs, storage=True)
     assert ours.is_inference() is theirs.is_inference()
     assert ours.is_conj() is theirs.is_conj()
-    assert ours.requires_grad is theirs.requires_grad is False
     assert ours._is_view() is theirs._is_view()
-    assert ours.storage_offset() == theirs.storage_offset() == 0
-    assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
     if len(shape) <= 3:
         assert pool.lent_bytes
 
@@ -172,19 +168,10 @@ def test_whatever_is_unusual_is_torchs(make: Callable[[], Any], grad: bool) -> N
     collate, _ = pooling()
     with torch.set_grad_enabled(grad):
         ours, theirs = outcome(collate, make()), outcome(default_collate, make())
+    assert_same(ours, theirs)
     if isinstance(theirs, torch.Tensor):
-        assert isinstance(ours, torch.Tensor)
-        assert ours.device == theirs.device
-        assert ours.dtype == theirs.dtype
-        assert ours.stride() == theirs.stride()
-        assert ours.requires_grad is theirs.requires_grad
         assert type(ours.grad_fn) is type(theirs.grad_fn)
         assert ours.is_neg() is theirs.is_neg()
-        assert ours.is_meta or torch.equal(ours, theirs)
-    elif isinstance(theirs, tuple):
-        assert ours == theirs
-    else:
-        assert_same(ours, theirs)
 
 
 class Scaled(torch.Tensor):
@@ -327,36 +314,6 @@ def columns() -> TensorDataset:
     return TensorDataset(torch.rand(length, 64, 64), torch.arange(length))
 
 
-def pool_of(loader: DataLoader[Any]) -> HostPool:
-    session: Any = loader._session
-    found = session._pool
-    assert isinstance(found, HostPool)
-    return found
-
-
-@pytest.mark.parametrize("make", [Images, Stream, columns])
-def test_a_loaders_batches_come_from_its_pool(make: Callable[[], Any]) -> None:
-    data = make()
-    loader, theirs = (kind(data, batch_size=MANY) for kind in (DataLoader, TorchLoader))
-    expected = list(theirs)
-    kept = list(loader)
-    assert_same(kept, expected)
-    pool = pool_of(loader)
-    assert pool.lent_bytes >= 2 * MANY * BYTES
-    again = list(loader)
-    del again
-    assert_same(kept, expected)  # as safe to keep as a fresh one
-    assert pool.free_bytes > 0
-    del kept, loader
-    gc.collect()
-
-
-def test_an_epoch_needs_two_buffers() -> None:
-    loader = DataLoader(Images(), batch_size=MANY)
-    addresses = {images.data_ptr() for _ in range(3) for images, _ in loader}
-    assert len(addresses) == 2
-
-
 @pytest.mark.parametrize("make", [Images, Stream])
 def test_the_iterator_is_torchs_and_the_loader_unchanged(make: Callable[[], Any]) -> None:
     loader = DataLoader(make(), batch_size=4)
@@ -388,41 +345,6 @@ def test_the_plan_says_where_batches_come_from() -> None:
     assert said not in str(DataLoader(Images(), collate_fn=list).explain())
     assert said not in str(DataLoader(Images(), seed=1).explain())
     assert said in str(DataLoader(columns(), seed=1).explain())
-
-
-def test_an_iterator_outlives_its_loader_and_the_pool_with_it() -> None:
-    loader = DataLoader(Images(), batch_size=MANY)
-    iterator = iter(loader)
-    kept = [next(iterator)]
-    del loader
-    kept.extend(iterator)
-    assert_same(kept, list(TorchLoader(Images(), batch_size=MANY)))
-
-
-def test_a_dropped_loader_leaves_no_pool() -> None:
-    loader = DataLoader(Images(), batch_size=MANY)
-    first = next(iter(loader))
-    gone = pool_of(loader)._itself
-    gc.disable()
-    try:
-        del loader
-        assert gone() is None
-    finally:
-        gc.enable()
-    assert_same(first[0][3], large(3))
-
-
-@pytest.mark.parametrize("seed", [None, 5])
-def test_a_seed_changes_nothing(seed: int | None) -> None:
-    loader = DataLoader(Images(), batch_size=MANY, seed=seed)
-    assert_same(list(loader), list(TorchLoader(Images(), batch_size=MANY)))
-
-
-def test_without_the_gather_the_collation_pools() -> None:
-    loader = DataLoader(columns(), batch_size=MANY, backend=Stock(gather=False))
-    batch = next(iter(loader))
-    assert pool_of(loader).lent_bytes >= MANY * BYTES
-    assert batch[0].shape == (MANY, 64, 64)
 
 
 @pytest.mark.gpu

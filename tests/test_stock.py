@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
@@ -20,6 +19,9 @@ from torch.utils.data.dataloader import (
 
 from backends.stock import Stock
 from dataloaders import DataLoader, wrap
+from helpers.compare import assert_same
+from helpers.contract import Unloadable, fails_at_five
+from helpers.datasets import MapDataset
 
 TorchLoader = torch.utils.data.DataLoader
 
@@ -108,6 +110,48 @@ def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator() -> N
         assert not process.is_alive()
 
 
+class Shifted(Squares):
+    """Squares moved by ``shift``, which a worker's set-up may change."""
+
+    shift = 0
+
+    def __getitem__(self, index: int) -> int:
+        return index * index + self.shift
+
+
+def shift_by_worker(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.shift = 1000 * (worker + 1)
+
+
+def test_worker_init_fn_may_change_the_workers_dataset() -> None:
+    options: Any = {"batch_size": 2, "num_workers": 2, "worker_init_fn": shift_by_worker}
+    batches = list(DataLoader(Shifted(), **options))
+    assert_same(batches, list(TorchLoader(Shifted(), **options)))
+    assert {int(batch[0]) // 1000 for batch in batches} == {1, 2}
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_an_exception_in_a_worker_says_where_as_torchs_does() -> None:
+    ours: DataLoader[Any] = DataLoader(MapDataset(fails_at_five), num_workers=2)
+    where = r"Caught Unloadable in DataLoader worker process \d(.|\n)*fails_at_five"
+    with pytest.raises(Unloadable, match=where) as caught:
+        list(ours)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_wrapped_loader_leaves_the_workers_of_the_other_one_alone() -> None:
+    theirs = TorchLoader(Squares(), num_workers=1, persistent_workers=True)
+    iterator = iter(theirs)
+    next(iterator)
+    ours = wrap(theirs)
+    assert len(list(ours)) == 20
+    del ours
+    gc.collect()
+    assert len(list(iterator)) == 19
+
+
 class Epochs(Squares):
     """A dataset whose samples are the epoch that it was told."""
 
@@ -150,35 +194,6 @@ def test_persistent_workers_live_where_torch_keeps_them(data: Any) -> None:
     for process in processes:
         process.join(30)
         assert not process.is_alive()
-
-
-def test_a_dropped_loader_ends_its_workers_and_its_session() -> None:
-    loader = DataLoader(in_memory(), batch_size=5, num_workers=1, persistent_workers=True)
-    batches = iter(loader)
-    next(batches)
-    processes = list(batches._workers)
-    gone = weakref.ref(loader)
-    gc.disable()
-    try:
-        del batches, loader
-        assert gone() is None  # no cycle keeps it: the collector is off
-    finally:
-        gc.enable()
-    for process in processes:
-        process.join(30)
-        assert not process.is_alive()
-
-
-def test_an_iterator_outlives_its_loader() -> None:
-    batches = iter(DataLoader(in_memory(), batch_size=5))
-    assert [batch[0].tolist() for batch in batches][-1] == [15, 16, 17, 18, 19]
-
-
-def test_two_iterators_at_once_are_independent() -> None:
-    loader = DataLoader(in_memory(), batch_size=5)
-    pairs = [(left[0].tolist(), right[0].tolist()) for left, right in zip(loader, loader)]  # noqa: B905
-    assert len(pairs) == 4
-    assert all(left == right for left, right in pairs)
 
 
 def test_a_session_whose_loader_is_gone_says_so() -> None:

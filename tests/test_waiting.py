@@ -58,7 +58,7 @@ def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_thread(
 
 def test_what_comes_late_is_given() -> None:
     queue: SimpleQueue[str] = SimpleQueue()
-    thread = threading.Thread(target=lambda: (time.sleep(0.5), queue.put("late")))
+    thread = threading.Thread(target=lambda: (time.sleep(0.3), queue.put("late")))
     thread.start()
     assert waiting.get(queue) == "late"
     waiting.join(thread)

@@ -40,9 +40,9 @@ from dataloaders.errors import CacheError
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.draws import Draws
-from dataloaders.transforms.table import same_bits
 from fuzz import mutation, seeds
 from fuzz.guard import refusals_aside
+from helpers.compare import same
 from helpers.hostile import attempts, check_places
 
 __all__ = ["TARGETS", "Target"]
@@ -151,7 +151,7 @@ def _batches(data: bytes, folder: Path) -> None:
             seed_generators((a, b, c, d))
             samples.append(cached[row])
         wanted = default_collate(samples)
-        assert found is None or _same(found, wanted)
+        assert found is None or same(found, wanted, strides=False)
 
 
 def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
@@ -164,16 +164,6 @@ def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
         for path, column in zip(paths, cached.columns, strict=False)
         if column.variants[0][0].startswith("image:")
     ]
-
-
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, torch.Tensor):
-        return isinstance(found, torch.Tensor) and same_bits(found, wanted)
-    if isinstance(wanted, dict):
-        return all(_same(found[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, (list, tuple)):
-        return len(found) == len(wanted) and all(map(_same, found, wanted))
-    return bool(found == wanted)
 
 
 def _cell(data: bytes, folder: Path) -> None:

@@ -13,31 +13,10 @@ from torch import Tensor
 
 from dataloaders.transforms.actions import Action, Primitive
 
-KINDS = ("photo", "noise", "flat", "two levels", "extremes")
+from .compare import assert_same
+from .pictures import pixels
 
 Batch = Tensor | list[Tensor]
-
-
-def pixels(kind: str, channels: int, height: int, width: int, seed: int = 0) -> Tensor:
-    """uint8 [C, H, W] of one of `KINDS`."""
-    generator = np.random.default_rng((seed, channels, height, width))
-    shape = (height, width, channels)
-    if kind == "photo":
-        y, x = np.mgrid[0:height, 0:width]
-        phase = generator.uniform(0, 6, channels)
-        waves = np.sin(x[..., None] / 9 + y[..., None] / 23 + phase) * 100
-        waves[height // 3 :, width // 2 :] += 60
-        values = 127 + waves + generator.normal(0, 9, shape)
-    elif kind == "noise":
-        values = generator.integers(0, 256, shape)
-    elif kind == "flat":
-        values = np.broadcast_to(generator.integers(0, 256, channels), shape)
-    elif kind == "two levels":
-        values = generator.integers(0, 256) + generator.integers(0, 2, shape)
-    else:
-        values = generator.choice([0, 1, 127, 128, 254, 255], shape)
-    bytes_ = np.clip(values, 0, 255).astype(np.uint8).transpose(2, 0, 1)
-    return torch.from_numpy(np.ascontiguousarray(bytes_))
 
 
 def batch(count: int, kind: str, channels: int, height: int, width: int, seed: int = 0) -> Tensor:
@@ -67,12 +46,6 @@ def by_torchvision(
     return [bytes_of(action.apply(sample, pil(image))) for sample, image in enumerate(images)]
 
 
-def assert_same(got: Batch, expected: Sequence[Tensor]) -> None:
-    """Every byte; ``got`` may be on any device."""
-    assert len(got) == len(expected)
-    for sample, (one, other) in enumerate(zip(got, expected, strict=True)):
-        one = one.cpu()
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape, f"sample {sample}: {one.shape} is not {other.shape}"
-        off = (one.int() - other.int()).abs()
-        assert not off.any(), f"sample {sample}: {off.max()} levels off at {off.nonzero()[:3]}"
+def assert_images(got: Batch, expected: Sequence[Tensor]) -> None:
+    """Assert that images, on any device and maybe in one tensor, are the same to the byte."""
+    assert_same(list(got), list(expected), "image", strides=False, device=False)

@@ -1,8 +1,7 @@
-"""Caches for tests: samples of all kinds, chunks of any size, and equality to the bit."""
+"""Caches for tests: samples of all kinds, chunks of any size."""
 
 from __future__ import annotations
 
-import struct
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from dataloaders.cache.about import About
 from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.file import assemble
 from dataloaders.cache.index import Index
-from dataloaders.cache.palette import contents
 from dataloaders.cache.sample import DTYPES, split
 
 Point = namedtuple("Point", "x y")
@@ -67,31 +65,6 @@ def mixed(rows: int) -> list[Any]:
         }
         for row in range(rows)
     ]
-
-
-def bits(value: Any) -> Any:
-    """Type and bits of ``value``, comparable: -0.0 is not 0.0, and one NaN is like another."""
-    kind = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        # Not contiguous(): that leaves one value as it is, whatever its stride.
-        flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
-        raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        return kind, str(value.dtype), tuple(value.shape), raw
-    if isinstance(value, (np.ndarray, np.generic)):
-        return kind, value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, Image.Image):
-        own = contents(value)[2:] if value.mode == "P" else ()
-        return "Image", value.mode, value.size, value.tobytes(), *own
-    if type(value) is float:
-        return kind, "nan" if value != value else struct.pack("<d", value)
-    if type(value) is complex:
-        return kind, struct.pack("<dd", value.real, value.imag)
-    if isinstance(value, dict):
-        return kind, [(type(key), key, bits(inner)) for key, inner in value.items()]
-    if isinstance(value, (list, tuple)):
-        return kind, getattr(value, "_fields", ()), [bits(inner) for inner in value]
-    return kind, value
 
 
 # Strategies

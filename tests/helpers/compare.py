@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,37 +61,172 @@ def run_epochs(loader: Any, epochs: int = 2) -> Epochs:
     return Epochs(batches, states, length)
 
 
-def assert_same_epochs(ours: Epochs, theirs: Epochs, *, states: bool = True) -> None:
+def assert_same_epochs(
+    ours: Epochs, theirs: Epochs, *, states: bool = True, storage: bool = False
+) -> None:
     assert ours.length == theirs.length
     assert [len(epoch) for epoch in ours.batches] == [len(epoch) for epoch in theirs.batches]
-    assert_same(ours.batches, theirs.batches)
+    assert_same(ours.batches, theirs.batches, storage=storage)
     if states:
         assert_same(ours.states, theirs.states)
 
 
-def assert_same(ours: Any, theirs: Any, where: str = "value") -> None:
-    """Same types, keys, shapes, dtypes, devices and bits, all the way down."""
-    assert type(ours) is type(theirs), where
+def assert_same(
+    ours: Any,
+    theirs: Any,
+    where: str = "value",
+    *,
+    strides: bool = True,
+    storage: bool = False,
+    device: bool = True,
+) -> None:
+    """Assert that two values are the same to the bit, all the way down.
+
+    Same types, keys, shapes, dtypes and bits: 0.0 is not -0.0, and one NaN is like another.
+
+    Args:
+        ours: the value under test.
+        theirs: what it has to be.
+        where: what the message calls the value.
+        strides: whether tensors have the same strides.
+        storage: whether their memory is alike too: shared or not, how large, and where they begin.
+        device: whether they are on the same device.
+    """
+    difference = _difference(ours, theirs, where, _Looks(strides, storage, device))
+    assert difference is None, difference
+
+
+def same(one: Any, other: Any, *, strides: bool = True) -> bool:
+    """Return whether two values are the same, as `assert_same` has it."""
+    return _difference(one, other, "value", _Looks(strides)) is None
+
+
+def bits(value: Any) -> Any:
+    """Return the type's name and the bits of ``value``, comparable and picklable."""
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return kind, str(value.dtype), tuple(value.shape), _raw(value).numpy().tobytes()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if _is_image(value):
+        return "Image", *_image_bits(value)
+    if isinstance(value, (float, complex)):
+        return kind, repr(value)
+    if isinstance(value, dict):
+        return kind, [(type(key), key, bits(inner)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple)):
+        return kind, getattr(value, "_fields", ()), [bits(inner) for inner in value]
+    return kind, value
+
+
+class _Looks(NamedTuple):
+    strides: bool = True
+    storage: bool = False
+    device: bool = True
+
+
+def _difference(ours: Any, theirs: Any, where: str, looks: _Looks) -> str | None:
+    """Return where and how two values differ; None if they are the same."""
+    if _is_image(ours) and _is_image(theirs):  # a file's image has a class of its own
+        alike = _image_bits(ours) == _image_bits(theirs)
+        return None if alike else f"{where}: {ours} is not {theirs}"
+    if type(ours) is not type(theirs):
+        return f"{where}: a {type(ours).__name__} is no {type(theirs).__name__}: {ours}, {theirs}"
     if isinstance(ours, torch.Tensor):
-        assert ours.shape == theirs.shape, where
-        assert ours.dtype == theirs.dtype, where
-        assert ours.device == theirs.device, where
-        assert ours.stride() == theirs.stride(), where
-        assert torch.equal(ours, theirs), f"{where}: {ours} is not {theirs}"
-    elif isinstance(ours, np.ndarray):
-        np.testing.assert_array_equal(ours, theirs, err_msg=where, strict=True)
-    elif isinstance(ours, Mapping):
-        assert list(ours) == list(theirs), where
-        for key in ours:
-            assert_same(ours[key], theirs[key], f"{where}[{key!r}]")
-    elif isinstance(ours, Sequence) and not isinstance(ours, (str, bytes)):
-        assert len(ours) == len(theirs), where
-        for position, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(one, other, f"{where}[{position}]")
-    elif dataclasses.is_dataclass(ours) or hasattr(ours, "__dict__"):
-        assert_same(vars(ours), vars(theirs), f"vars({where})")
+        return _difference_of_tensors(ours, theirs, where, looks)
+    if isinstance(ours, (np.ndarray, np.generic)):
+        one, other = np.asarray(ours), np.asarray(theirs)
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return f"{where}: {one.dtype} {one.shape} is not {other.dtype} {other.shape}"
+        alike = one.tobytes() == other.tobytes() and one.dtype.kind != "O"
+        alike = alike or np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+        return None if alike else f"{where}: {ours} is not {theirs}"
+    if isinstance(ours, Mapping):
+        if list(ours) != list(theirs):
+            return f"{where}: keys {list(ours)} are not {list(theirs)}"
+        return _first(_difference(ours[k], theirs[k], f"{where}[{k!r}]", looks) for k in ours)
+    if isinstance(ours, Sequence) and not isinstance(ours, (str, bytes)):
+        if len(ours) != len(theirs):
+            return f"{where}: {len(ours)} items are not {len(theirs)}"
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return _first(_difference(a, b, f"{where}[{i}]", looks) for i, (a, b) in pairs)
+    if isinstance(ours, (float, complex)):
+        return None if repr(ours) == repr(theirs) else f"{where}: {ours} is not {theirs}"
+    if dataclasses.is_dataclass(ours) and not isinstance(ours, type):
+        names = [field.name for field in dataclasses.fields(ours)]
+    elif hasattr(ours, "__dict__") and not callable(ours):
+        names = list(vars(ours))
+        if names != list(vars(theirs)):
+            return f"{where}: attributes {names} are not {list(vars(theirs))}"
     else:
-        assert ours == theirs, where
+        return None if ours == theirs else f"{where}: {ours!r} is not {theirs!r}"
+    return _first(
+        _difference(getattr(ours, name), getattr(theirs, name), f"{where}.{name}", looks)
+        for name in names
+    )
+
+
+def _first(differences: Iterable[str | None]) -> str | None:
+    return next((each for each in differences if each is not None), None)
+
+
+def _difference_of_tensors(
+    ours: torch.Tensor, theirs: torch.Tensor, where: str, looks: _Looks
+) -> str | None:
+    for name in ("shape", "dtype", "layout", "requires_grad", *("device",) * looks.device):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        if one != other:
+            return f"{where}: {name} {one} is not {other}"
+    if ours.is_meta:
+        return None
+    if ours.layout is not torch.strided:
+        return _difference(ours.to_dense(), theirs.to_dense(), where, looks)
+    if looks.strides and ours.stride() != theirs.stride():
+        return f"{where}: strides {ours.stride()} are not {theirs.stride()}"
+    if looks.storage:
+        memory = [
+            (each.is_shared(), each.storage_offset(), each.untyped_storage().nbytes())
+            for each in (ours, theirs)
+        ]
+        if memory[0] != memory[1]:
+            return f"{where}: memory (shared, offset, bytes) {memory[0]} is not {memory[1]}"
+    one, other = _raw(ours), _raw(theirs)
+    if torch.equal(one, other):
+        return None
+    values, wanted = (plain.view(ours.dtype) for plain in (one, other))
+    off = (one != other).view(-1, ours.element_size()).any(1)
+    if ours.is_floating_point() or ours.is_complex():
+        numbers, others = (
+            each if each.is_complex() else each.double() for each in (values, wanted)
+        )
+        off &= ~(numbers.isnan() & others.isnan())
+    if not off.any():
+        return None
+    first = int(off.nonzero()[0])
+    told = f"{values[first].item()} is not {wanted[first].item()}"
+    return f"{where}: {told} at {first} of {ours.numel()}, {int(off.sum())} differ"
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of ``tensor``, in the order of its elements."""
+    plain = tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg()
+    # Not contiguous(): that leaves one value as it is, whatever its stride.
+    flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def _is_image(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # not imported for those who have no images
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _image_bits(image: Any) -> tuple[Any, ...]:
+    palette: tuple[Any, ...] = ()
+    if image.mode == "P":
+        from dataloaders.cache.palette import contents
+
+        palette = contents(image)[2:]
+    return (image.mode, image.size, image.tobytes(), *palette)
 
 
 def structure(batch: Any) -> Any:

@@ -1,13 +1,16 @@
 """The contract that every backend keeps; each backend's test module inherits this class.
 
-    class TestStock(BackendContract):
+    class TestMine(BackendContract):
+        served = frozenset({"tensors", "dicts"})      which of `helpers.datasets.CASES` it serves
+        refuses = "is not known to Mine"              what it says of the others
+
         @pytest.fixture
         def backend(self) -> Backend:
-            return Stock()
+            return Mine()
 
-What a backend says of itself (``same_samples``, ``delivers``) chooses between equality with
-torch's loader to the bit and equality of structure. A loader that a backend cannot serve is
-skipped with its own reason, unless the class says that it ``serves_everything``.
+A dataset that a backend serves is named, so that one that it begins to refuse fails its tests, and
+one that it begins to serve does too. `EpochContract` is what a backend keeps whose samples are not
+the dataset's own.
 """
 
 from __future__ import annotations
@@ -18,137 +21,127 @@ import gc
 import itertools
 import pickle
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import SequentialSampler, get_worker_info
+from torch.utils.data import Sampler, SequentialSampler, Subset, get_worker_info
 
 from dataloaders import Backend, DataLoader, wrap
 from dataloaders.batches.tree import leaves, to_device
+from dataloaders.errors import BackendUnavailable, CacheError
+from helpers import ends
 from helpers.compare import (
     Epochs,
     assert_same,
     assert_same_epochs,
+    bits,
     run_epochs,
+    same,
     seed_everything,
     structure,
 )
 from helpers.datasets import (
+    BY_NAME,
     CASES,
+    EVERYTHING,
+    FEW,
     SIZE,
     Case,
     CountingStream,
     MapDataset,
-    SizedStream,
-    dict_sample,
-    integer_sample,
-    tensor_sample,
 )
+from helpers.processes import Held, children, is_true_in_a_fork
 
-WORKER_CASES = tuple(case for case in CASES if case.workers)
+WORKERS: dict[str, dict[str, Any]] = {
+    "this process": {},
+    "workers": {"num_workers": 1},
+    "persistent workers": {"num_workers": 1, "persistent_workers": True},
+}
+in_every_process = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
+in_both_processes = pytest.mark.parametrize("workers", [{}, {"num_workers": 1}], ids=str)
 
 
-class BackendContract:
-    """Inherit it, give the fixture ``backend``, and state what is less than everything.
+class EpochContract:
+    """Epochs, endings and plans: what holds whichever samples the batches are of.
 
     Attributes:
-        serves_everything: whether a loader that the backend refuses fails its test.
-        same_random_streams: whether global generators are left exactly as torch's loader leaves
-            them after an epoch (backends that draw a seed of their own say False).
+        served: names of the datasets that it serves.
+        refuses: a pattern for what it says of every other one.
+        everyday: those that the default tests look at, of the ones served; the nightly ones look
+            at all.
+        usual: the dataset of tests that need just one.
+        options: what every loader of these tests is given.
+        starts_workers: whether ``num_workers`` processes make the batches of the usual one.
+        threads_begun_late: how many threads may begin after some epochs.
+        alive: loaders that live when their script ends, each by its dataset and its options.
+        ends: how it ends in the default tests; the nightly ones look at every way.
     """
 
-    serves_everything: ClassVar[bool] = False
-    same_random_streams: ClassVar[bool] = True
+    served: ClassVar[frozenset[str]] = EVERYTHING
+    refuses: ClassVar[str] = "nothing is refused"
+    everyday: ClassVar[Iterable[str]] = FEW
+    usual: ClassVar[str] = "dicts"
+    options: ClassVar[dict[str, Any]] = {}
+    starts_workers: ClassVar[bool] = True
+    threads_begun_late: ClassVar[int] = 0
+    alive: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = (("large tensors", {}),)
+    ends: ClassVar[tuple[str, ...]] = ends.EVERYDAY
 
     @pytest.fixture
     def backend(self) -> Backend:
         raise NotImplementedError("a subclass gives the backend under test")
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One test for each dataset that is served; those that are not for every day nightly."""
+        for name, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
+            if name in metafunc.fixturenames:
+                served = [case for case in CASES if case.name in self.served]
+                marks = [() if case.name in everyday else pytest.mark.nightly for case in served]
+                marked = zip(served, marks, strict=True)
+                cases = [pytest.param(case, id=case.name, marks=mark) for case, mark in marked]
+                metafunc.parametrize(name, cases)
+
+    def arguments(self) -> dict[str, Any]:
+        """The usual dataset, in order, and the other arguments of a loader."""
+        return {**BY_NAME[self.usual].make(), "shuffle": False}
+
     def loader(self, backend: Backend, **arguments: Any) -> DataLoader[Any]:
-        """A loader on the backend under test; skips the test where it cannot serve one."""
-        loader: DataLoader[Any] = DataLoader(backend=backend, **arguments)
-        obstacle = loader.explain().obstacle
-        if obstacle is not None:
-            assert not self.serves_everything, obstacle
-            pytest.skip(obstacle)
+        """A loader on the backend under test, which serves it."""
+        loader: DataLoader[Any] = DataLoader(backend=backend, **{**self.options, **arguments})
+        assert loader.explain().obstacle is None
         return loader
 
-    # The same as torch's loader
+    def check_batches(self, backend: Backend, ours: list[Any], theirs: list[Any]) -> None:
+        """Check that the batches are torch's, where the backend gives torch's samples."""
+        assert len(ours) == len(theirs)
+        if backend.same_samples:
+            assert_same(ours, theirs)
+        else:
+            kinds = [{str(structure(batch)) for batch in batches} for batches in (ours, theirs)]
+            assert kinds[0] == kinds[1]
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_equals_torch_in_this_process(self, backend: Backend, case: Case) -> None:
-        self.check_equal(backend, case)
+    # Structure
 
-    @pytest.mark.parametrize("case", WORKER_CASES, ids=str)
-    def test_equals_torch_with_workers(self, backend: Backend, case: Case) -> None:
-        self.check_equal(backend, case, num_workers=2)
-
-    def test_equals_torch_with_persistent_workers(self, backend: Backend) -> None:
-        case = Case("shuffled", lambda: {"dataset": MapDataset(dict_sample), "shuffle": True})
-        self.check_equal(backend, case, num_workers=2, persistent_workers=True)
-
-    @pytest.mark.parametrize("start", ["spawn", "forkserver"])
-    def test_the_start_method_of_workers_changes_nothing(
-        self, backend: Backend, start: str
-    ) -> None:
-        arguments = {"dataset": MapDataset(tensor_sample), "batch_size": 4}
-        loader = self.loader(backend, num_workers=1, multiprocessing_context=start, **arguments)
-        # Torch's in one process: its batches are the same, and it starts no worker for seconds.
-        theirs = torch.utils.data.DataLoader(**arguments)
-        expected, got = run_epochs(theirs, epochs=1), run_epochs(loader, epochs=1)
-        self.check_batches(backend, got.batches, expected.batches)
-        assert len(got.batches[0]) == len(expected.batches[0])
-        if backend.same_samples and self.same_random_streams:
-            assert_same(got.states, expected.states)
-
-    def test_without_order_the_batches_are_the_same_ones(self, backend: Backend) -> None:
-        arguments = {"dataset": MapDataset(integer_sample), "batch_size": 2, "num_workers": 2}
-        loader = self.loader(backend, in_order=False, **arguments)
-        theirs = list(torch.utils.data.DataLoader(**arguments))
-        for _ in range(2):
-            ours = list(loader)
-            assert len(ours) == len(theirs)
-            if backend.same_samples:
-                assert sorted(b.tolist() for b in ours) == sorted(b.tolist() for b in theirs)
-
-    def test_worker_init_fn_runs_in_each_worker(self, backend: Backend) -> None:
-        arguments = {"dataset": Shifted(integer_sample), "batch_size": 2, "num_workers": 2}
-        loader = self.loader(backend, worker_init_fn=shift_by_worker, **arguments)
-        theirs = torch.utils.data.DataLoader(worker_init_fn=shift_by_worker, **arguments)
-        expected = list(theirs)
-        self.check_batches(backend, list(loader), expected)
-        assert {int(batch[0]) // 1000 for batch in expected} == {1, 2}
-
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    @pytest.mark.parametrize(
-        "options",
-        [{"batch_size": None}, {}, {"batch_size": 4}, {"batch_size": 4, "drop_last": True}],
-        ids=str,
-    )
-    def test_length_of_a_sized_iterable_is_torchs(
-        self, backend: Backend, options: dict[str, Any], num_workers: int
-    ) -> None:
-        arguments = {"dataset": SizedStream(), "num_workers": num_workers, **options}
-        loader = self.loader(backend, **arguments)
-        theirs = torch.utils.data.DataLoader(**arguments)
-        assert len(loader) == len(theirs) > 0
-
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_a_sized_iterable_is_as_long_as_it_says(
-        self, backend: Backend, num_workers: int
-    ) -> None:
-        loader = self.loader(backend, dataset=SizedStream(), num_workers=num_workers)
-        assert len(loader) == len(list(loader)) == SIZE
+    def test_batches_are_like_torchs(self, backend: Backend, case: Case) -> None:
+        got = run_epochs(self.loader(backend, **case.make()))
+        expected = torchs(case, 2)
+        assert got.length == expected.length
+        for ours, theirs in zip(got.batches, expected.batches, strict=True):
+            self.check_batches(backend, ours, theirs)
 
     # Epochs, breaks and several iterators
 
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_a_break_leaves_a_fresh_next_epoch(self, backend: Backend, num_workers: int) -> None:
-        arguments = {"dataset": MapDataset(tensor_sample), "batch_size": 2, "shuffle": True}
-        loader = self.loader(backend, num_workers=num_workers, **arguments)
-        theirs = torch.utils.data.DataLoader(num_workers=num_workers, **arguments)
+    @in_both_processes
+    def test_a_break_leaves_a_fresh_next_epoch(
+        self, backend: Backend, workers: dict[str, Any]
+    ) -> None:
+        arguments = {**self.arguments(), "batch_size": 2, "shuffle": True, **workers}
+        loader = self.loader(backend, **arguments)
+        theirs = torch.utils.data.DataLoader(**arguments)
         results = []
         for each in (loader, theirs):
             seed_everything()
@@ -157,202 +150,340 @@ class BackendContract:
         self.check_batches(backend, results[0][0], results[1][0])
         self.check_batches(backend, results[0][1], results[1][1])
 
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_two_iterators_are_independent(self, backend: Backend, num_workers: int) -> None:
-        arguments = {"dataset": MapDataset(dict_sample), "batch_size": 3, "shuffle": True}
-        loader = self.loader(backend, num_workers=num_workers, **arguments)
-        theirs = torch.utils.data.DataLoader(num_workers=num_workers, **arguments)
+    @in_both_processes
+    def test_two_iterators_are_independent(self, backend: Backend, workers: dict[str, Any]) -> None:
+        arguments = {**self.arguments(), "batch_size": 3, "shuffle": True, **workers}
+        loader = self.loader(backend, **arguments)
+        theirs = torch.utils.data.DataLoader(**arguments)
         results = []
         for each in (loader, theirs):
             seed_everything()
             one, two = iter(each), iter(each)
-            taken = [(next(one), next(two)) for _ in range(2)]
-            results.append([*taken, list(two), list(one)])
-        self.check_batches(backend, results[0], results[1])
+            taken = [batch for _ in range(2) for batch in (next(one), next(two))]
+            results.append([*taken, *two, *one])
+        self.check_batches(backend, *results)
 
-    def test_an_exhausted_iterator_stays_exhausted(self, backend: Backend) -> None:
-        iterator = iter(self.loader(backend, dataset=MapDataset(tensor_sample), batch_size=8))
-        assert len(list(iterator)) == 2
+    @in_every_process
+    def test_an_iterator_ends_for_good_and_outlives_its_loader(
+        self, backend: Backend, workers: dict[str, Any]
+    ) -> None:
+        iterator = iter(self.loader(backend, **self.arguments(), **workers))
+        gc.collect()
+        assert iter(iterator) is iterator
+        assert len(list(iterator)) == 3
         for _ in range(2):
             with pytest.raises(StopIteration):
                 next(iterator)
 
-    def test_an_iterator_is_its_own_iterator(self, backend: Backend) -> None:
-        iterator = iter(self.loader(backend, dataset=MapDataset(tensor_sample)))
-        assert iter(iterator) is iterator
-
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_an_iterator_outlives_its_loader(self, backend: Backend, num_workers: int) -> None:
-        loader = self.loader(backend, dataset=MapDataset(tensor_sample), num_workers=num_workers)
-        iterator = iter(loader)
-        next(iterator)
-        del loader
-        gc.collect()
-        assert len(list(iterator)) == SIZE - 1
-
-    def test_batches_can_be_kept(self, backend: Backend) -> None:
-        loader = self.loader(backend, dataset=MapDataset(tensor_sample), batch_size=2)
+    @in_both_processes
+    def test_batches_can_be_kept(self, backend: Backend, workers: dict[str, Any]) -> None:
+        loader = self.loader(backend, **self.arguments(), **workers)
         kept = list(loader)
-        before = [batch.clone() for batch in kept]
+        before = copy.deepcopy(kept)
         list(loader)
         assert_same(kept, before)
 
-    # Copies of a loader
-
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize(
-        "copied",
-        [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))],
-        ids=["copy", "deepcopy", "pickle"],
-    )
+    @in_every_process
     def test_a_copy_taken_in_mid_epoch_is_a_loader_of_its_own(
-        self, backend: Backend, num_workers: int, copied: Any
+        self, backend: Backend, workers: dict[str, Any]
     ) -> None:
-        loader = self.loader(
-            backend,
-            dataset=MapDataset(tensor_sample),
-            batch_size=2,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-        )
+        loader = self.loader(backend, **self.arguments(), **workers)
         iterator = iter(loader)
         first = next(iterator)
-        other = copied(loader)
-        assert type(other) is DataLoader
-        assert set(vars(other)) - {"_session"} <= set(vars(loader))
-        whole = list(other)
-        assert len(whole) == len(loader)
-        self.check_batches(backend, [first, *iterator], whole)
+        copies = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
+        wholes = [list(each) for each in copies[: 3 if not workers else 1]]
+        ours = [first, *iterator]
+        for each in copies:
+            assert type(each) is DataLoader
+            assert set(vars(each)) - {"_session"} <= set(vars(loader))
+        for whole in wholes:
+            self.check_batches(backend, ours, whole)
 
-    def test_wrap_equals_the_loader_it_wraps(self, backend: Backend) -> None:
-        self.loader(backend, dataset=MapDataset(dict_sample), batch_size=3, shuffle=True)
-        theirs = torch.utils.data.DataLoader(MapDataset(dict_sample), batch_size=3, shuffle=True)
-        ours = wrap(theirs, backend=backend)
-        assert ours.backend is backend
-        expected, got = run_epochs(theirs), run_epochs(ours)
-        if backend.same_samples:
-            assert_same_epochs(got, expected, states=self.same_random_streams)
-        assert got.length == expected.length
+    @in_both_processes
+    def test_an_empty_dataset_ends_at_once(self, backend: Backend, workers: dict[str, Any]) -> None:
+        nothing = Subset(self.arguments()["dataset"], [])
+        empty = self.loader(backend, dataset=nothing, sampler=SequentialSampler(nothing), **workers)
+        assert [list(empty), list(empty)] == [[], []]
+        assert len(empty) == 0
 
     # Endings
 
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize("place", ["dataset", "collate", "stream"])
-    @pytest.mark.usefixtures("workers_end_fast")
-    def test_an_error_is_torchs(self, backend: Backend, num_workers: int, place: str) -> None:
-        if not backend.same_samples:
-            pytest.skip(f"{backend.name} does not load the samples again")
-        arguments: dict[str, Any] = {"dataset": MapDataset(fails_at_five), "batch_size": 2}
-        if place == "collate":
-            arguments = {"dataset": MapDataset(integer_sample), "collate_fn": cannot_collate}
-        elif place == "stream":
-            arguments = {"dataset": FailingStream(), "batch_size": 2}
-        loader = self.loader(backend, num_workers=num_workers, **arguments)
-        theirs = torch.utils.data.DataLoader(num_workers=num_workers, **arguments)
-        ours, wanted = batches_before_error(loader), batches_before_error(theirs)
-        assert ours == wanted
-        assert ours[0] == (0 if place == "collate" else 2)
-
-    @pytest.mark.usefixtures("workers_end_fast")
-    def test_a_sample_that_hangs_is_torchs_time_out(self, backend: Backend) -> None:
-        if not backend.same_samples:
-            pytest.skip(f"{backend.name} does not load the samples again")
-        arguments = {"dataset": MapDataset(hangs), "num_workers": 1, "timeout": 0.3}
-        loader = self.loader(backend, **arguments)
-        errors = []
-        for each in (loader, torch.utils.data.DataLoader(**arguments)):
-            with pytest.raises(RuntimeError, match="timed out") as caught:
-                next(iter(each))
-            errors.append((caught.type, str(caught.value)))
-        assert errors[0] == errors[1]
-
-    def test_the_epoch_after_an_error_is_whole(self, backend: Backend) -> None:
-        if not backend.same_samples:
-            pytest.skip(f"{backend.name} does not load the samples again")
-        loader = self.loader(backend, dataset=MapDataset(fails_at_five), batch_size=2)
-        for _ in range(2):
+    @in_every_process
+    def test_nothing_outlives_a_loader(self, backend: Backend, workers: dict[str, Any]) -> None:
+        """However its epochs ended, and without the garbage collector."""
+        count = workers.get("num_workers", 0) * self.starts_workers
+        list(self.loader(backend, **self.arguments(), **workers))  # what is built once, is
+        before = Held.now()
+        gc.disable()
+        try:
+            loader = self.loader(backend, **self.arguments(), **workers)
             iterator = iter(loader)
-            assert len([next(iterator), next(iterator)]) == 2
-            with pytest.raises(Unloadable):
-                next(iterator)
+            next(iterator)
+            started = children() - before.processes
+            assert len(started) == count
+            del iterator
+            whole = list(loader)
+            with pytest.raises(StepFailed):
+                train(loader)
+            list(loader)
+            if "persistent_workers" in workers:
+                assert children() - before.processes == started
+            iterator = iter(loader)
+            next(iterator)
+            del loader
+            assert len(list(iterator)) == len(whole) - 1
+            del iterator, whole
+            assert before.left_behind() == []
+        finally:
+            gc.enable()
+
+    @in_every_process
+    def test_many_epochs_leave_no_more_than_few(
+        self, backend: Backend, workers: dict[str, Any]
+    ) -> None:
+        loader = self.loader(backend, **self.arguments(), **workers)
+
+        def after(epochs: int) -> Held:
+            for _ in range(epochs):
+                assert len(list(loader)) == 3
+                next(iter(loader))
+            return Held.now()
+
+        few, many = after(3), after(9)
+        assert many.processes == few.processes
+        assert len(many.threads) <= len(few.threads) + self.threads_begun_late
+        assert many.files <= few.files
+        assert many.shared == few.shared
+
+    @in_every_process
+    def test_a_forked_child_has_batches_of_its_own(
+        self, backend: Backend, workers: dict[str, Any]
+    ) -> None:
+        loader = self.loader(backend, **self.arguments(), **workers)
+        whole = list(loader)
+        # While it lives in a variable, nothing can free the iterator that the child inherits.
+        iterator = None if "persistent_workers" in workers else iter(loader)
+        before = children()
+
+        def child() -> bool:
+            ours = list(loader)
+            gc.collect()
+            return same(ours, whole) or not backend.same_samples
+
+        assert is_true_in_a_fork(child)
+        assert children() == before
+        if iterator is not None:
+            self.check_batches(backend, list(iterator), whole)
+        self.check_batches(backend, list(loader), whole)
+
+    @in_every_process
+    def test_another_backend_ends_what_this_one_held(
+        self, backend: Backend, workers: dict[str, Any]
+    ) -> None:
+        list(self.loader(backend, **self.arguments(), **workers))  # what is built once, is
+        before = Held.now()
+        loader = self.loader(backend, **self.arguments(), **workers)
+        iterator = iter(loader)
+        next(iterator)
+        loader.backend = "stock" if backend.name == "synthetic" else "synthetic"
+        other = iter(loader)
+        next(other)
+        try:
+            assert len(list(iterator)) == len(loader) - 1
+        except RuntimeError:
+            pass  # a session that was closed may raise, and must not hang
+        del iterator, other
+        loader.backend = "synthetic"
+        next(iter(loader))
+        assert before.left_behind() == []
+
+    @pytest.mark.parametrize(
+        "every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["everyday", "every"]
+    )
+    def test_a_script_ends_cleanly_while_its_iterators_live(
+        self, backend: Backend, every: bool, tmp_path: Path
+    ) -> None:
+        alive = []
+        for (case, options), workers in itertools.product(self.alive, WORKERS.values()):
+            before = children()
+            given = {**self.options, **options, **workers}
+            iterator = iter(self.loader(backend, **{**BY_NAME[case].make(), **given}))
+            next(iterator)  # what is built once, is
+            started = len(children() - before)
+            alive.append(ends.Alive(backend, case, given, started))
+            del iterator
+        ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES if every else self.ends)
 
     # What the plan and the device say
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_explain_never_raises(self, backend: Backend, case: Case) -> None:
-        for loader in (
-            DataLoader(backend=backend, **case.make()),
-            wrap(torch.utils.data.DataLoader(**case.make(), num_workers=1), backend=backend),
-        ):
+    def test_every_dataset_is_explained_and_the_others_are_refused(self, backend: Backend) -> None:
+        for case in CASES:
+            loader: DataLoader[Any] = DataLoader(backend=backend, **{**self.options, **case.make()})
             plan = loader.explain()
             assert plan.backend == backend.name
             assert plan.runs == (plan.obstacle is None)
             assert backend.name in str(plan)
+            if case.name in self.served:
+                assert plan.runs, plan.obstacle
+            else:
+                with pytest.raises((BackendUnavailable, CacheError), match=self.refuses):
+                    next(iter(loader))
 
     def test_batches_are_where_device_says(self, backend: Backend) -> None:
-        loader = self.loader(backend, dataset=MapDataset(dict_sample), batch_size=4, device="cpu")
+        loader = self.loader(backend, **{**self.arguments(), "device": "cpu"})
         for batch in loader:
             assert {leaf.device.type for leaf in leaves(batch)} == {"cpu"}
 
     @pytest.mark.gpu
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @in_both_processes
     def test_batches_are_on_the_gpu_that_device_says(
-        self, backend: Backend, num_workers: int
+        self, backend: Backend, workers: dict[str, Any]
     ) -> None:
-        arguments = {"dataset": MapDataset(dict_sample), "batch_size": 4, "shuffle": True}
-        loader = self.loader(backend, device="cuda", num_workers=num_workers, **arguments)
-        theirs = torch.utils.data.DataLoader(num_workers=num_workers, **arguments)
+        arguments = {**self.arguments(), "shuffle": True, **workers}
+        loader = self.loader(backend, **{**arguments, "device": "cuda"})
+        theirs = torch.utils.data.DataLoader(**arguments)
         seed_everything()
         ours = list(loader)
         seed_everything()
         cuda = torch.device("cuda", torch.cuda.current_device())
         self.check_batches(backend, ours, [to_device(batch, cuda) for batch in theirs])
 
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_pinned_batches_are_pinned(self, backend: Backend, num_workers: int) -> None:
-        if backend.delivers == "device":
-            pytest.skip(f"{backend.name} delivers on the device, where nothing is pinned")
-        arguments = {
-            "dataset": MapDataset(dict_sample),
-            "batch_size": 4,
-            "num_workers": num_workers,
-        }
-        loader = self.loader(backend, pin_memory=True, **arguments)
-        theirs = torch.utils.data.DataLoader(pin_memory=True, **arguments)
-        ours = list(loader)
-        self.check_batches(backend, ours, list(theirs))
-        assert [leaf.is_pinned() for batch in ours for leaf in leaves(batch)] == [True] * 6
 
-    def test_set_epoch_reaches_the_sampler(self, backend: Backend) -> None:
-        sampler = EpochSampler(MapDataset(tensor_sample))
-        loader = self.loader(backend, dataset=MapDataset(tensor_sample), sampler=sampler)
-        loader.set_epoch(4)
-        assert sampler.epoch == 4
-        if backend.same_samples:
-            assert float(next(iter(loader))[0, 0, 0]) == 4
+class BackendContract(EpochContract):
+    """What a backend keeps that gives the dataset's own samples: torch's batches, to the bit.
 
-    # What subclasses may use
+    Attributes:
+        same_random_streams: whether global generators are left exactly as torch's loader leaves
+            them after an epoch (backends that draw a seed of their own say False).
+        fails_in: where a loader may fail in an epoch: `fails` gives one.
+    """
+
+    same_random_streams: ClassVar[bool] = True
+    fails_in: ClassVar[tuple[str, ...]] = ("dataset", "collate", "sampler", "stream")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Likewise; and one test for each place in which it may fail."""
+        super().pytest_generate_tests(metafunc)
+        if "place" in metafunc.fixturenames:
+            metafunc.parametrize("place", self.fails_in)
+
+    def fails(self, place: str) -> dict[str, Any]:
+        """Arguments of a loader that fails in ``place``."""
+        return {
+            "dataset": {"dataset": MapDataset(fails_at_five), "batch_size": 2},
+            "collate": {**self.arguments(), "collate_fn": cannot_collate},
+            "sampler": {**self.arguments(), "batch_size": 2, "sampler": FailingSampler()},
+            "stream": {"dataset": FailingStream(), "batch_size": 2},
+        }[place]
 
     def check_equal(self, backend: Backend, case: Case, epochs: int = 2, **options: Any) -> None:
-        ours = self.loader(backend, **case.make(), **options)
+        """Check that epochs over ``case`` are torch's, and leave generators as torch does."""
+        got = run_epochs(self.loader(backend, **case.make(), **options), epochs)
         expected = torchs(case, epochs, **options)
-        got = run_epochs(ours, epochs)
-        if backend.same_samples:
-            assert_same_epochs(got, expected, states=self.same_random_streams)
-            return
-        assert got.length == expected.length
-        if isinstance(got.length, int):
-            assert [len(epoch) for epoch in got.batches] == [got.length] * epochs
-        for epoch, wanted in zip(got.batches, expected.batches, strict=True):
-            if wanted:
-                assert {str(structure(batch)) for batch in epoch} == {str(structure(wanted[0]))}
+        assert_same_epochs(got, expected, states=self.same_random_streams)
 
-    def check_batches(self, backend: Backend, ours: list[Any], theirs: list[Any]) -> None:
-        if backend.same_samples:
-            assert_same(ours, theirs)
-        else:
-            assert len(ours) == len(theirs)
+    # The same as torch's loader
+
+    def test_batches_are_like_torchs(self, backend: Backend, case: Case) -> None:
+        self.check_equal(backend, case)
+
+    def test_batches_of_workers_are_torchs(self, backend: Backend, case_with_workers: Case) -> None:
+        self.check_equal(backend, case_with_workers, num_workers=2)
+
+    def test_batches_of_persistent_workers_are_torchs(self, backend: Backend) -> None:
+        case = Case("shuffled", lambda: {**self.arguments(), "shuffle": True})
+        self.check_equal(backend, case, num_workers=2, persistent_workers=True)
+
+    @pytest.mark.parametrize(
+        ("start", "every"),
+        [
+            ("forkserver", False),
+            pytest.param("forkserver", True, marks=pytest.mark.nightly),
+            pytest.param("spawn", True, marks=pytest.mark.nightly),
+        ],
+    )
+    def test_the_start_method_of_workers_changes_nothing(
+        self, backend: Backend, start: str, every: bool
+    ) -> None:
+        for name in {self.usual, *("tensors", "one tensor", "folder of photos") * every}:
+            if name not in self.served:
+                continue
+            arguments = {**BY_NAME[name].make(), "shuffle": False}
+            started = {"num_workers": 1, "multiprocessing_context": start}
+            # Torch's in one process: its batches are the same, and it starts no worker for seconds.
+            theirs = torch.utils.data.DataLoader(**arguments)
+            assert_same(list(self.loader(backend, **arguments, **started)), list(theirs))
+
+    def test_without_order_the_batches_are_the_same_ones(self, backend: Backend) -> None:
+        arguments = {**self.arguments(), "batch_size": 2, "num_workers": 2}
+        loader = self.loader(backend, in_order=False, **arguments)
+        theirs = sorted(str(bits(batch)) for batch in torch.utils.data.DataLoader(**arguments))
+        for _ in range(2):
+            assert sorted(str(bits(batch)) for batch in loader) == theirs
+
+    def test_worker_init_fn_runs_in_each_worker(self, backend: Backend) -> None:
+        noted = Noted()
+        list(self.loader(backend, **self.arguments(), num_workers=2, worker_init_fn=noted))
+        assert (noted.calls >= 1).all()
+
+    def test_wrap_equals_the_loader_it_wraps(self, backend: Backend) -> None:
+        arguments = {**self.arguments(), "shuffle": True}
+        ours = wrap(torch.utils.data.DataLoader(**arguments), backend=backend, **self.options)
+        assert ours.backend is backend
+        assert len(iter(ours)) == len(ours)
+        expected = run_epochs(torch.utils.data.DataLoader(**arguments))
+        assert_same_epochs(run_epochs(ours), expected, states=self.same_random_streams)
+
+    def test_set_epoch_reaches_the_sampler(self, backend: Backend) -> None:
+        arguments, sampler = self.arguments(), EpochSampler(range(SIZE))
+        loader = self.loader(backend, **{**arguments, "sampler": sampler})
+        loader.set_epoch(4)
+        assert sampler.epoch == 4
+        theirs = torch.utils.data.DataLoader(**{**arguments, "sampler": sampler})
+        assert_same(list(loader), list(theirs))
+        assert_same(next(iter(loader)), next(iter(theirs)))
+
+    # Errors
+
+    @in_both_processes
+    @pytest.mark.usefixtures("workers_end_fast")
+    def test_an_error_is_torchs_and_the_next_epoch_begins_anew(
+        self, backend: Backend, workers: dict[str, Any], place: str
+    ) -> None:
+        arguments = {**self.fails(place), **workers}
+        before = Held.now()
+        loader = self.loader(backend, **arguments)
+        theirs = torch.utils.data.DataLoader(**arguments)
+        ours = [batches_before_error(loader) for _ in range(2)]
+        seen, said = batches_before_error(theirs)
+        # A worker's text ends in that of the error itself.
+        last = said.rpartition(": ")[2]
+        assert [(each, text.rpartition(": ")[2]) for each, text in ours] == [(seen, last)] * 2
+        del loader, theirs
+        gc.collect()
+        assert before.left_behind() == []
+
+    @pytest.mark.usefixtures("workers_end_fast")
+    def test_a_sample_that_hangs_is_torchs_time_out(self, backend: Backend) -> None:
+        if "dataset" not in self.fails_in or self.usual != "dicts":
+            return
+        arguments = {"dataset": MapDataset(hangs), "num_workers": 1, "timeout": 0.3}
+        errors = []
+        for each in (self.loader(backend, **arguments), torch.utils.data.DataLoader(**arguments)):
+            with pytest.raises(RuntimeError, match="timed out") as caught:
+                next(iter(each))
+            errors.append(str(caught.value))
+        assert errors[0] == errors[1]
+
+    @pytest.mark.gpu
+    @in_both_processes
+    def test_pinned_batches_are_pinned(self, backend: Backend, workers: dict[str, Any]) -> None:
+        if backend.delivers == "device":
+            pytest.skip(f"{backend.name} delivers on the device, where nothing is pinned")
+        arguments = {**self.arguments(), **workers}
+        ours = list(self.loader(backend, pin_memory=True, **arguments))
+        assert_same(ours, list(torch.utils.data.DataLoader(pin_memory=True, **arguments)))
+        assert all(leaf.is_pinned() for batch in ours for leaf in leaves(batch))
 
 
 @functools.cache
@@ -363,6 +494,15 @@ def torchs(case: Case, epochs: int, **options: Any) -> Epochs:
 
 class Unloadable(Exception):
     """An error of the user's own, with a message that torch can put its trace before."""
+
+
+class StepFailed(Exception):
+    """An error of the training step."""
+
+
+def train(loader: Iterable[Any]) -> None:
+    for _ in loader:
+        raise StepFailed
 
 
 class EpochSampler(SequentialSampler):
@@ -377,13 +517,10 @@ class EpochSampler(SequentialSampler):
         return iter([(index + self.epoch) % SIZE for index in range(SIZE)])
 
 
-class Shifted(MapDataset):
-    """Samples moved by ``shift``, which a worker's set-up may change."""
-
-    shift = 0
-
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index) + self.shift
+class FailingSampler(Sampler[int]):
+    def __iter__(self) -> Any:
+        yield from range(4)
+        raise Unloadable("no fifth index")
 
 
 class FailingStream(CountingStream):
@@ -392,10 +529,17 @@ class FailingStream(CountingStream):
         raise Unloadable("sample 5")
 
 
-def shift_by_worker(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.shift = 1000 * (worker + 1)
+class Noted:
+    """A worker_init_fn that counts its calls, by worker."""
+
+    def __init__(self) -> None:
+        self.calls = torch.zeros(2).share_memory_()
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert info.id == worker
+        self.calls[worker] += 1
 
 
 def hangs(index: int) -> int:

@@ -188,6 +188,11 @@ def _tensors() -> TensorDataset:
     return TensorDataset(images, torch.arange(SIZE))
 
 
+def _large() -> torch.Tensor:
+    """Enough for the pool, in eight batches."""
+    return torch.arange(256, dtype=torch.uint8).repeat_interleave(1 << 16).reshape(256, 256, 256)
+
+
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
@@ -304,6 +309,9 @@ CASES = (
             "batch_size": 4,
         },
     ),
+    Case("large tensors", lambda: {"dataset": TensorDataset(_large()), "batch_size": 32}),
+    Case("sized stream", lambda: {"dataset": SizedStream()}),
+    Case("sized stream of samples", lambda: {"dataset": SizedStream(), "batch_size": None}),
     Case("stream", lambda: {"dataset": CountingStream(), "batch_size": 4}),
     Case(
         "sized stream, last batch dropped",
@@ -328,3 +336,14 @@ CASES = (
         )
     ),
 )
+
+BY_NAME = {case.name: case for case in CASES}
+EVERYTHING = frozenset(BY_NAME)
+STREAMS = frozenset(
+    name for name in BY_NAME if name.startswith(("stream", "sized stream", "data pipe"))
+)
+FEW = (
+    "tensors shuffled", "no batches", "replacement", "batch sampler", "dicts", "nested", "stream",
+    "custom batch", "draws of its own", "folder of photos",
+)  # fmt: skip
+"""Datasets of each kind: what is looked at where a dataset costs too much to look at all."""

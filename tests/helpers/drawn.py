@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
 from dataloaders.seeding.philox import words
 from dataloaders.transforms.actions import Sizes
+
+from .pictures import picture
 
 FORMS = ("PIL", "PIL grey", "tensor", "tensor grey", "tensor floats", "tensor tv")
 """In which an image may come to a transform."""
@@ -35,26 +36,6 @@ def in_form(form: str, images: list[Any]) -> list[Any]:
     if "tv" in form:
         images = [tv_tensors.Image(image) for image in images]
     return images
-
-
-def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """A PIL image of slopes, edges and noise: with dark, light, grey and coloured parts.
-
-    Of odd width: pale, so that no level is black or white.
-    """
-    generator = np.random.default_rng((seed, height, width))
-    y, x = np.mgrid[0:height, 0:width]
-    slopes = np.stack([x * 255 / width, y * 200 / height + 20, (x + y) * 255 / (width + height)])
-    noise = generator.normal(0, 25, (3, height, width))
-    pixels = np.clip(slopes + noise, 0, 255)
-    pixels[:, : height // 4, : width // 3] = 0
-    pixels[:, height // 4 : height // 2, : width // 3] = generator.integers(0, 256, 3)[
-        :, None, None
-    ]
-    pixels[1:, height // 2 :, -width // 4 :] = pixels[0, height // 2 :, -width // 4 :]
-    if width % 2:  # not all levels from 0 to 255
-        pixels = 20 + pixels * 0.7
-    return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "RGB").convert(mode)
 
 
 def seeds_of(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:

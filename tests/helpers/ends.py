@@ -1,27 +1,40 @@
-"""Ways in which a script ends while its iterators live, for fresh interpreters.
+"""Ways in which a script ends while its iterators live, each tried in an interpreter that ends.
 
-The sources call ``begin()``, which the script has defined before: it prints one line, and returns
-what is to live, first of all a list of loaders.
+    test ──> a fresh interpreter ──fork──> one child for each way, which begins and then ends
+                                 <──────── its exit status, its output, which workers are left
+
+A child is forked before it has made anything, and ends as any interpreter does: exit handlers run,
+and modules are cleared.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dataloaders import Backend
+
+from .processes import wait_until_gone
+
+__all__ = ["EVERYDAY", "SOURCES", "Alive", "assert_ends_cleanly"]
 
 SOURCES = {
     "module level": """
 kept = begin()
 """,
     "main guard, until modules are cleared": """
-import sys, threading
-
 if __name__ == "__main__":
     threading.script = sys.modules["__main__"]  # any module that Python clears late would do
     kept = begin()
 """,
     "sys.exit in the loop": """
-import sys
-
 def train():
     global kept
     kept = begin()
@@ -31,26 +44,146 @@ def train():
 train()
 """,
     "error in the loop": """
-import sys, traceback
-
 def train():
     kept = begin()
     for batches in zip(*kept[0]):
         raise ValueError("the step failed")
 
-try:
-    train()
-except ValueError:
-    traceback.print_exc(file=sys.stdout)
-    raise
+train()
+""",
+    "Ctrl-C": """
+kept = begin()
+time.sleep(100)
+""",
+    "killed workers": """
+kept = begin()
+for worker in multiprocessing.active_children():
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+    except RuntimeError:
+        pass  # torch raises out of its handler of the signal, wherever that runs
+for (*_, workers), iterator in zip(WANTED, kept[1]):
+    if workers:
+        try:
+            list(iterator)
+        except (RuntimeError, OSError):  # OSError: what it had sent cannot be fetched any more
+            print("died")
+""",
+    "forked child": """
+# Without workers: multiprocessing's own exit handler fails in a child of who started some.
+kept = begin([each for each in WANTED if not each[3]])
+if (pid := os.fork()) == 0:
+    sys.exit(4)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+assert len(list(kept[1][0])) == len(kept[0][0]) - 1
 """,
 }
-_STATUS = {"sys.exit in the loop": 3, "error in the loop": 1}
+EVERYDAY = ("module level", "Ctrl-C", "killed workers")
+
+_STATUS = {"sys.exit in the loop": 3, "error in the loop": 1, "Ctrl-C": -2}
+_LAST_LINE = {"error in the loop": "ValueError: the step failed", "Ctrl-C": "KeyboardInterrupt"}
+
+_SCRIPT = """
+import json, multiprocessing, os, pickle, signal, sys, threading, time
+from pathlib import Path
+from dataloaders import DataLoader
+from helpers.datasets import BY_NAME
+
+WANTED, SOURCES = pickle.loads(Path("wanted").read_bytes())
+
+def begin(wanted=WANTED):
+    loaders = [
+        DataLoader(**{**BY_NAME[case].make(), **options}, backend=backend)
+        for backend, case, options, _ in wanted
+    ]
+    iterators = [iter(loader) for loader in loaders]
+    batches = [next(iterator) for iterator in iterators]
+    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
+    return loaders, iterators, batches
+
+def run(pid, out):
+    if END == "Ctrl-C":
+        while not out.read_text().endswith("\\n"):
+            if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                return os.waitstatus_to_exitcode(ended[1])
+            time.sleep(0.01)
+        os.killpg(pid, signal.SIGINT)  # as a terminal does: to the whole group
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+ENDED = {}
+for END, SOURCE in SOURCES.items():
+    OUT, ERR = Path(END + ".out"), Path(END + ".err")
+    OUT.touch()
+    if (PID := os.fork()) == 0:
+        os.setpgid(0, 0)
+        signal.alarm(100)  # it ends too if nobody asks it to any more
+        os.dup2(os.open(OUT, os.O_WRONLY), 1)
+        os.dup2(os.open(ERR, os.O_WRONLY | os.O_CREAT), 2)
+        break
+    ENDED[END] = run(PID, OUT), OUT.read_text(), ERR.read_text()
+else:
+    Path("ended").write_text(json.dumps(ENDED))
+    os._exit(0)
+exec(compile(SOURCE, END, "exec"))
+"""
 
 
-def words_of(done: subprocess.CompletedProcess[str], end: str) -> list[str]:
-    """What ``begin()`` printed, in words; asserts the exit status, and nothing else on stderr."""
-    words, _, trace = done.stdout.partition("\n")
-    assert (done.returncode, done.stderr) == (_STATUS.get(end, 0), trace)
-    assert trace.count("Traceback") == (end == "error in the loop")
-    return words.split()
+class Alive(NamedTuple):
+    """A loader whose iterator lives when its script ends: a `Case` by name, and more options.
+
+    Attributes:
+        workers: how many processes the iterator has.
+    """
+
+    backend: Backend
+    case: str
+    options: dict[str, Any]
+    workers: int
+
+
+def assert_ends_cleanly(
+    folder: Path,
+    alive: Sequence[Alive],
+    ends: Iterable[str] = SOURCES,
+    *,
+    python: str | Path = sys.executable,
+    path: str = os.pathsep.join(sys.path),
+) -> None:
+    """Assert that a script with these iterators ends as it should: in silence, nothing left over.
+
+    Args:
+        folder: where the scripts run.
+        alive: what lives.
+        ends: how it ends, of `SOURCES`.
+        python: the interpreter.
+        path: where it looks for modules; the tests' own folder comes first.
+    """
+    sources = {end: textwrap.dedent(SOURCES[end]) for end in ends}
+    (folder / "wanted").write_bytes(pickle.dumps(([tuple(each) for each in alive], sources)))
+    (folder / "script.py").write_text(_SCRIPT)
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [str(python), "-W", "error", "script.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (tests, path)))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("", "")
+    ended = json.loads((folder / "ended").read_text())
+    assert list(ended) == list(sources)
+    workers_of = [each.workers for each in alive if each.workers]
+    for end, (status, output, errors) in ended.items():
+        last = _LAST_LINE.get(end)
+        assert errors.splitlines()[-1:] == ([last] if last else []), f"{end}: {errors}"
+        assert errors.count("Traceback") == bool(last), f"{end}: {errors}"
+        assert status == _STATUS.get(end, 0), end
+        workers, *lines = output.splitlines()
+        died = end == "killed workers"
+        assert lines == ["died"] * (len(workers_of) * died), f"{end}: {lines}"
+        assert end == "forked child" or len(workers.split()) == sum(workers_of), end
+        assert wait_until_gone([int(pid) for pid in workers.split()]) == [], end

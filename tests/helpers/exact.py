@@ -16,34 +16,21 @@ from dataloaders.transforms.actions import Action, Operator, SampleError, applie
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
 
+from .compare import assert_same
 from .drawn import in_form, seeds_of, sizes_of
+from .pictures import noise
 
 SHAPES = ((1, 1), (5, 7), (13, 13), (20, 9), (9, 31), (40, 33), (2, 37), (37, 1))
 """Heights and widths of the images that are tried."""
-
-
-def image(height: int, width: int, mode: str = "RGB", *, seed: int = 0) -> PIL.Image.Image:
-    """One PIL image of noise."""
-    channels = len(PIL.Image.new(mode, (1, 1)).getbands())
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
-    return PIL.Image.fromarray(noise if channels > 1 else noise[..., 0]).convert(mode)
 
 
 def images(kind: str, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Any]:
     """Images of these shapes; ``kind``: a PIL mode, "bytes", "floats" or "tv" (of bytes)."""
     forms = {"bytes": "tensor", "floats": "tensor floats", "tv": "tensor tv"}
     mode = "RGB" if kind in forms else kind
-    made = [image(*shape, mode, seed=number) for number, shape in enumerate(shapes)]
+    channels = len(PIL.Image.new(mode, (1, 1)).getbands())
+    made = [noise(*shape, channels, number).convert(mode) for number, shape in enumerate(shapes)]
     return in_form(forms.get(kind, "PIL"), made)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two images are of one type and the same to the bit."""
-    if isinstance(one, PIL.Image.Image) and isinstance(other, PIL.Image.Image):
-        return (one.mode, one.size, one.tobytes()) == (other.mode, other.size, other.tobytes())
-    if type(one) is not type(other) or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return np.array_equal(one.numpy(), other.numpy(), equal_nan=True)
 
 
 def copied(value: Any) -> Any:
@@ -124,8 +111,8 @@ def _assert_same(
             assert_error(made, _raised(actions, sample, batch[sample]))
             continue
         given = copied(batch[sample])
-        assert same(applied(actions, sample, given), made), f"sample {sample}"
-        assert same(given, batch[sample]), "the given image was written into"
+        assert_same(applied(actions, sample, given), made, f"sample {sample}", strides=False)
+        assert_same(given, batch[sample], "the given image")
         assert after[sample] == torchs, "the stream is elsewhere"
         assert draws.python(sample).random() == pythons, "Python's stream is elsewhere"
         ends = sizes_of([made])

@@ -12,12 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from .pictures import noise
+
 Pixels = npt.NDArray[np.uint8]
-
-
-def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
-    return Image.fromarray(values[..., 0] if channels == 1 else values)
 
 
 def saved(image: Image.Image, format: str, **options: Any) -> bytes:

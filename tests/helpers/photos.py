@@ -16,21 +16,14 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10, MNIST, ImageFolder
 
+from .pictures import smooth as picture
+
 __all__ = ["SIZE", "Digits", "Files", "Opened", "Tiny", "folder", "picture", "write_folder"]
 
 SIZE = 11
 """Images in each: prime, so that no batch size but 1 divides it."""
 
 Transform = Callable[[Any], Any] | None
-
-
-def picture(number: int, height: int | None = None, width: int | None = None) -> Image.Image:
-    """A smooth picture of RGB, another one for each number."""
-    random = np.random.default_rng(number)
-    height = height or 20 + 7 * (number % 5)
-    width = width or 24 + 5 * (number % 4)
-    coarse = random.integers(0, 256, (max(1, height // 4), max(1, width // 4), 3), np.uint8)
-    return Image.fromarray(coarse).resize((width, height))
 
 
 def write_folder(root: Path, images: int = SIZE, format: str = "JPEG") -> Path:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -89,6 +92,58 @@ def children() -> set[int]:
         if not any(helper in line for helper in ("resource_tracker", "forkserver", warm.__file__)):
             found.add(child.pid)
     return found
+
+
+def is_true_in_a_fork(action: Callable[[], bool]) -> bool:
+    """Return whether ``action`` is true in a forked child, which has a minute for it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(60)
+            status = 0 if action() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds at one moment.
+
+    Attributes:
+        processes: its children.
+        threads: Python's, by their identities.
+        files: how many are open.
+        shared: names of torch's segments of shared memory.
+    """
+
+    processes: frozenset[int]
+    threads: frozenset[int | None]
+    files: int
+    shared: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Held:
+        """Look at it, once what is garbage is gone."""
+        files = open_files()
+        threads = frozenset(thread.ident for thread in threading.enumerate())
+        shared = frozenset(path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+        return cls(frozenset(children()), threads, files, shared)
+
+    def left_behind(self, timeout: float = 10) -> list[str]:
+        """Return what there is more than at that moment, once it has had time to end.
+
+        Finds nothing through the garbage collector if that is off.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            new = [t for t in threading.enumerate() if t.ident not in self.threads]
+            if not new or time.monotonic() > deadline:
+                break
+            new[0].join(0.01)
+        alive = wait_until_gone(list(children() - self.processes), timeout)
+        return [f"thread {thread.name}" for thread in new] + [f"process {pid}" for pid in alive]
 
 
 def open_files() -> int:

@@ -1,0 +1,226 @@
+"""A batch that is held never changes, and none leaks, whoever made it and whatever is done."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from torch.utils.data import Dataset, TensorDataset
+
+from backends.prefetch import Prefetch
+from backends.stock import Stock
+from dataloaders import DataLoader
+from helpers.processes import Held
+
+BATCH, BATCHES = 4, 8
+SIDE = 384  # BATCH images of SIDE x SIDE floats are enough for the pool and the ring
+
+
+class Images(Dataset[Any]):
+    """Images of their number."""
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((SIDE, SIDE), float(index)), index
+
+
+def gathered(**options: Any) -> DataLoader[Any]:
+    numbers = torch.arange(BATCH * BATCHES)
+    images = numbers.float()[:, None, None].expand(-1, SIDE, SIDE).contiguous()
+    return DataLoader(TensorDataset(images, numbers), BATCH, **options)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "collated": lambda: DataLoader(Images(), BATCH),
+    "gathered": gathered,
+    "gathered ahead": lambda: gathered(backend=Prefetch(), device="cpu"),
+    "in a ring": lambda: DataLoader(Images(), BATCH, num_workers=1, backend=Stock(ring=True)),
+    "in a ring that stays": lambda: DataLoader(
+        Images(), BATCH, num_workers=1, persistent_workers=True, backend=Stock(ring=True)
+    ),
+}
+
+WAYS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda tensor: tensor,
+    "slice": lambda tensor: tensor[1:2],
+    "permuted": lambda tensor: tensor.permute(2, 0, 1).detach(),
+    "numpy": lambda tensor: tensor.numpy()[0],
+    "memoryview": lambda tensor: memoryview(tensor.numpy()),
+    "storage": lambda tensor: tensor.untyped_storage(),
+}
+
+
+def content(thing: Any) -> bytes:
+    """A few of the bytes of what was kept: all values of an image are equal."""
+    if isinstance(thing, torch.UntypedStorage):
+        thing = torch.empty(0).set_(thing)  # type: ignore[call-overload]
+    return np.asarray(thing).reshape(-1)[::49_991].tobytes()
+
+
+class Loop(RuleBasedStateMachine):
+    """A program that iterates, keeps, drops and forks; ``make`` is its loader's."""
+
+    make: Callable[[], DataLoader[Any]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = Held.now()
+        self.loader = self.make()
+        self.iterators: list[Any] = []
+        self.kept: list[tuple[Any, bytes]] = []
+        self.forked: list[tuple[int, int]] = []
+
+    @rule()
+    def begin(self) -> None:
+        if self.iterators and (self.loader.persistent_workers or len(self.iterators) > 2):
+            self.iterators.clear()
+        self.iterators.append(iter(self.loader))
+
+    @precondition(lambda self: self.iterators)
+    @rule(way=st.sampled_from(sorted(WAYS)), count=st.integers(1, 5), data=st.data())
+    def take(self, way: str, count: int, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.iterators) - 1))
+        for _ in range(count):
+            batch = next(self.iterators[number], None)
+            if batch is None:
+                del self.iterators[number]
+                return
+            images, labels = batch
+            expected = labels.float()[:, None, None].expand_as(images)
+            assert torch.equal(images, expected)
+            thing = WAYS[way](images)
+            self.kept.append((thing, content(thing)))
+            del images, batch, thing
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(0, len(self.kept) - 1))
+        del self.kept[first : first + data.draw(st.integers(1, 6))]
+
+    @rule()
+    def break_off(self) -> None:
+        self.iterators.clear()
+
+    @rule()
+    def drop_the_loader(self) -> None:
+        self.loader = self.make()
+
+    @precondition(lambda self: self.kept and len(self.forked) < 2)
+    @rule()
+    def fork(self) -> None:
+        """A child looks at what it inherited when this process has gone on."""
+        ask, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                signal.alarm(60)
+                os.read(ask, 1)
+                status = 0 if all(content(thing) == was for thing, was in self.kept) else 2
+                self.kept.clear()  # no business of the parent's, or of its workers
+            finally:
+                os._exit(status)
+        os.close(ask)
+        self.forked.append((pid, tell))
+
+    @precondition(lambda self: self.forked)
+    @rule()
+    def ask(self) -> None:
+        pid, tell = self.forked.pop()
+        os.write(tell, b"g")
+        os.close(tell)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    @invariant()
+    def is_unchanged(self) -> None:
+        for thing, was in self.kept:
+            assert content(thing) == was
+
+    def teardown(self) -> None:
+        while self.forked:
+            self.ask()
+        del self.loader
+        self.iterators.clear()
+        self.kept.clear()
+        assert self.before.left_behind() == []
+        after = Held.now()
+        assert after.shared == self.before.shared
+        assert after.files <= self.before.files
+
+
+EFFORT = [
+    pytest.param(1, id="everyday"),
+    pytest.param(20, id="thorough", marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize("effort", EFFORT)
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_what_is_held_never_changes(make: Callable[[], DataLoader[Any]], effort: int) -> None:
+    class Program(Loop):
+        pass
+
+    Program.make = staticmethod(make)  # type: ignore[assignment]
+    next(iter(make()))  # what begins with the first batch for good, has
+    has_workers = make().num_workers > 0
+    how = settings(
+        max_examples=effort * (3 if has_workers else 8),
+        stateful_step_count=25,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    run_state_machine_as_test(Program, settings=how)
+
+
+@pytest.mark.parametrize(("name", "buffers"), [("collated", 2), ("gathered", 2), ("in a ring", 4)])
+def test_memory_is_used_again(name: str, buffers: int) -> None:
+    loader = LOADERS[name]()
+    for _ in range(2):
+        assert len({images.data_ptr() for images, _ in loader}) <= buffers
+
+
+def test_memory_that_nobody_uses_goes_back_to_the_system() -> None:
+    def mapped(address: int) -> bool:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ranges = [line.split()[0].split("-") for line in lines]
+        return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
+
+    loader = LOADERS["collated"]()
+    images, _ = next(iter(loader))
+    address = images.data_ptr()
+    assert mapped(address)
+    del loader, images
+    gc.collect()
+    assert not mapped(address)
+
+
+def test_segments_of_a_ring_are_unmapped_with_its_loader() -> None:
+    def segments() -> int:
+        return Path("/proc/self/maps").read_text().count("torch_")
+
+    before = segments()
+    loader = LOADERS["in a ring"]()
+    kept = list(loader)
+    assert segments() > before
+    del loader, kept
+    gc.collect()
+    assert segments() == before
