@@ -25,8 +25,8 @@ except ImportError as error:
 from dataloaders.batches.tree import Batch, to_device
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.tuning.result import Progress, Tuning
-from dataloaders.tuning.search import Search
 from dataloaders.tuning.trial import Step, Steps, driven
+from dataloaders.tuning.tuner import Tuner
 
 __all__ = ["tune", "tuning_steps"]
 
@@ -119,9 +119,16 @@ def tuning_steps(
     are under way end, and the random states are put back.
     """
     with random_states_kept(loader.generator):
-        search = Search(loader, stepping, budget_s, max_workers, progress, rate_needed)
-        yield from search.run()
-    return search.result(remember=remember)
+        tuner = Tuner(
+            loader,
+            stepping=stepping,
+            budget_s=budget_s,
+            max_workers=max_workers,
+            progress=progress,
+            rate_needed=rate_needed,
+        )
+        yield from tuner.steps()
+    return tuner.result(remember=remember)
 
 
 def _copy_to_cuda(batch: Batch) -> None:
