@@ -25,10 +25,12 @@ from dataloaders.bottleneck.blocks import SETTLE_STEPS, Blocks
 from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
+from dataloaders.bottleneck.schedule import Agree
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.loader import DataLoader
+from dataloaders.measuring.clocks import Clock
 from dataloaders.measuring.intervals import Interval, Timed
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import generators_of
@@ -74,6 +76,9 @@ class Check:
         device: where the step wants its batches; None: where its first real batch ends up.
         iterate: makes the loader's iterator, if not ``iter(loader)``.
         progress: called with a `Progress` between blocks, never inside one.
+        clock: what blocks are timed with; None: the devices that the step computes on.
+        agree: with several ranks, called at the same points of the loop by every rank with the
+            numbers of its own; returns those of rank 0. None: this process decides alone.
 
     Raises:
         OptionError: ``budget_s`` is not positive.
@@ -88,6 +93,8 @@ class Check:
         device: torch.device | str | None = None,
         iterate: Callable[[], Iterator[Batch]] | None = None,
         progress: Callable[[Progress], None] | None = None,
+        clock: Clock | None = None,
+        agree: Agree | None = None,
     ) -> None:
         if not budget_s > 0:
             raise OptionError(f"budget_s={budget_s!r}: must be a positive number of seconds")
@@ -135,6 +142,19 @@ class Check:
             finished=self.finished,
             writes=self._blocks.writes,
         )
+
+    def optimizer_stepped(self) -> None:
+        """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
+
+        To be called from `torch.optim.optimizer.register_optimizer_step_post_hook`.
+        """
+
+    def waited_elsewhere(self, name: str, seconds: float) -> None:
+        """Count ``seconds`` of the loop's own time as waiting for input, not as its step.
+
+        To be called when the loop comes back from ``next()`` of another loader; ``name`` is what
+        the report calls that loader.
+        """
 
     def close(self) -> None:
         """End the loader's running epoch (its workers too, unless they are persistent)."""
