@@ -599,7 +599,7 @@ class TestResult:
         monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "file"))
         tuning = alone(TorchLoader(Waiting(), 4))
         assert tuning.remembered is None
-        assert any("could not be written under" in note for note in tuning.notes)
+        assert any("set DATALOADERS_CACHE to a folder" in note for note in tuning.notes)
 
     def test_progress_comes_before_each_trial(self) -> None:
         seen: list[Progress] = []

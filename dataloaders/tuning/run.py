@@ -119,14 +119,7 @@ def tuning_steps(
     are under way end, and the random states are put back.
     """
     with random_states_kept(loader.generator):
-        tuner = Tuner(
-            loader,
-            stepping=stepping,
-            budget_s=budget_s,
-            max_workers=max_workers,
-            progress=progress,
-            rate_needed=rate_needed,
-        )
+        tuner = Tuner(loader, stepping, budget_s, max_workers, progress, rate_needed)
         yield from tuner.steps()
     return tuner.result(remember=remember)
 

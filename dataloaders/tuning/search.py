@@ -19,7 +19,17 @@ from dataloaders.measuring.intervals import Interval
 from dataloaders.tuning.result import Trial
 from dataloaders.tuning.variant import Settings
 
-__all__ = ["DEFAULT_PREFETCH", "WORTH", "Ask", "Need", "Search", "choose", "contenders"]
+__all__ = [
+    "DEFAULT_PREFETCH",
+    "WORTH",
+    "Ask",
+    "Asks",
+    "ComputingStep",
+    "Need",
+    "Search",
+    "choose",
+    "contenders",
+]
 
 T = TypeVar("T")
 

@@ -24,9 +24,11 @@ import psutil
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
+from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
 from dataloaders.errors import CheckError
 from dataloaders.machine import resources
+from dataloaders.measuring.clocks import Clock, clock_of
+from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Timed, resample
 from dataloaders.measuring.queues import counts_of
 
@@ -50,6 +52,9 @@ Steps: TypeAlias = Generator[Batch, None, T]
 
 _BLOCKS = 8  # in a trial, of at least a batch from each worker
 _STEP_BLOCK_S = 0.1
+# The first step is slow (lazy initialisation, allocators) and no matter of the steady state; the
+# second says how many make a block.
+_SLOW_BLOCKS = 2
 _HELD_BATCHES = 4
 _HELD_BYTES = 256 * 2**20
 _JOIN_S = 10.0
@@ -113,7 +118,8 @@ class StepCost:
 
     Attributes:
         seconds: of the clock.
-        cores: CPU seconds of this process per second, all of its threads together.
+        cores: CPU seconds of this process per second, all of its threads together, and the share
+            of a second for which its main thread waited for a core.
         on_thread: the part of ``seconds`` until the step returns, from 0 to 1; 1 unless a device
             works on afterwards.
     """
@@ -121,27 +127,6 @@ class StepCost:
     seconds: Interval
     cores: float
     on_thread: float = 1.0
-
-
-class _Clock:
-    """Marks on the time line of a step: the host's clock, read when the device has nothing to do.
-
-    All that is timed here goes through it; ``wait()`` comes before ``seconds()``.
-    """
-
-    def mark(self) -> float:
-        """Return the time by which all work so far is done."""
-        self.wait()
-        return time.perf_counter()
-
-    def seconds(self, begin: float, end: float) -> float:
-        """Return the seconds between two marks."""
-        return end - begin
-
-    def wait(self) -> None:
-        """Wait for the device, where one is in use."""
-        if device_in_use():
-            torch.accelerator.synchronize()
 
 
 def device_in_use() -> bool:
@@ -207,82 +192,70 @@ def observe(
     stepping: bool,
     seconds: float,
     keep: bool = False,
+    clock: Clock | None = None,
 ) -> Steps[Seen]:
     """Measure the cost of ``loader``'s batches for about ``seconds``, in at least two blocks.
 
     Yields every batch if ``stepping``, none otherwise, and holds copies of some if ``keep``.
     Whatever the loader raises passes through. The loader's workers have ended when this returns or
     raises, or is closed.
+
+    Args:
+        clock: the step's; None: that of the device in use.
     """
-    known = {child.pid for child in multiprocessing.active_children()}
-    feed = _Feed(loader)
-    try:
-        return (yield from _observe(loader, feed, known, stepping, seconds, keep))
-    finally:
-        feed.close(known)
+    with _Opened(loader) as opened:
+        return (yield from _observe(opened, stepping, seconds, keep, clock))
 
 
-def observe_step(held: list[Batch], seconds: float) -> Steps[StepCost]:
+def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) -> Steps[StepCost]:
     """Measure the step on batches that cost nothing, for ``seconds``; yields copies of ``held``."""
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
-    clock, copies, turn = _Clock(), 1, 0
+    copies, turn, until = 1, 0, math.inf
     blocks: list[Timed] = []
     cores: list[float] = []
     on_thread: list[float] = []
-    # The first step is slow (lazy initialisation, allocators) and no matter of the steady state;
-    # the second says how many make a block.
-    until = math.inf
-    while len(blocks) < 4 or time.perf_counter() < until:
+    while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
         # Copies, made outside the timing: a step may write into its batch or pop its keys.
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
-        begin, cpu = clock.mark(), time.process_time()
-        began = time.perf_counter()
+        now = clock or _clock()  # the first step may bring a device up
+        cpu, began, begin = _cpu_demand(), time.perf_counter(), now.mark()
         yield from batches
-        returned = time.perf_counter() - began
-        end = clock.mark()
-        clock.wait()
-        took = clock.seconds(begin, end)
+        returned, end = time.perf_counter() - began, now.mark()
+        now.wait()
+        took = max(now.seconds(begin, end), 1e-9)
         blocks.append(Timed(took, copies))
-        cores.append((time.process_time() - cpu) / max(took, 1e-9))
-        on_thread.append(min(1.0, returned / max(took, 1e-9)))
-        if len(blocks) <= 2:
-            copies = max(1, min(most, math.ceil(_STEP_BLOCK_S / max(took / copies, 1e-9))))
+        cores.append((_cpu_demand() - cpu) / took)
+        on_thread.append(min(1.0, returned / took))
+        if len(blocks) <= _SLOW_BLOCKS:
+            copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
-    return StepCost(_interval(blocks[2:]), *map(statistics.median, (cores[2:], on_thread[2:])))
+    medians = (statistics.median(each[_SLOW_BLOCKS:]) for each in (cores, on_thread))
+    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), *medians)
 
 
 def _observe(
-    loader: torch.utils.data.DataLoader[Any],
-    feed: _Feed,
-    known: set[int | None],
-    stepping: bool,
-    seconds: float,
-    keep: bool,
+    opened: _Opened, stepping: bool, seconds: float, keep: bool, clock: Clock | None
 ) -> Steps[Seen]:
-    count, prefetch = loader.num_workers, loader.prefetch_factor or 0
+    count, prefetch = opened.loader.num_workers, opened.loader.prefetch_factor or 0
     began = time.perf_counter()
-    batch = feed.take()
+    batch = opened.take()
     startup_s = time.perf_counter() - began
     batch_bytes = nbytes(batch)
     held = [_copy(batch)] if keep else []
     if stepping:
         yield batch
-    pids = [c.pid for c in multiprocessing.active_children() if c.pid not in known]
-    workers = [psutil.Process(pid) for pid in pids if pid is not None] if count else []
     # Not yet the steady state: what workers made while nobody took anything. Without a step the
     # queue is empty again after one batch of each; a step may find it full.
     # Threads of a backend have as many batches on their way as it tells.
-    under_way = count * (prefetch if stepping else 1) or feed.outstanding
-    for _ in range(under_way):
+    for _ in range(count * (prefetch if stepping else 1) or opened.outstanding):
         if time.perf_counter() - began > startup_s + seconds / 3:
             break
-        batch = feed.take()
+        batch = opened.take()
         if stepping:
             yield batch
-    del loader
-    clock = _Clock()
-    blocks: list[tuple[float, float, int]] = []
+    clock, workers = clock or _clock(), opened.workers()
+    blocks: list[tuple[Any, Any, int]] = []
     # A batch that takes longer than a whole trial is not measured more often than needed.
     slow = [Timed(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
     waits: list[float] = []
@@ -292,7 +265,7 @@ def _observe(
         # Workers that started together may go on delivering together: a block has turns of all.
         while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
             before = time.perf_counter()
-            batch = feed.take()
+            batch = opened.take()
             waits.append(time.perf_counter() - before)
             taken += 1
             samples += samples_in(batch) or 1
@@ -302,54 +275,58 @@ def _observe(
         batch_bytes = max(batch_bytes, nbytes(batch))
         if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
             held.append(_copy(batch))  # between blocks, where the copy costs no measured time
+    cpu = _cpu_seconds(workers) - cpu
     clock.wait()
+    timed = slow + [Timed(clock.seconds(begin, end), taken) for begin, end, taken in blocks]
     mean_wait = statistics.fmean(waits)
     return Seen(
-        seconds_per_batch=_interval(
-            slow + [Timed(clock.seconds(begin, end), taken) for begin, end, taken in blocks]
-        ),
+        seconds_per_batch=_interval(timed),
         samples_per_batch=samples / len(waits),
         startup_s=startup_s,
-        cpu_per_batch=(_cpu_seconds(workers) - cpu) / len(waits),
+        cpu_per_batch=cpu / len(waits),
         variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
-        epochs=feed.epochs,
+        epochs=opened.feed.epoch + 1,
         batch_bytes=batch_bytes,
-        batches=feed.taken,
+        batches=opened.taken,
         held=held,
         memory_per_worker=_memory_per_worker(workers),
     )
 
 
-class _Feed:
-    """A loader's batches without end: where an epoch ends the next one begins."""
+class _Opened:
+    """A loader that is iterated without end; on leaving, the workers that it started have ended."""
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
-        self._loader: torch.utils.data.DataLoader[Any] | None = loader
-        self._iterator: Iterator[Batch] | None = None
-        self.epochs = 0
+        self.loader = loader
+        self.feed = Feed(loader, self._iterate)
         self.taken = 0
+        self._iterator: Any = None
+
+    def __enter__(self) -> _Opened:
+        self._known = {child.pid for child in multiprocessing.active_children()}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.feed.close()
+        iterator, self._iterator = self._iterator, None
+        self.loader._iterator = None
+        session = getattr(self.loader, "_session", None)
+        if session is not None:
+            session.close()
+        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
+        if callable(end):
+            end()
+        del iterator, end
+        if self.loader.num_workers:  # children are else the dataset's own affair
+            gc.collect()  # an iterator inside another one may sit in a reference cycle
+            for child in self._children():
+                child.join(_JOIN_S)
 
     def take(self) -> Batch:
-        for _ in range(2):
-            if self._iterator is None and self._loader is not None:
-                with warnings.catch_warnings():
-                    # torch's warning of more workers than cores: that is what is being tried.
-                    warnings.filterwarnings("ignore", "This DataLoader will create")
-                    # And its comment on the pickling error that it raises next.
-                    warnings.filterwarnings("ignore", "Got pickle error")
-                    self._iterator = iter(self._loader)
-                self.epochs += 1
-            try:
-                batch = next(self._iterator if self._iterator is not None else iter(()))
-            except StopIteration:
-                self._iterator = None
-                continue
-            self.taken += 1
-            return batch
-        raise CheckError(
-            "the loader yields no batch, so there is nothing to tune; look at its dataset, its "
-            "sampler and drop_last"
-        )
+        """Return the next batch, where the loader delivers it."""
+        batch = self.feed.next()
+        self.taken += 1
+        return batch if self.feed.copies_to is None else to_device(batch, self.feed.copies_to)
 
     @property
     def outstanding(self) -> int:
@@ -357,26 +334,31 @@ class _Feed:
         counts = counts_of(self._iterator)
         return 0 if counts is None else counts[1]
 
-    def close(self, known: set[int | None]) -> None:
-        """End the workers that this feed started, and wait for them."""
-        iterator, self._iterator = self._iterator, None
-        loader, self._loader = self._loader, None
-        if loader is not None:
-            loader._iterator = None
-            session = getattr(loader, "_session", None)
-            if session is not None:
-                session.close()
-        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
-        if callable(end):
-            end()
-        had_workers = loader is not None and loader.num_workers > 0
-        del iterator, loader, end
-        if not had_workers:
-            return  # children are then the dataset's own affair
-        gc.collect()  # an iterator inside another one may sit in a reference cycle
-        for child in multiprocessing.active_children():
-            if child.pid not in known:
-                child.join(_JOIN_S)
+    def workers(self) -> list[psutil.Process]:
+        """Return the worker processes."""
+        pids = [child.pid for child in self._children()] if self.loader.num_workers else []
+        return [psutil.Process(pid) for pid in pids if pid is not None]
+
+    def _children(self) -> list[Any]:
+        return [c for c in multiprocessing.active_children() if c.pid not in self._known]
+
+    def _iterate(self) -> Iterator[Batch]:
+        with warnings.catch_warnings():
+            # torch's warning of more workers than cores: that is what is being tried.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            # And its comment on the pickling error that it raises next.
+            warnings.filterwarnings("ignore", "Got pickle error")
+            self._iterator = iter(self.loader)
+        return self._iterator  # type: ignore[no-any-return]
+
+
+def _clock() -> Clock:
+    """Return the clock of the device that the step uses, if there is one."""
+    if not device_in_use():
+        return clock_of([])
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    return clock_of([torch.device(kind.type, torch.accelerator.current_device_index())])
 
 
 def _copy(batch: Batch) -> Batch:
@@ -395,6 +377,16 @@ def _interval(blocks: list[Timed]) -> Interval:
     found = resampled.interval(resampled.means["block"], resampled.draws["block"])
     estimate = max(found.estimate, 1e-9)
     return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))
+
+
+def _cpu_demand() -> float:
+    """Return the CPU seconds of this process, and those that its main thread waited for a core."""
+    try:
+        with open("/proc/self/schedstat") as file:
+            delayed = int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        delayed = 0.0
+    return time.process_time() + delayed
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:

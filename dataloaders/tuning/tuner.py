@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.backend import Tunable
-from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError, OptionError
+from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
@@ -24,7 +23,15 @@ from dataloaders.observing import observe as look_at
 from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
-from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, ComputingStep, Need, Search
+from dataloaders.tuning.search import (
+    DEFAULT_PREFETCH,
+    WORTH,
+    Ask,
+    Asks,
+    ComputingStep,
+    Need,
+    Search,
+)
 from dataloaders.tuning.trial import (
     Loading,
     Seen,
@@ -43,6 +50,10 @@ _HANG_S = 60.0
 # the same beside a device: there one core is busy with launching the device's work.
 _STEP_COMPUTES = 0.5
 _STEP_COMPUTES_BESIDE_DEVICE = 1.1
+_FREE_MEMORY = (
+    "Free memory, or keep the dataset in tensors or arrays, which workers share, and not in Python "
+    "objects, which each of them comes to copy"
+)
 
 
 class Tuner:
@@ -51,7 +62,6 @@ class Tuner:
     def __init__(
         self,
         loader: torch.utils.data.DataLoader[Any],
-        *,
         stepping: bool,
         budget_s: float,
         max_workers: int | None,
@@ -100,11 +110,13 @@ class Tuner:
         device.
         """
         search, own = self._search, self._own_threads
-        why = "the loader as it is" if own else "one process: what a batch costs"
-        self._announce(f"{search.alone} ({why})")
+        first = Ask(
+            search.alone, "the loader as it is" if own else "one process: what a batch costs"
+        )
+        self._announce(f"{first.settings} ({first.why})")
         began = time.perf_counter()
         loading, seen = yield from self._measure_alone(search.alone)
-        trial = self._trial(search.alone, why, seen, time.perf_counter() - began)
+        trial = self._trial(first, seen, began)
         # The dataset's own code in one process says what a worker has to do, and not how fast a
         # backend is that does the rest by itself.
         search.add(trial, comparable=own or self._tunable is None)
@@ -132,7 +144,10 @@ class Tuner:
         if remember:
             path = self._remember()
             if path is None:
-                notes.append(_why_not_kept())
+                notes.append(
+                    "the choice could not be kept: set DATALOADERS_CACHE to a folder that can be "
+                    "written to"
+                )
         worth_it = None
         if choice == search.given:
             worth_it = False
@@ -171,7 +186,6 @@ class Tuner:
             loading = yield from self._load_elsewhere(alone)
             held = [self._variants.delivered(batch) for batch in loading.held]
             seen = loading
-        self._batch_bytes = loading.batch_bytes
         self._least_s = 3 * loading.seconds_per_batch.estimate
         self._timeout_s = max(_HANG_S, 20 * loading.startup_s)
         if self._stepping:
@@ -229,9 +243,7 @@ class Tuner:
             self._shortage = resources.shm_shortage(min(wanted, 2 * most + 1), 1, size)
         elif most < wanted:
             self._shortage = (
-                f"more workers may help and available memory bears {most}: free memory, or keep "
-                "the dataset in tensors or arrays, which workers share, and not in Python objects, "
-                "which each of them comes to copy"
+                f"more workers may help, and available memory bears {most}. {_FREE_MEMORY}"
             )
         search.most = most if self._workers_usable else 0
         # Beside a step one worker overlaps with it; and of a backend that has workers read for
@@ -269,52 +281,51 @@ class Tuner:
 
     # Trials -------------------------------------------------------------------------------------
 
-    def _make_all(self, asks: Any) -> Steps[None]:
+    def _make_all(self, asks: Asks[None]) -> Steps[None]:
         """Make the trials that a search asks for, until it has no more or the budget is spent."""
-        try:
-            ask = next(asks)
-            while True:
-                if self._budget_s - self._seconds <= self._least_s:
-                    self._notes.append(
-                        "the budget ended before every useful trial was made: give budget_s more"
-                    )
-                    return
-                self._announce(f"{ask.settings} ({ask.why})")
-                trial = yield from self._make(ask.settings, ask.why, self._stepping or ask.copied)
-                ask = asks.send(trial)
-        except StopIteration:
-            pass
-
-    def _make(self, settings: Settings, why: str, stepping: bool) -> Steps[Trial]:
-        began = time.perf_counter()
-        try:
-            with _threads(settings.step_threads):
-                seen = yield from observe(
-                    self._variants.make(settings, self._timeout_s),
-                    stepping=stepping,
-                    seconds=self._trial_s,
+        trial: Any = None
+        while (ask := _next_of(asks, trial)) is not None:
+            if self._budget_s - self._seconds <= self._least_s:
+                self._notes.append(
+                    "the budget ended before every useful trial was made: give budget_s more"
                 )
+                return
+            self._announce(f"{ask.settings} ({ask.why})")
+            trial = yield from self._make(ask)
+
+    def _make(self, ask: Ask) -> Steps[Trial]:
+        settings, began, threads = ask.settings, time.perf_counter(), torch.get_num_threads()
+        loader = self._variants.make(settings, self._timeout_s)
+        try:
+            if settings.step_threads is not None:
+                torch.set_num_threads(settings.step_threads)
+            seen = yield from observe(
+                loader, stepping=self._stepping or ask.copied, seconds=self._trial_s
+            )
         except Exception as error:
             if settings.num_workers == 0 or not _is_workers_fault(error):
                 raise
             self._search.most = 0
             self._notes.append(f"{settings} failed: {_text(error)}")
             seconds = time.perf_counter() - began
-            return Trial(settings, why, None, None, seconds=seconds, failed=_text(error))
-        self._batch_bytes = max(self._batch_bytes, seen.batch_bytes)
-        return self._trial(settings, why, seen, time.perf_counter() - began)
+            return Trial(settings, ask.why, None, None, seconds=seconds, failed=_text(error))
+        finally:
+            if settings.step_threads is not None:
+                torch.set_num_threads(threads)
+        return self._trial(ask, seen, began)
 
-    def _trial(self, settings: Settings, why: str, seen: Seen, seconds: float) -> Trial:
+    def _trial(self, ask: Ask, seen: Seen, began: float) -> Trial:
+        self._batch_bytes = max(self._batch_bytes, seen.batch_bytes)
         return Trial(
-            settings=settings,
-            why=why,
+            settings=ask.settings,
+            why=ask.why,
             samples_per_second=seen.samples_per_second,
-            epoch_samples_per_second=self._over_epoch(settings, seen),
+            epoch_samples_per_second=self._over_epoch(ask.settings, seen),
             startup_s=seen.startup_s,
-            seconds=seconds,
+            seconds=time.perf_counter() - began,
             cpu_share=seen.cpu_per_batch / seen.seconds_per_batch.estimate / self._cores,
             memory_per_worker=seen.memory_per_worker,
-            failed=self._too_large(settings, seen.memory_per_worker),
+            failed=self._too_large(ask.settings, seen.memory_per_worker),
         )
 
     def _over_epoch(self, settings: Settings, seen: Seen) -> float:
@@ -331,18 +342,14 @@ class Tuner:
         if not memory_per_worker:
             return None
         # As auto.resolve(), which would give a remembered setting fewer workers than this.
-        bears = auto.memory_cap(memory_per_worker)
+        bears, each = auto.memory_cap(memory_per_worker), memory_per_worker / 2**20
         if settings.num_workers <= bears:
             return None
         self._search.most = min(self._search.most, bears)
-        each = memory_per_worker / 2**20
-        note = (
+        self._notes.append(
             f"{settings}: a worker takes {each:,.0f} MiB by the end of an epoch, and available "
-            f"memory bears {bears} of them: settings with more were ruled out. Free memory, or "
-            "keep the dataset in tensors or arrays, which workers share, and not in Python "
-            "objects, which each of them comes to copy"
+            f"memory bears {bears} of them: settings with more were ruled out. {_FREE_MEMORY}"
         )
-        self._notes.append(note)
         return f"{settings.num_workers} x {each:,.0f} MiB do not fit in available memory"
 
     # What is said -------------------------------------------------------------------------------
@@ -368,17 +375,18 @@ class Tuner:
     def _closing_notes(self, best: Settings) -> list[str]:
         """What else the user should know about the choice."""
         notes, search = [], self._search
-        trial = next((one for one in search.trials if one.settings == best), None)
-        rate = None if trial is None else trial.samples_per_second
-        if best.num_workers and not self._loader.persistent_workers and self._batches and rate:
-            assert trial is not None
-            assert trial.epoch_samples_per_second is not None
-            share = 1 - trial.epoch_samples_per_second / rate.estimate
-            if share > 0.1:
-                notes.append(
-                    f"starting the workers takes {100 * share:.0f} % of each epoch; "
-                    "persistent_workers=True pays that once"
-                )
+        rates = [
+            trial.epoch_samples_per_second / trial.samples_per_second.estimate
+            for trial in search.trials
+            if trial.settings == best
+            and trial.samples_per_second is not None
+            and trial.epoch_samples_per_second is not None
+        ]
+        if rates and rates[-1] < 0.9:
+            notes.append(
+                f"starting the workers takes {100 * (1 - rates[-1]):.0f} % of each epoch; "
+                "persistent_workers=True pays that once"
+            )
         if best.num_workers > self._cores:
             notes.append(
                 f"these are more workers than the {self._cores} usable cores, of which torch may "
@@ -390,12 +398,12 @@ class Tuner:
                 "indexed gather, in one process"
             )
         if best.step_threads is not None:
-            others, rates = search.choice_for_auto, search.rates
+            others, known = search.choice_for_auto, search.rates
             notes.append(
                 f"torch.set_num_threads({best.step_threads}) is the process's: no loader changes "
                 f'it, and "auto" keeps to {others.arguments}, the best with '
-                f"{torch.get_num_threads()} threads ({rates[others]:,.0f} samples/s; with both "
-                f"changes {rates[best]:,.0f}). Put it into the script, tune again, and that is "
+                f"{torch.get_num_threads()} threads ({known[others]:,.0f} samples/s; with both "
+                f"changes {known[best]:,.0f}). Put it into the script, tune again, and that is "
                 'what "auto" has'
             )
         return notes
@@ -442,18 +450,11 @@ class Tuner:
             self._progress(Progress(self._seconds, self._budget_s, doing, self.result()))
 
 
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Inside: torch computes with ``count`` threads; None leaves them as they are."""
-    if count is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _next_of(asks: Asks[None], trial: Any) -> Ask | None:
     try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        return asks.send(trial)
+    except StopIteration:
+        return None
 
 
 def _is_workers_fault(error: Exception) -> bool:
@@ -482,10 +483,3 @@ def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
         return loader._tunable()
     except DataLoadersError:
         return None
-
-
-def _why_not_kept() -> str:
-    try:
-        return f"the choice could not be written under {learned.cache_folder()}"
-    except OptionError as error:
-        return f"the choice could not be written: {error}"
