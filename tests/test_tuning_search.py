@@ -374,12 +374,15 @@ class TestPinning:
 
 @dataclass(frozen=True)
 class Knobs(Backend):
-    """Two numbers."""
+    """Two numbers of at least 1."""
 
     threads: int = 4
     depth: int = 3
 
     name: ClassVar[str] = "knobs"
+
+    def __post_init__(self) -> None:
+        assert min(self.threads, self.depth) >= 1
 
     def explain(self, loader: Specification) -> Plan:
         return Plan(self.name)

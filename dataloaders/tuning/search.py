@@ -304,8 +304,10 @@ class Search:
                 below = less
         for low, high in ((below, now), (now, above)):
             between = [value for value in values() if low < value < high]
+            if not low or not between:
+                continue
             lower, higher = (self.rates.get(at(value), 0.0) for value in (low, high))
-            if not between or not lower or higher < lower * (1 - _NOISE):
+            if not lower or higher < lower * (1 - _NOISE):
                 continue
             value = between[len(between) // 2]
             # More of them do not make each of them faster.
