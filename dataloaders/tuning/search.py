@@ -97,20 +97,24 @@ class Need:
 def choose(rates: Mapping[Settings, float], need: Need, fallback: Settings) -> Settings:
     """Return the smallest setting that suffices; ``fallback`` if there is none."""
     least = _enough(rates, need)
-    return min((s for s, r in rates.items() if r >= least), key=_size, default=fallback)
+    return min((s for s, r in rates.items() if r >= least), key=lambda s: s.size, default=fallback)
 
 
 def contenders(rates: Mapping[Settings, float], need: Need) -> list[Settings]:
     """Return the choice and at most two others that may be chosen if all are tried again.
 
-    Those are the fastest one, as long as the choice does not meet the need, and smaller ones that
-    nearly suffice. ``rates`` must not be empty.
+    Once the choice meets the need, those are smaller ones only. ``rates`` must not be empty.
     """
-    least, best = _enough(rates, need), max(rates, key=rates.__getitem__)
-    choice = choose(rates, need, best)
-    near = [s for s, r in rates.items() if r > least * (1 - _NOISE) and _size(s) < _size(choice)]
-    near.sort(key=rates.__getitem__, reverse=True)
-    return list(dict.fromkeys([choice, *([best] if rates[best] < need.rate else []), *near]))[:3]
+    least = _enough(rates, need)
+    choice = choose(rates, need, max(rates, key=rates.__getitem__))
+    met = rates[choice] >= need.rate
+    near = [
+        settings
+        for settings, rate in rates.items()
+        if rate > least * (1 - _NOISE) and not (met and settings.size > choice.size)
+    ]
+    near.sort(key=lambda settings: (settings != choice, -rates[settings]))
+    return near[:3]
 
 
 @dataclass
@@ -185,13 +189,16 @@ class Search:
         """Whether ``settings`` was tried and gives what is needed."""
         return self.rates.get(settings, 0.0) >= self.need.rate
 
+    def last_trial(self, settings: Settings) -> Trial | None:
+        """Return the last trial of ``settings``; None if there was none."""
+        return next((one for one in reversed(self.trials) if one.settings == settings), None)
+
     def run(self, *, workers: bool = True) -> Asks[None]:
         """Ask for one trial after the other; without ``workers`` for the backend's options only."""
         if workers:
             if self.given.num_workers:
                 yield from self._try(self.given, "the loader as it is")
             yield from self._search_workers()
-            yield from self._confirm()
             yield from self._search_prefetch()
             yield from self._search_step_threads()
         if not self._rates and self.options:
@@ -200,7 +207,6 @@ class Search:
         if self._rates:
             for name, values in self.options.items():
                 yield from self._search_option(name, values)
-            yield from self._confirm()
         yield from self._search_pinning()
 
     def _search_workers(self) -> Asks[None]:
@@ -217,7 +223,7 @@ class Search:
             if cap is None or choice.num_workers <= cap:
                 deeper = replace(choice, prefetch_factor=prefetch)
                 yield from self._try(deeper, "batches differ in time: a longer queue evens it out")
-                yield from self._confirm()
+                yield from self._settle()
                 return
 
     def _search_step_threads(self) -> Asks[None]:
@@ -240,7 +246,6 @@ class Search:
         why = "fewer threads for the step leave cores to the workers"
         if (yield from self._try(at(count), why)) and self.rates[at(count)] >= self.rates[best]:
             yield from self._walk(count, lambda: range(1, self.most + 1), at)
-            yield from self._confirm()
 
     def _search_option(self, name: str, values: Sequence[int]) -> Asks[None]:
         choice = self.choice
@@ -290,7 +295,9 @@ class Search:
                 if more in values():
                     break
                 continue  # there is no room for so many: the most that there is room for
-            if not (yield from self._pays(at(now), at(more))):
+            yield from self._settle()
+            rates = self.rates
+            if rates.get(at(more), -1.0) < rates.get(at(now), 0.0) * (1 + WORTH):
                 above = more
                 break
             below, now = now, more
@@ -298,21 +305,22 @@ class Search:
             less = max((value for value in values() if 2 * value <= now), default=values()[0])
             if less >= now or not (yield from self._try(at(less), f"half as many{what}")):
                 break
-            if (yield from self._suffices(at(less))):
-                above, now = 0, less
-            else:
+            yield from self._settle()
+            if self.rates.get(at(less), -1.0) < _enough(self.rates, self.need):
                 below = less
+                break
+            above, now = 0, less
         for low, high in ((below, now), (now, above)):
             between = [value for value in values() if low < value < high]
             if not low or not between:
                 continue
-            lower, higher = (self.rates.get(at(value), 0.0) for value in (low, high))
-            if not lower or higher < lower * (1 - _NOISE):
-                continue
             value = between[len(between) // 2]
+            lower, higher = (self.rates.get(at(each), 0.0) for each in (low, high))
             # More of them do not make each of them faster.
-            if lower * value / low >= _enough(self.rates, self.need):
+            may_do = lower * value / low >= _enough(self.rates, self.need)
+            if may_do and higher >= lower * (1 - _NOISE):
                 yield from self._try(at(value), f"between {low} and {high}{what}")
+        yield from self._settle()
 
     def _try(self, settings: Settings, why: str, looks: int = 1) -> Asks[bool]:
         """Have ``settings`` tried unless it was tried so often; False if it cannot be used."""
@@ -321,36 +329,20 @@ class Search:
             self.add((yield Ask(settings, why)))
         return settings in self._rates
 
-    def _in_turns(self, *some: Settings) -> Asks[None]:
-        for looks in range(2, _LOOKS + 1):
-            for settings in some:
+    def _settle(self) -> Asks[None]:
+        """Try those that may be chosen in turns: one lucky trial must not decide."""
+        while self._rates:
+            close = contenders(self.rates, self.need)
+            again = [
+                one
+                for one in close
+                if len(self._rates[one]) < _LOOKS and one.num_workers <= self.most
+            ]
+            if len(close) == 1 or not again:
+                return
+            for settings in again:
                 if settings in self._rates:
-                    yield from self._try(settings, "again, in turns", looks)
-
-    def _pays(self, now: Settings, more: Settings) -> Asks[bool]:
-        """Whether ``more`` is worth it."""
-        rates = self.rates
-        open_ = abs(rates[more] / rates[now] / (1 + WORTH) - 1) < _NOISE
-        if open_ and rates[more] > _enough(rates, self.need) * (1 - _NOISE):
-            yield from self._in_turns(now, more)
-        return self.rates.get(more, -1.0) >= self.rates.get(now, 0.0) * (1 + WORTH)
-
-    def _suffices(self, less: Settings) -> Asks[bool]:
-        if abs(self.rates[less] / _enough(self.rates, self.need) - 1) < _NOISE:
-            yield from self._in_turns(less, max(self.rates, key=self.rates.__getitem__))
-        return self.rates.get(less, 0.0) >= _enough(self.rates, self.need)
-
-    def _confirm(self) -> Asks[None]:
-        """Those that may be chosen, in turns: one lucky trial must not decide."""
-        if not self._rates:
-            return
-        while len(close := contenders(self.rates, self.need)) > 1 and any(
-            len(self._rates[one]) < _LOOKS for one in close
-        ):
-            yield from self._in_turns(*close)
-        choice, rates = self.choice, self.rates
-        if self.given in rates and self.given != choice:
-            yield from self._pays(self.given, choice)  # so that what is said of it is true
+                    yield from self._try(settings, "again, in turns", _LOOKS)
 
     def _at(self, workers: int) -> Settings:
         cap = self.shm_cap(DEFAULT_PREFETCH)
@@ -359,9 +351,8 @@ class Search:
 
     def _is_enough(self, settings: Settings) -> bool:
         """Whether nothing larger can be of use: the need is met, or all cores are busy."""
-        trials = [trial for trial in self.trials if trial.settings == settings]
-        busy = trials[-1].cpu_share if trials else None
-        return self.meets(settings) or (busy or 0.0) >= _SATURATED
+        last = self.last_trial(settings)
+        return self.meets(settings) or ((last and last.cpu_share) or 0.0) >= _SATURATED
 
 
 @dataclass(frozen=True)
@@ -382,7 +373,3 @@ class ComputingStep:
 def _enough(rates: Mapping[Settings, float], need: Need) -> float:
     """Return the rate from which a setting suffices: what is needed, or within 3 % of the best."""
     return min(max(rates.values(), default=0.0) * (1 - WORTH), need.rate)
-
-
-def _size(settings: Settings) -> tuple[int, ...]:
-    return settings.size

@@ -204,7 +204,60 @@ def observe(
         clock: the step's; None: that of the device in use.
     """
     with _Opened(loader) as opened:
-        return (yield from _observe(opened, stepping, seconds, keep, clock))
+        count, prefetch = loader.num_workers, loader.prefetch_factor or 0
+        began = time.perf_counter()
+        batch = opened.take()
+        startup_s = time.perf_counter() - began
+        batch_bytes = nbytes(batch)
+        held = [_copy(batch)] if keep else []
+        if stepping:
+            yield batch
+        # Not yet the steady state: what workers made while nobody took anything. Without a step the
+        # queue is empty again after one batch of each; a step may find it full.
+        # Threads of a backend have as many batches on their way as it tells.
+        for _ in range(count * (prefetch if stepping else 1) or opened.outstanding):
+            if time.perf_counter() - began > startup_s + seconds / 3:
+                break
+            batch = opened.take()
+            if stepping:
+                yield batch
+        clock, workers = clock or _clock(), opened.workers()
+        blocks: list[tuple[Any, Any, int]] = []
+        # A batch that takes longer than a whole trial is not measured more often than needed.
+        slow = [Timed(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
+        waits: list[float] = []
+        samples, cpu, start = 0, _cpu_seconds(workers), time.perf_counter()
+        while len(blocks) + len(slow) < 2 or time.perf_counter() - start < seconds:
+            taken, begin, began = 0, clock.mark(), time.perf_counter()
+            # Workers that started together may go on delivering together: a block has turns of all.
+            while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
+                before = time.perf_counter()
+                batch = opened.take()
+                waits.append(time.perf_counter() - before)
+                taken += 1
+                samples += samples_in(batch) or 1
+                if stepping:
+                    yield batch
+            blocks.append((begin, clock.mark(), taken))
+            batch_bytes = max(batch_bytes, nbytes(batch))
+            if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
+                held.append(_copy(batch))  # between blocks, where the copy costs no measured time
+        cpu = _cpu_seconds(workers) - cpu
+        clock.wait()
+        timed = slow + [Timed(clock.seconds(begin, end), taken) for begin, end, taken in blocks]
+        mean_wait = statistics.fmean(waits)
+        return Seen(
+            seconds_per_batch=_interval(timed),
+            samples_per_batch=samples / len(waits),
+            startup_s=startup_s,
+            cpu_per_batch=cpu / len(waits),
+            variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
+            epochs=opened.feed.epoch + 1,
+            batch_bytes=batch_bytes,
+            batches=opened.taken,
+            held=held,
+            memory_per_worker=_memory_per_worker(workers),
+        )
 
 
 def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) -> Steps[StepCost]:
@@ -232,65 +285,6 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
             until = time.perf_counter() + seconds
     medians = (statistics.median(each[_SLOW_BLOCKS:]) for each in (cores, on_thread))
     return StepCost(_interval(blocks[_SLOW_BLOCKS:]), *medians)
-
-
-def _observe(
-    opened: _Opened, stepping: bool, seconds: float, keep: bool, clock: Clock | None
-) -> Steps[Seen]:
-    count, prefetch = opened.loader.num_workers, opened.loader.prefetch_factor or 0
-    began = time.perf_counter()
-    batch = opened.take()
-    startup_s = time.perf_counter() - began
-    batch_bytes = nbytes(batch)
-    held = [_copy(batch)] if keep else []
-    if stepping:
-        yield batch
-    # Not yet the steady state: what workers made while nobody took anything. Without a step the
-    # queue is empty again after one batch of each; a step may find it full.
-    # Threads of a backend have as many batches on their way as it tells.
-    for _ in range(count * (prefetch if stepping else 1) or opened.outstanding):
-        if time.perf_counter() - began > startup_s + seconds / 3:
-            break
-        batch = opened.take()
-        if stepping:
-            yield batch
-    clock, workers = clock or _clock(), opened.workers()
-    blocks: list[tuple[Any, Any, int]] = []
-    # A batch that takes longer than a whole trial is not measured more often than needed.
-    slow = [Timed(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
-    waits: list[float] = []
-    samples, cpu, start = 0, _cpu_seconds(workers), time.perf_counter()
-    while len(blocks) + len(slow) < 2 or time.perf_counter() - start < seconds:
-        taken, begin, began = 0, clock.mark(), time.perf_counter()
-        # Workers that started together may go on delivering together: a block has turns of all.
-        while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
-            before = time.perf_counter()
-            batch = opened.take()
-            waits.append(time.perf_counter() - before)
-            taken += 1
-            samples += samples_in(batch) or 1
-            if stepping:
-                yield batch
-        blocks.append((begin, clock.mark(), taken))
-        batch_bytes = max(batch_bytes, nbytes(batch))
-        if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
-            held.append(_copy(batch))  # between blocks, where the copy costs no measured time
-    cpu = _cpu_seconds(workers) - cpu
-    clock.wait()
-    timed = slow + [Timed(clock.seconds(begin, end), taken) for begin, end, taken in blocks]
-    mean_wait = statistics.fmean(waits)
-    return Seen(
-        seconds_per_batch=_interval(timed),
-        samples_per_batch=samples / len(waits),
-        startup_s=startup_s,
-        cpu_per_batch=cpu / len(waits),
-        variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
-        epochs=opened.feed.epoch + 1,
-        batch_bytes=batch_bytes,
-        batches=opened.taken,
-        held=held,
-        memory_per_worker=_memory_per_worker(workers),
-    )
 
 
 class _Opened:

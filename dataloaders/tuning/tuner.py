@@ -374,19 +374,14 @@ class Tuner:
 
     def _closing_notes(self, best: Settings) -> list[str]:
         """What else the user should know about the choice."""
-        notes, search = [], self._search
-        rates = [
-            trial.epoch_samples_per_second / trial.samples_per_second.estimate
-            for trial in search.trials
-            if trial.settings == best
-            and trial.samples_per_second is not None
-            and trial.epoch_samples_per_second is not None
-        ]
-        if rates and rates[-1] < 0.9:
-            notes.append(
-                f"starting the workers takes {100 * (1 - rates[-1]):.0f} % of each epoch; "
-                "persistent_workers=True pays that once"
-            )
+        notes, search, last = [], self._search, self._search.last_trial(best)
+        if last is not None and last.samples_per_second and last.epoch_samples_per_second:
+            share = 1 - last.epoch_samples_per_second / last.samples_per_second.estimate
+            if share > 0.1:
+                notes.append(
+                    f"starting the workers takes {100 * share:.0f} % of each epoch; "
+                    "persistent_workers=True pays that once"
+                )
         if best.num_workers > self._cores:
             notes.append(
                 f"these are more workers than the {self._cores} usable cores, of which torch may "
@@ -414,7 +409,8 @@ class Tuner:
         "auto" is a loader's, which must not change the threads of the whole process.
         """
         loader, choice = self._loader, self._search.choice_for_auto
-        trial = [one for one in self._search.trials if one.settings == choice][-1]
+        trial = self._search.last_trial(choice)
+        assert trial is not None
         assert trial.samples_per_second is not None
         key = learned.key_of(
             loader.dataset,
