@@ -336,7 +336,7 @@ class TestThreadsOfTheStep:
         step = ComputingStep(8, workers_to_keep_up=2, cores_per_worker=0.9)
         self.search(rates, cores=8, step=step)
         assert self.found.choice == workers(2, step_threads=6)
-        waiting = self.search(rates, cores=8, step=replace(step, cores_per_worker=0.1))
+        waiting = self.search(rates, cores=16, step=replace(step, cores_per_worker=0.1))
         assert waiting[0].step_threads == 7  # always fewer than there are
 
     @pytest.mark.parametrize("facts", [{"need": needs(140)}, {"step": None}, {"most": 0}], ids=str)
@@ -392,9 +392,11 @@ class Knobs(Backend):
 
 
 class TestBackendOptions:
-    def searched(self, rate: Callable[[int, int], float], **facts: Any) -> list[Ask]:
-        """From 4 threads and a depth of 3."""
-        present = Settings(0, None, False, Knobs())
+    def searched(
+        self, rate: Callable[[int, int], float], threads: int = 4, **facts: Any
+    ) -> list[Ask]:
+        """From so many threads and a depth of 3."""
+        present = Settings(0, None, False, Knobs(threads))
         options = {"threads": (1, 2, 3, 4, 6, 8), "depth": (2, 3, 4, 6)}
         self.found = searching(given=present, alone=present, options=options, **facts)
         asked = played(
@@ -413,6 +415,12 @@ class TestBackendOptions:
         asked = self.searched(lambda threads, depth: 10.0 * threads * depth)
         assert self.chosen == Knobs(8, 6)
         assert [ask.settings.backend for ask in asked] == [Knobs(8, 3), Knobs(8, 6)]
+
+    def test_going_down_nothing_is_tried_above_what_suffices(self) -> None:
+        rates = {8: 100.0, 4: 100.0, 3: 80.0, 2: 66.0}
+        asked = self.searched(lambda threads, depth: rates[threads], threads=8)
+        assert self.chosen == Knobs(4, 2)
+        assert {ask.settings.numbers["threads"] for ask in asked} == {8, 4, 3, 2}
 
     def test_a_best_setting_in_between_is_found(self) -> None:
         self.searched(lambda threads, depth: 100.0 - 8 * abs(threads - 6) - 8 * abs(depth - 4))
