@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +18,6 @@ from dataloaders.errors import CapacityWarning
 from dataloaders.machine import resources
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.learned import Learned
-from helpers import warm
 
 NO_CUDA = torch.cuda.device_count() == 0
 
@@ -89,10 +85,6 @@ class TestRule:
         monkeypatch.setattr(resources, "available_memory", lambda: 2**40)
         monkeypatch.setattr(resources, "shm_room", lambda path=None: None)
         assert resolved(Files())[0] == workers
-
-    def test_the_loader_it_makes_works(self) -> None:
-        batches = list(DataLoader(Files(10), 4, num_workers="auto", prefetch_factor="auto"))
-        assert [len(batch) for batch in batches] == [4, 4, 2]
 
     @pytest.mark.parametrize(
         "dataset",
@@ -163,15 +155,6 @@ class TestRule:
         with pytest.raises((ValueError, TypeError)):
             DataLoader(Files(), num_workers=wrong, pin_memory="auto", prefetch_factor="auto")
 
-    def test_no_more_than_the_usable_cores_in_a_smaller_affinity(self) -> None:
-        code = (
-            "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
-            "from dataloaders import DataLoader\n"
-            "print(DataLoader([0] * 100, num_workers='auto').num_workers)"
-        )
-        run = warm.run(["-c", code])
-        assert (run.stdout.strip(), run.returncode) == ("1", 0), run.stderr
-
     @given(
         size=st.integers(0, 10**9),
         batch_size=st.none() | st.integers(1, 64),
@@ -197,15 +180,6 @@ class TestLearned:
         assert settings(
             DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
         ) == (1, 4, False)
-
-    def test_it_is_not_for_each_of_several_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        learn(Files(), Learned(4, 5, False, 100.0, memory_per_worker=1))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, resources.usable_cores())))
-        loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
-        assert settings(loader)[:2] == (1, 2)
-        learn(Files(), Learned(1, 4, False, 100.0, memory_per_worker=1))  # by such a rank
-        loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
-        assert settings(loader)[:2] == (1, 4)
 
     def test_it_is_bounded_by_the_cores(self) -> None:
         learn(Files(), Learned(1000, 2, False, 100.0, batch_bytes=1, memory_per_worker=1))
@@ -244,26 +218,10 @@ class TestLearned:
         assert [warning.filename for warning in caught] == [__file__]  # the line that asked
 
 
-def test_a_container_with_little_shared_memory_gets_fewer(tmp_path: Path) -> None:
-    """In a mount namespace of its own, /dev/shm is really a tmpfs of 8 MiB."""
-    code = (
-        "import warnings; warnings.simplefilter('error')\n"
-        "from dataloaders import DataLoader\n"
-        "from dataloaders.errors import CapacityWarning\n"
-        "try: DataLoader([0] * 10**6, 4, num_workers='auto', prefetch_factor='auto')\n"
-        "except CapacityWarning as warning: print(warning)"
-    )
-    shell = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" -c "$1"'
-    run = subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", shell, sys.executable, code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "DATALOADERS_CACHE": str(tmp_path)},
-    )
-    if "unshare" in run.stderr or "mount" in run.stderr:
-        pytest.skip(f"no mount namespace can be made here: {run.stderr.strip()}")
-    assert run.returncode == 0, run.stderr
-    # Three of the assumed batches fit: one in the queue of one worker, and two that the step holds.
-    assert '"auto" chose num_workers=1, prefetch_factor=1: ' in run.stdout
-    assert "8.0 MiB are free" in run.stdout
-    assert "the size of a batch is a guess" in run.stdout
+def test_without_a_known_batch_its_size_is_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three batches fit: one in the queue of one worker, and two that the step holds.
+    monkeypatch.setattr(resources, "shm_room", lambda path=None: 8 * 2**20)
+    monkeypatch.setattr(resources, "usable_cores", lambda: 4)
+    rule = '"auto" chose num_workers=1, prefetch_factor=1: .* 8.0 MiB are free .* is a guess'
+    with pytest.warns(CapacityWarning, match=rule):
+        assert resolved(Files())[:2] == (1, 1)

@@ -1,4 +1,4 @@
-"""Which settings are tried, and which is chosen: decisions on rates, without a clock or a loader.
+"""Decide which settings are tried and which is chosen, on rates alone: no clock, no loader.
 
     workers   0   2   4   8   16        twice as many while that is 3 % faster
                         6               what lies between, where it may do
@@ -119,7 +119,7 @@ def contenders(rates: Mapping[Settings, float], need: Need) -> list[Settings]:
 
 @dataclass
 class Search:
-    """One search; `run` it, then ask for its `choice`.
+    """Searches one loader's settings: `run` it, then ask for its `choice`.
 
     Attributes:
         given: the loader as it is.
@@ -178,7 +178,7 @@ class Search:
         return no_room and not self._is_enough(choice)
 
     def add(self, trial: Trial, *, comparable: bool = True) -> None:
-        """Keep ``trial``; of one that failed no earlier rate counts any more."""
+        """Keep ``trial``; if it failed, earlier rates of its settings count no more."""
         self.trials.append(trial)
         if trial.failed is not None:
             self._rates.pop(trial.settings, None)
@@ -186,7 +186,7 @@ class Search:
             self._rates.setdefault(trial.settings, []).append(trial.epoch_samples_per_second)
 
     def meets(self, settings: Settings) -> bool:
-        """Whether ``settings`` was tried and gives what is needed."""
+        """Return whether ``settings`` was tried and gives what is needed."""
         return self.rates.get(settings, 0.0) >= self.need.rate
 
     def last_trial(self, settings: Settings) -> Trial | None:
@@ -227,7 +227,7 @@ class Search:
                 return
 
     def _search_step_threads(self) -> Asks[None]:
-        """Fewer threads for the step.
+        """Try fewer threads for the step.
 
         The threads of one computation wait for each other, and spin meanwhile: one of them whose
         core a worker has taken keeps all of them waiting.
@@ -255,7 +255,7 @@ class Search:
         )
 
     def _search_pinning(self) -> Asks[None]:
-        """The choice both ways, each batch copied to the device."""
+        """Try the choice pinned and not pinned, each batch copied to the device."""
         choice = self.choice
         if not self.pinning or not 0 < choice.num_workers <= self.most:
             return  # without workers pinning is a copy more in the loop itself
@@ -280,7 +280,7 @@ class Search:
         at: Callable[[int], Settings],
         what: str = "",
     ) -> Asks[None]:
-        """Double ``now`` while that pays, or else halve it while that suffices; then go between.
+        """Double ``now`` while that pays, else halve it while that suffices; then try between.
 
         ``values`` are those that there are, smallest first; trials may make them fewer.
         """
@@ -323,14 +323,14 @@ class Search:
         yield from self._settle()
 
     def _try(self, settings: Settings, why: str, looks: int = 1) -> Asks[bool]:
-        """Have ``settings`` tried unless it was tried so often; False if it cannot be used."""
+        """Ask for a trial unless there were ``looks``; return whether ``settings`` can be used."""
         fits = settings.num_workers <= self.most
         if fits and len(self._rates.get(settings, ())) < looks:
             self.add((yield Ask(settings, why)))
         return settings in self._rates
 
     def _settle(self) -> Asks[None]:
-        """Try those that may be chosen in turns: one lucky trial must not decide."""
+        """Try in turns those that may be chosen: one lucky trial must not decide."""
         while self._rates:
             close = contenders(self.rates, self.need)
             again = [
@@ -350,7 +350,7 @@ class Search:
         return Settings(workers, prefetch, self.alone.pin_memory, self.alone.backend)
 
     def _is_enough(self, settings: Settings) -> bool:
-        """Whether nothing larger can be of use: the need is met, or all cores are busy."""
+        """Return whether nothing larger can help: the need is met, or all cores are busy."""
         last = self.last_trial(settings)
         return self.meets(settings) or ((last and last.cpu_share) or 0.0) >= _SATURATED
 

@@ -1,4 +1,4 @@
-"""One tuning run: what one process and the step take, then the trials that a search asks for."""
+"""One tuning run: measure one process and the step, then make the trials that a search asks for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _FREE_MEMORY = (
 
 
 class Tuner:
-    """One tuning run: exhaust `steps`, then ask for its `result`; in between it has one, too."""
+    """Runs one search: exhaust `steps`, then ask for the `result`; `result` may be asked earlier."""
 
     def __init__(
         self,
@@ -170,11 +170,9 @@ class Tuner:
     # What is known before the search ------------------------------------------------------------
 
     def _measure_alone(self, alone: Settings) -> Steps[tuple[Seen, Seen]]:
-        """Loading in one process, and the loop of loading and stepping.
+        """Measure loading in one process, and the loop of loading and stepping.
 
-        The dataset is read in a process of its own. Where it cannot be sent to one, no workers can
-        be forked after it either, and it is read here, as the loop itself will. A backend with
-        threads of its own is measured here.
+        A backend with threads of its own is measured in this process.
         """
         if self._own_threads:
             loader = self._variants.make(alone, _HANG_S)
@@ -199,6 +197,10 @@ class Tuner:
         return loading, seen
 
     def _load_elsewhere(self, alone: Settings) -> Steps[Seen]:
+        """Measure loading in a process of its own, or here where the dataset cannot be sent to one.
+
+        Then no workers are forked afterwards: they would share what the dataset opens here.
+        """
         look = Loading(self._variants.elsewhere(alone), self._trial_s, self._stepping)
         why_here: Exception
         try:
@@ -216,7 +218,6 @@ class Tuner:
                 raise found
             self._variants.skip(found.batches)
             return found
-        # No workers are forked afterwards: they would share what the dataset opens here.
         self._workers_usable = False
         self._notes.append(f"workers were not tried: {_text(why_here)}")
         return (yield from look.steps())
@@ -256,7 +257,7 @@ class Tuner:
         return None if own is None else f"the loader as it is will fail: {own}"
 
     def _why_no_workers(self, samples_per_second: float) -> str:
-        """Why none need be tried; "" if they are to be."""
+        """Return why workers need not be tried, or ""."""
         search, rate = self._search, f"one process gives {samples_per_second:,.0f} samples/s"
         if self._max_workers == 0:
             return "max_workers=0: nothing else was tried"
@@ -329,7 +330,7 @@ class Tuner:
         )
 
     def _over_epoch(self, settings: Settings, seen: Seen) -> float:
-        """Samples per second over an epoch, with its workers' start unless they persist."""
+        """Return samples per second over an epoch, with the start of workers unless they persist."""
         steady, batches = seen.samples_per_second.estimate, self._batches
         inside = seen.epochs > 1 or self._loader.persistent_workers
         if not (settings.num_workers and batches) or inside:
@@ -338,7 +339,7 @@ class Tuner:
         return batches * seen.samples_per_batch / max(whole, 1e-9)
 
     def _too_large(self, settings: Settings, memory_per_worker: int | None) -> str | None:
-        """Why memory does not bear ``settings``, or None; a note says it once."""
+        """Return why memory does not bear ``settings``, or None; add a note."""
         if not memory_per_worker:
             return None
         # As auto.resolve(), which would give a remembered setting fewer workers than this.
@@ -355,7 +356,7 @@ class Tuner:
     # What is said -------------------------------------------------------------------------------
 
     def _why(self, best: Settings) -> str:
-        """Why ``best``, after trials."""
+        """Return why ``best`` is the choice."""
         search, rates = self._search, self._search.rates
         base, name = search.alone, "one process"
         if self._tunable is not None:
@@ -373,7 +374,7 @@ class Tuner:
         return f"{gain}, within 3 % of the best that was tried{unmet}"
 
     def _closing_notes(self, best: Settings) -> list[str]:
-        """What else the user should know about the choice."""
+        """Return what else the user should know about the choice."""
         notes, search, last = [], self._search, self._search.last_trial(best)
         if last is not None and last.samples_per_second and last.epoch_samples_per_second:
             share = 1 - last.epoch_samples_per_second / last.samples_per_second.estimate
@@ -437,8 +438,8 @@ class Tuner:
     def _warn(self, text: str | None) -> None:
         if text is not None:
             self._notes.append(text)
-            # Past this, steps, tuning_steps, and driven and tune or what runs a script's loop: the
-            # line that asked for it.
+            # Frames above: this, steps, tuning_steps, then driven and tune, or what runs a script's
+            # loop. The next one is the line that asked for tuning.
             warnings.warn(text, CapacityWarning, stacklevel=6)
 
     def _announce(self, doing: str) -> None:
@@ -454,7 +455,7 @@ def _next_of(asks: Asks[None], trial: Any) -> Ask | None:
 
 
 def _is_workers_fault(error: Exception) -> bool:
-    """Whether the workers failed, and not the user's dataset in a worker.
+    """Return whether the workers failed, and not the user's dataset in a worker.
 
     torch raises an error of the dataset again, with its type and a text that begins "Caught".
     All else that starting or asking workers raises speaks against workers only: they cannot be
@@ -472,7 +473,7 @@ def _text(error: Exception) -> str:
 
 
 def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
-    """What may be chosen of its backend's options; None: nothing, or it will not serve anyway."""
+    """Return what may be chosen of its backend's options; None: nothing, or it serves no loader."""
     if not isinstance(loader, DataLoader):
         return None
     try:
