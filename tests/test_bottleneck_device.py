@@ -12,6 +12,7 @@ import torch
 
 from dataloaders.bottleneck import Check, Report, check_bottleneck
 from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of, host_time_of
+from helpers.waits import wait
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
