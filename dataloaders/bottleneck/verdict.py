@@ -41,6 +41,7 @@ STEP_BOUND_UP_TO = 1.08
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15
+_LEAST = 0.95  # no loop is faster than its step alone: an interval below is the machine's doing
 _WIDEST = 3.0  # high / low of an interval that still says something
 
 # What interleaved blocks of one and the same thing still differ by (placement in memory, clock,
@@ -152,8 +153,8 @@ def analyse(
 
 
 def _says_something(bound: Interval) -> bool:
-    """Whether an interval is worth printing: not one such as 0.04 to 8555."""
-    return bound.low > 0 and bound.high / bound.low <= _WIDEST
+    """Whether an interval is worth printing: not one such as 0.04 to 8555, nor far below 1."""
+    return bound.low > 0 and bound.high / bound.low <= _WIDEST and bound.high >= _LEAST
 
 
 def name(
