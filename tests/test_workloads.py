@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import warm
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.queue_model import Overhead, seconds_per_batch  # noqa: E402
-from bench.verdicts import _case_of, _in_child, judge, judge_rule, summarise  # noqa: E402
+from bench.verdicts import _case_of, _in_child, judge, judge_rule, main, summarise  # noqa: E402
 from bench.workloads import WORKLOADS, accepted, gap_class  # noqa: E402
 
 # Four workers on two cores are meant so here.
@@ -164,11 +162,11 @@ class TestJudging:
         assert summarise([broken]).met is False
 
 
-def test_an_unknown_workload_names_the_known_ones() -> None:
-    run = warm.run(["-W", "ignore", "-m", "bench.verdicts", "nonesuch"], cwd=ROOT)
-    assert run.returncode == 2
-    assert "nonesuch" in run.stdout
-    assert "serial_double" in run.stdout
+def test_an_unknown_workload_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nonesuch"]) == 2
+    said = capsys.readouterr().out
+    assert "nonesuch" in said
+    assert "serial_double" in said
 
 
 @pytest.mark.measures

@@ -17,7 +17,7 @@ Three ways to the bound; the verdict says which one carries it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -142,6 +142,8 @@ def analyse(
             found.insert(0 if alone else len(found), by_waits)
     if not found:
         return None
+    if behind:
+        found = [_with_waits_elsewhere(one, laps["synthetic"]) for one in found]
     named = [(name(one.bound, *_causes(one)), one) for one in found]
     named = [
         (verdict if _says_something(one.bound) else "inconclusive", one) for verdict, one in named
@@ -150,6 +152,20 @@ def analyse(
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
     return _analysis(verdict, best, left_out)
+
+
+def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
+    """The bound with what waits for other loaders may add to it, as they are in every arm.
+
+    On a device's clock such a wait is part of the step alone as well, and how much of it the
+    device hides is not known: without it the step may be as much shorter.
+    """
+    elsewhere = sum(lap.elsewhere for lap in resident) / max(1, sum(lap.steps for lap in resident))
+    if not elsewhere:
+        return found
+    step = found.means["synthetic"]
+    high = found.bound.high * step / max(step - elsewhere, 0.01 * step)
+    return replace(found, bound=replace(found.bound, high=high))
 
 
 def _says_something(bound: Interval) -> bool:
