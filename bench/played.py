@@ -22,8 +22,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.known_work import Kind, Rows, as_array, burn, wait
+from dataloaders.measuring.clocks import HostClock
 
-__all__ = ["Device", "Loop", "PlayedClock", "PlayedLoader", "RealTime", "Stream", "VirtualTime"]
+__all__ = [
+    "Device",
+    "HostOn",
+    "Loop",
+    "PlayedClock",
+    "PlayedLoader",
+    "RealTime",
+    "Stream",
+    "VirtualTime",
+]
 
 
 class RealTime:
@@ -54,6 +64,14 @@ class VirtualTime:
 
 
 Time = RealTime | VirtualTime
+
+
+class HostOn(HostClock):
+    """The host's clock on a played time, for steps that are over when they return."""
+
+    def __init__(self, time: Time) -> None:
+        self.now = time.now  # type: ignore[method-assign]
+        self.sleep = time.sleep  # type: ignore[method-assign]
 
 
 class Stream:
@@ -249,6 +267,7 @@ class Loop:
         item_every: the step waits for the device at every so many batches; 0: never.
         side_s: seconds of a kernel on a second stream that each step starts and joins.
         slowed: how many times longer the host takes while workers are at work.
+        optimizer_every: a real optimizer steps after every so many batches; 0: none does.
     """
 
     loads: tuple[float, ...]
@@ -267,6 +286,7 @@ class Loop:
     item_every: int = 0
     side_s: float = 0.0
     slowed: float = 1.0
+    optimizer_every: int = 0
 
     def made(self, time: Time) -> tuple[Any, PlayedStep]:
         """Return a loader and a step; in real time the loader is torch's own."""
@@ -285,7 +305,7 @@ class Loop:
         step = PlayedStep(self, device, inner)
         return (CopiedAhead(inner, self, device) if self.ahead else inner), step
 
-    def truth(self, batches: int = 4000, *, take_s: float = 0.0, make_s: float = 0.0) -> float:
+    def truth(self, batches: int = 2250, *, take_s: float = 0.0, make_s: float = 0.0) -> float:
         """Return real / synthetic in the long run, computed on a virtual time.
 
         ``take_s`` and ``make_s`` are torch's own cost a batch, in the loop and in a worker.
@@ -319,6 +339,9 @@ class PlayedStep:
         self._side = device.stream()
         self._kernels = itertools.cycle(loop.kernels)
         self._calls = 0
+        self._optimizer = None
+        if loop.optimizer_every:
+            self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
     def __call__(self, batch: Any) -> None:
         loop, device = self._loop, self.device
@@ -338,6 +361,8 @@ class PlayedStep:
         if loop.side_s:
             device.wait_for(device.record(self._side))
         self._calls += 1
+        if self._optimizer is not None and self._calls % loop.optimizer_every == 0:
+            self._optimizer.step()
         if loop.item_every and self._calls % loop.item_every == 0:
             device.synchronize()
 

@@ -17,7 +17,7 @@ Three ways to the bound; the verdict says which one carries it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -41,6 +41,7 @@ STEP_BOUND_UP_TO = 1.08
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15
+_LEAST = 0.95  # no loop is faster than its step alone: an interval below is the machine's doing
 _WIDEST = 3.0  # high / low of an interval that still says something
 
 # What interleaved blocks of one and the same thing still differ by (placement in memory, clock,
@@ -117,7 +118,7 @@ def analyse(
             of ``batches`` batches. An epoch takes start + batches x real - wait, where wait is
             what the steady state waits for each batch anyway; so much is added to real.
     """
-    rounds, part, left_out = _cleaned(rounds, part or {}, behind)
+    rounds, part, left_out = _cleaned(rounds, part or {}, behind, parallel)
     if parallel and not behind:
         # On the host's clock the step of a real block, its waits taken out, is the contended one.
         rounds, part = [_with_contended(one) for one in rounds], _with_contended(part)
@@ -126,7 +127,7 @@ def analyse(
     if len(rounds) >= 2:
         found.append(_by_blocks(rounds, starts))
     laps = {
-        arm: [lap for one in [*rounds, part] if arm in one for lap in one[arm].laps]
+        arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
     }
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
@@ -141,21 +142,43 @@ def analyse(
             found.insert(0 if alone else len(found), by_waits)
     if not found:
         return None
+    if behind:
+        found = [_with_waits_elsewhere(one, laps["synthetic"]) for one in found]
     named = [(name(one.bound, *_causes(one)), one) for one in found]
+    named = [
+        (verdict if _says_something(one.bound) else "inconclusive", one) for verdict, one in named
+    ]
     verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
     return _analysis(verdict, best, left_out)
 
 
+def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
+    """The bound with what waits for other loaders may add to it, as they are in every arm.
+
+    On a device's clock such a wait is part of the step alone as well, and how much of it the
+    device hides is not known: without it the step may be as much shorter.
+    """
+    elsewhere = sum(lap.elsewhere for lap in resident) / max(1, sum(lap.steps for lap in resident))
+    if not elsewhere:
+        return found
+    step = found.means["synthetic"]
+    high = found.bound.high * step / max(step - elsewhere, 0.01 * step)
+    return replace(found, bound=replace(found.bound, high=high))
+
+
+def _says_something(bound: Interval) -> bool:
+    """Whether an interval is worth printing: not one such as 0.04 to 8555, nor far below 1."""
+    return bound.low > 0 and bound.high / bound.low <= _WIDEST and bound.high >= _LEAST
+
+
 def name(
     bound: Interval, stall_draws: Mapping[str, Array], stall_means: Mapping[str, float]
 ) -> Verdict:
     """Return the verdict that ``bound`` carries; a gap is named by its largest stall."""
-    if bound.high <= STEP_BOUND_UP_TO:
-        return "step-bound"
     if bound.low < BOUND_FROM:
-        return "inconclusive"
+        return "step-bound" if bound.high <= STEP_BOUND_UP_TO else "inconclusive"
     cause = max(stall_means, key=lambda stall: stall_means[stall])
     others = [draws for stall, draws in stall_draws.items() if stall != cause]
     support = float(np.mean(stall_draws[cause] >= np.maximum.reduce(others)))
@@ -173,9 +196,7 @@ def _analysis(verdict: Verdict, best: _Found, left_out: int) -> Analysis:
     bound: Interval | None = best.bound
     enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(best.bound.estimate - 1))
     settled = verdict != "inconclusive" and best.bound.half_width <= enough
-    low, high = best.bound.low, best.bound.high
-    # A sure gap may be wide: from 10 to 40 is worth saying. From 0.3 to 4 is not.
-    if verdict == "inconclusive" and not (low > 0 and high / low <= _WIDEST):
+    if not _says_something(best.bound):
         bound = None
     figures = bound is not None
     return Analysis(
@@ -307,11 +328,14 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
     return {stall.name: stalls.get(stall.name, left) for stall in STALLS}
 
 
-def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[Round], Round, int]:
+def _cleaned(
+    rounds: Sequence[Round], part: Round, behind: bool, parallel: bool
+) -> tuple[list[Round], Round, int]:
     """Blocks without what is not theirs: other loaders' waits, first sights of a shape, lengths."""
     everything = [*rounds, part]
     fresh = _fresh_cost(everything, behind)
     slope, usual = _cost_of_bytes(everything, behind)
+    usual_step = _mean([lap for one in everything for lap in _laps(one, "synthetic")])
     left_out = 0
     cleaned: list[Round] = []
     for one in everything:
@@ -321,7 +345,10 @@ def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[R
             for lap in took.laps:
                 if fresh and lap.fresh and arm == "real":
                     left_out += lap.steps
-                    continue
+                    if parallel or behind:
+                        continue
+                    # Its wait counts, and its step as a usual one.
+                    lap = lap._replace(seconds=lap.waited + usual_step * lap.steps)
                 seconds = lap.seconds - slope * (lap.nbytes - usual * lap.steps)
                 waited = lap.waited if arm == "real" else 0.0
                 if not behind and lap.elsewhere:
@@ -339,6 +366,10 @@ def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[R
     return kept, rest, left_out
 
 
+def _laps(one: Round, arm: str) -> tuple[Lap, ...]:
+    return one[arm].laps if arm in one else ()
+
+
 def _of_laps(laps: Sequence[Lap]) -> Timed:
     return Timed(sum(lap.seconds for lap in laps), sum(lap.steps for lap in laps), tuple(laps))
 
@@ -352,8 +383,8 @@ def _with_contended(one: Round) -> Round:
 
 def _fresh_cost(rounds: Sequence[Round], behind: bool) -> bool:
     """Whether a step costs clearly more on a shape that it sees for the first time."""
-    real = [lap for one in rounds if "real" in one for lap in one["real"].laps]
-    resident = [lap for one in rounds if "synthetic" in one for lap in one["synthetic"].laps]
+    real = [lap for one in rounds for lap in _laps(one, "real")]
+    resident = [lap for one in rounds for lap in _laps(one, "synthetic")]
     fresh = [lap for lap in real if lap.fresh]
     seen = [lap for lap in real if not lap.fresh] + resident
     if not fresh or not seen:
@@ -371,10 +402,10 @@ def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]
 
     Where batches vary in size, arms see different ones: each lap is moved to the usual size.
     """
-    laps = [lap for one in rounds if "synthetic" in one for lap in one["synthetic"].laps]
-    usual = [lap for one in rounds if "real" in one for lap in one["real"].laps] or laps
+    laps = [lap for one in rounds for lap in _laps(one, "synthetic")]
+    usual = [lap for one in rounds for lap in _laps(one, "real")] or laps
     sizes = np.array([lap.nbytes / lap.steps for lap in laps])
-    if len(laps) < 8 or not sizes.any() or sizes.std() == 0:
+    if len(laps) < 8 or sizes.std() == 0 or not all(lap.nbytes for lap in usual):
         return 0.0, 0.0
     seconds = np.array([lap.seconds / lap.steps for lap in laps])
     slope = float(np.cov(sizes, seconds, bias=True)[0, 1] / sizes.var())
