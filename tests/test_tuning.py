@@ -464,7 +464,11 @@ class TestWhatGoesWrong:
 
     @pytest.mark.parametrize(
         ("batches", "counts", "rule"),
-        [(2, {0}, "1 workers with"), (5, {0, 2, 3}, "7 workers with prefetch_factor=1")],
+        [
+            (2, {0}, "1 workers with"),
+            (3, {0}, "3 workers with"),
+            (5, {0, 2, 3}, "7 workers with prefetch_factor=1"),
+        ],
     )
     def test_room_for_fewer_workers_than_might_help_is_told(
         self, batches: int, counts: set[int], rule: str, monkeypatch: pytest.MonkeyPatch

@@ -57,7 +57,7 @@ _FREE_MEMORY = (
 
 
 class Tuner:
-    """Runs one search: exhaust `steps`, then ask for the `result`; `result` may be asked earlier."""
+    """Runs one search: exhaust `steps`; `result` tells what is known, also before their end."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class Tuner:
         )
 
     def _over_epoch(self, settings: Settings, seen: Seen) -> float:
-        """Return samples per second over an epoch, with the start of workers unless they persist."""
+        """Return samples per second over an epoch, with the start of its workers."""
         steady, batches = seen.samples_per_second.estimate, self._batches
         inside = seen.epochs > 1 or self._loader.persistent_workers
         if not (settings.num_workers and batches) or inside:
