@@ -385,7 +385,7 @@ class BadInWorker(Waiting):
 @pytest.mark.usefixtures("workers_end_fast")
 class TestWhatGoesWrong:
     def test_workers_that_die_are_a_failed_trial(self) -> None:
-        tuning = tune(TorchLoader(Dies(), 4), budget_s=SOME, max_workers=8)
+        tuning = tune(TorchLoader(Dies(), 4, num_workers=2), budget_s=SOME, max_workers=8)
         assert tuning.choice.num_workers == 0
         assert tried(tuning) == [0, 2]
         assert any(word in str(tuning.trials[1].failed) for word in ("exited", "killed"))

@@ -202,6 +202,12 @@ class TestNoise:
         assert search.choice == ALONE
         assert counts(asked) == [2, 2, 0, 2, 0]
 
+    def test_a_lucky_trial_does_not_meet_the_need(self) -> None:
+        search = searching(need=needs(100))
+        asked = played(search, by_workers({0: 40, 2: [101, 80, 80], 4: 160, 3: 120}))
+        assert counts(asked)[:3] == [2, 2, 4]
+        assert search.choice == workers(3)
+
     def test_an_unlucky_trial_does_not_end_the_doubling(self) -> None:
         search = searching(most=8)
         played(search, by_workers({0: 50, 2: 100, 4: [95, 200], 8: 400}))

@@ -286,6 +286,8 @@ class Search:
         """
         if not (yield from self._try(at(now), "where it begins" + (what and f" with{what}"))):
             return
+        if self.meets(at(now)):
+            yield from self._settle()
         below = above = 0  # the neighbours of `now` that were tried
         while values() and not self._is_enough(at(now)):
             more = next((value for value in values() if value >= 2 * now), values()[-1])
@@ -330,7 +332,10 @@ class Search:
         return settings in self._rates
 
     def _settle(self) -> Asks[None]:
-        """Try in turns those that may be chosen: one lucky trial must not decide."""
+        """Try in turns those that may be chosen, and a choice that just meets the need.
+
+        One lucky trial must not decide.
+        """
         while self._rates:
             close = contenders(self.rates, self.need)
             again = [
@@ -338,7 +343,8 @@ class Search:
                 for one in close
                 if len(self._rates[one]) < _LOOKS and one.num_workers <= self.most
             ]
-            if len(close) == 1 or not again:
+            over = self.rates[close[0]] / self.need.rate - 1  # -1 without a need
+            if not again or (len(close) == 1 and not 0 <= over < _NOISE):
                 return
             for settings in again:
                 if settings in self._rates:
