@@ -274,6 +274,10 @@ class TestAnyLoader:
         assert set(tried(tuning)) == {0, 1}
         assert tuning.trials[1].failed is None
         assert not multiprocessing.active_children()
+        trial = tuning.trials[1]
+        assert trial.samples_per_second is not None
+        epoch_s = trial.startup_s + 2499 * 4 / trial.samples_per_second.estimate
+        assert trial.epoch_samples_per_second == pytest.approx(10_000 / epoch_s)
         number, batch = next(iter(tuning.apply(loader)))
         assert (number, batch.shape) == (0, (4, 1))
 
@@ -513,7 +517,7 @@ class TestWhatGoesWrong:
 
         monkeypatch.setattr(resources, "available_memory", lambda: int(2 * 2.1 * by_rule))
         dataset = Hoards(seconds=0.005)
-        tuning = tune(TorchLoader(dataset, 4, num_workers=2), budget_s=SOME, max_workers=2)
+        tuning = tune(TorchLoader(dataset, 4, num_workers=2), budget_s=SOME)
         assert tried(tuning) == [0, 2]
         assert tuning.choice.num_workers == 0
         assert "do not fit in available memory" in str(tuning.trials[1].failed)
