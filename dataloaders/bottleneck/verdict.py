@@ -53,6 +53,7 @@ _MOST_UNITS = 200
 _DRAWS = 1000
 _TRIMMED = 0.1
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
+_SLOW_FROM_S = 0.05
 _FRESH_COSTS = 1.1
 
 
@@ -86,7 +87,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class _Found:
-    """One way's figures: draws and means of each arm's seconds a batch, and the bound."""
+    """Holds one way's figures: draws and means of each arm's seconds a batch, and the bound."""
 
     evidence: Evidence
     bound: Interval
@@ -130,6 +131,11 @@ def analyse(
         arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
     }
+    # Where steps are slow there are few, and each one says how long a step takes.
+    for arm, also in (("synthetic", "synthetic"), ("contended", "real")):
+        if laps[arm] and not behind and _mean(laps["synthetic"]) > _SLOW_FROM_S:
+            settled = [s for one in [*rounds, part] if also in one for s in one[also].settled]
+            laps[arm] += [Lap(seconds, 1) for seconds in settled]
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
     if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
         if behind:
@@ -155,7 +161,7 @@ def analyse(
 
 
 def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
-    """The bound with what waits for other loaders may add to it, as they are in every arm.
+    """Widen the bound by what waits for other loaders may hide: they are in every arm.
 
     On a device's clock such a wait is part of the step alone as well, and how much of it the
     device hides is not known: without it the step may be as much shorter.
@@ -232,7 +238,7 @@ def _by_blocks(rounds: Sequence[Round], starts: tuple[Sequence[float], int]) -> 
 
 
 def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]) -> _Found:
-    """Real / synthetic, each arm's laps resampled for themselves."""
+    """Compare real and synthetic by laps, each arm's resampled on their own."""
     units = {arm: _units(those) for arm, those in laps.items() if those}
     draws = {
         arm: _ratio_draws(those[:, 0], those[:, 1], seed)
@@ -250,12 +256,14 @@ def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]
 def _by_waits(
     laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], *, alone: bool
 ) -> _Found:
-    """1 + wait / step + contention, on the host's clock."""
+    """Add wait and contention to the step, on the host's clock."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
     waited = _ratio_draws(real[:, 2], real[:, 1], 0)
     wait = float(real[:, 2].sum() / real[:, 1].sum())
     own = real.copy()  # the steps of real blocks, without their waits
     own[:, 0] -= own[:, 2]
+    if laps["contended"]:
+        own = _units(laps["contended"])
     if alone:
         resident = np.concatenate([resident, own])
     step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
@@ -272,13 +280,14 @@ def _by_waits(
     means = {"synthetic": step, "real": step + slower + wait}
     if not alone:
         draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
-    return _found("waits", draws, means, min(len(real), len(laps["synthetic"]), _MOST_UNITS))
+    count = min(len(own), len(resident), 2 * len(real))
+    return _found("waits", draws, means, count)
 
 
 def _bounded_by_waits(
     laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], known: _Found
 ) -> _Found:
-    """On a device's clock: no more than the host waited can be lost, and what workers cost."""
+    """Bound the gap on a device's clock: no more than the host waited, and what workers cost."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
     step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
@@ -309,7 +318,7 @@ def _found(
 
 
 def _causes(found: _Found) -> tuple[dict[str, Array], dict[str, float]]:
-    """Seconds a batch by cause: an arm's difference to synthetic; prep is what is left."""
+    """Return seconds a batch by cause: an arm's difference to synthetic; prep is what is left."""
     means = {stall: float(value) for stall, value in _stalls(found.means).items()}
     return _stalls(found.draws), means
 
@@ -331,7 +340,7 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
 def _cleaned(
     rounds: Sequence[Round], part: Round, behind: bool, parallel: bool
 ) -> tuple[list[Round], Round, int]:
-    """Blocks without what is not theirs: other loaders' waits, first sights of a shape, lengths."""
+    """Take out of blocks other loaders' waits, first sights of a shape, and batches' sizes."""
     everything = [*rounds, part]
     fresh = _fresh_cost(everything, behind)
     slope, usual = _cost_of_bytes(everything, behind)
@@ -359,7 +368,7 @@ def _cleaned(
                 laps.append(lap._replace(seconds=seconds, waited=waited))
             if took.laps and not laps:
                 continue
-            arms[arm] = _of_laps(laps) if laps else took
+            arms[arm] = replace(_of_laps(laps), settled=took.settled) if laps else took
         cleaned.append(arms)
     kept = [one for one in cleaned[:-1] if all(arm in one for arm in rounds[0])]
     rest = {arm: took for one in cleaned if one not in kept for arm, took in one.items()}
@@ -398,7 +407,7 @@ def _fresh_cost(rounds: Sequence[Round], behind: bool) -> bool:
 
 
 def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]:
-    """Seconds a byte (least squares over resident laps), and the bytes of a usual batch.
+    """Return seconds a byte (least squares over resident laps), and the bytes of a usual batch.
 
     Where batches vary in size, arms see different ones: each lap is moved to the usual size.
     """
@@ -414,7 +423,7 @@ def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]
 
 
 def _added(starts: tuple[Sequence[float], int], wait: Array) -> Array:
-    """Seconds a batch that starting epochs adds, beyond what each batch waits anyway."""
+    """Return the seconds a batch that starting epochs adds, beyond what each batch waits anyway."""
     if not starts[0]:
         return np.zeros_like(wait)
     seconds = np.array(starts[0])
@@ -441,7 +450,7 @@ def _ratio_draws(above: Array, below: Array, seed: int) -> Array:
 
 
 def _trimmed(values: Array) -> Array:
-    """The mean along the last axis without the lowest and the highest tenth."""
+    """Return the mean along the last axis without the lowest and the highest tenth."""
     cut = int(values.shape[-1] * _TRIMMED)
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))

@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of ``high - low``."""
+        """Return half of ``high - low``."""
         return (self.high - self.low) / 2
 
     def __format__(self, spec: str) -> str:
@@ -42,7 +42,7 @@ class Interval:
 
 
 class Lap(NamedTuple):
-    """One or more steps of a block, between two marks of its clock.
+    """Holds one or more steps of a block, between two marks of its clock.
 
     Attributes:
         seconds: on the clock.
@@ -63,15 +63,19 @@ class Lap(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """A block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked."""
+    """Holds a block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked.
+
+    ``settled`` are seconds of single steps before the first mark, their waits taken out.
+    """
 
     seconds: float
     steps: int
     laps: tuple[Lap, ...] = ()
+    settled: tuple[float, ...] = ()
 
     @property
     def per_batch(self) -> float:
-        """Seconds for one step."""
+        """Return the seconds for one step."""
         return self.seconds / self.steps
 
 
