@@ -256,8 +256,7 @@ def _rate(loader: DataLoader[Any], step: Step | None, settings: Settings, scale:
         steps = observe(
             Variants(loader).make(settings, HANG_S),
             stepping=step is not None,
-            cap_s=scale.pick(full=TRIAL_S, tiny=0.1),
-            epoch_samples=None,
+            seconds=scale.pick(full=TRIAL_S, tiny=0.1),
         )
         seen = driven(steps, step or print)
     return seen.samples_per_second.estimate

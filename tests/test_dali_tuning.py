@@ -22,8 +22,6 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 from backends.dali import Dali
 from backends.dali.numbers import candidates, numbers_of
 
-pytestmark = pytest.mark.measures
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -148,6 +146,7 @@ for epoch in range(200):
 """
 
 
+@pytest.mark.nightly
 def test_a_script_of_torchs_own_loader_is_tuned_for_the_backend(tmp_path: Path) -> None:
     command = ["tune", "--budget", "1", "--backend", "dali"]
     folder = image_folder(tmp_path).root

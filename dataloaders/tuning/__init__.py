@@ -1,31 +1,20 @@
 """Workers, prefetching and pinning, by a few measured trials.
 
-one process ──> what a batch costs, and how much of that is CPU work
-    │           (with a step: what the step needs)
-    ▼
-predicted knee ──> its neighbours ──> prefetch factor ──> pinning ──> Tuning
-                   until < 3 % to gain   if batches      with CUDA
-                                         vary in time
+one process ──> the step ──> workers ──> prefetch factor ──> threads of a step ──> pinning
+                             doubled     if batches          that computes on      with CUDA
+                             while it    differ in           the workers' cores
+                             pays        time
 
-a step that computes on the cores the workers need: fewer threads for it, and workers again
+Of a backend that makes the batches itself (dali): its own numbers in place of the workers.
 
-a backend's own options (threads and depth of dali): each from the present one, coarse to fine
-
-run.py       tune(): its arguments, checked, and its promises
-search.py    which settings are tried, in which order, and when that ends
-model.py     what a few measurements say about settings that were not tried
-capacity.py  how many workers memory and shared memory have room for
-attempts.py  the trials of one run, within the time there is, and what they saw
-trial.py     one setting, measured: start-up, steady rate, memory
-usage.py     CPU seconds and memory of this process and its workers
-device.py    the accelerator, waited for without bringing it up
-variant.py   a loader like the given one with other settings, on samplers of its own
-climb.py     one option's numbers, coarse to fine
-choice.py    which of the tried settings suffices
-words.py     the sentences of a result
-auto.py      what "auto" becomes: what was learned before, else a rule
-learned.py   what tuning learned, on disk
-result.py    Settings, Trial, Tuning: what was tried, what was chosen and why
+run.py      tune(): its arguments, checked, and its promises
+tuner.py    one run: how many workers there is room for, the trials, what is said of them
+search.py   what is tried and chosen: decisions on given rates
+trial.py    one setting, measured: start-up, steady rate, CPU seconds, memory
+variant.py  a loader like the given one with other settings, on samplers of its own
+result.py   Settings, Trial, Tuning: what was tried, what was chosen and why
+auto.py     what "auto" becomes: what was learned before, else a rule
+learned.py  what tuning learned, on disk
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def resolve(
     collate_fn: Callable[..., Any] | None = None,
     backend: str = "",
 ) -> tuple[int, int | None, bool]:
-    """Plain ``(num_workers, prefetch_factor, pin_memory)`` for a loader that asked for "auto".
+    """Return ``(num_workers, prefetch_factor, pin_memory)`` for a loader that asked for "auto".
 
     What is not "auto" comes back as it was given. ``needs_workers`` says that another argument
     is accepted only with workers (``persistent_workers``, ``timeout``,
@@ -67,47 +67,40 @@ def resolve(
     )
     found = next((known for key in keys if (known := learned.recall(key)) is not None), None)
     least = 1 if needs_workers or _is_int(prefetch_factor) else 0
-    known_batch = found is not None and found.batch_bytes > 0
-    batch_bytes = (
-        found.batch_bytes
-        if found is not None and known_batch
-        else _ASSUMED_SAMPLE_BYTES * (size if _is_int(size) and size else 1)
-    )
-
-    chosen = num_workers
+    chosen: Any = num_workers
     if num_workers == "auto":
         if found is None:
-            wanted = _by_rule(dataset, size)
+            wanted, per_worker = _by_rule(dataset, size), None
         else:
             wanted = min(found.num_workers, most_workers(resources.usable_cores()))
-        chosen = max(least, wanted)
-    learned_prefetch = found.prefetch_factor if found is not None else None
-    prefetch: int | Literal["auto"] | None = prefetch_factor
+            per_worker = found.memory_per_worker
+        chosen = max(least, min(wanted, memory_cap(per_worker)) if wanted else 0)
+    has_workers = _is_int(chosen) and chosen > 0
+    prefetch: Any = prefetch_factor
     if prefetch_factor == "auto":
-        has_workers = _is_int(chosen) and int(chosen) > 0
-        prefetch = (learned_prefetch or _DEFAULT_PREFETCH) if has_workers else None
-    if num_workers == "auto" and int(chosen) > 0:
-        per_worker = found.memory_per_worker if found is not None else None
-        chosen = max(least, min(int(chosen), memory_cap(per_worker)))
-    if _is_int(chosen) and int(chosen) > 0:
+        known_prefetch = found.prefetch_factor if found is not None else None
+        prefetch = (known_prefetch or _DEFAULT_PREFETCH) if has_workers else None
+    if has_workers:
+        batch_bytes = found.batch_bytes if found is not None else 0
+        assumed = _ASSUMED_SAMPLE_BYTES * (size if _is_int(size) and size else 1)
         chosen, prefetch = _fit_in_shm(
-            int(chosen),
+            chosen,
             prefetch,
-            batch_bytes,
+            batch_bytes or assumed,
             may_lower_workers=num_workers == "auto",
             may_lower_prefetch=prefetch_factor == "auto",
             least=least,
-            assumed=not known_batch,
+            assumed=not batch_bytes,
         )
-    pinned = pin_memory
+    pinned: Any = pin_memory
     if pin_memory == "auto":
-        pinned = found.pin_memory if found is not None else _is_int(chosen) and int(chosen) > 0
+        pinned = found.pin_memory if found is not None else _is_int(chosen) and chosen > 0
         pinned = bool(pinned) and _has_cuda()
-    return chosen, prefetch, pinned  # type: ignore[return-value]  # "auto" is gone by now
+    return chosen, prefetch, pinned
 
 
 def in_memory(dataset: Any, depth: int = 0) -> bool:
-    """Whether fetching a sample only indexes tensors in memory: TensorDataset, Subsets of it."""
+    """Return whether fetching a sample only indexes tensors: TensorDataset, Subsets of it."""
     if type(dataset) is TensorDataset:
         return True
     if depth > 8:
@@ -125,17 +118,17 @@ def most_workers(cores: int) -> int:
 
 
 def memory_cap(memory_per_worker: int | None = None) -> int:
-    """The most workers that this rank's available memory bears.
+    """Return the most workers that this rank's available memory bears.
 
     ``memory_per_worker`` in bytes; None stands for a bare worker and a copy of every Python
-    object of this process, which is what counting references comes to (`workers`).
+    object of this process, which is what counting references comes to (`resources`).
     """
     cost = memory_per_worker or _WORKER_BYTES + resources.python_heap_bytes()
     return int(resources.available_memory() * _MEMORY_SHARE // max(1, cost))
 
 
 def shm_cap(batch_bytes: int, prefetch_factor: int) -> int | None:
-    """The most workers whose batches in flight fit in this rank's part of shared memory.
+    """Return the most workers whose batches in flight fit in this rank's part of shared memory.
 
     None: any number.
     """
@@ -160,24 +153,23 @@ def _by_rule(dataset: Any, batch_size: int | None) -> int:
 
 def _fit_in_shm(
     num_workers: int,
-    prefetch: int | Literal["auto"] | None,
+    prefetch: Any,
     batch_bytes: int,
     *,
     may_lower_workers: bool,
     may_lower_prefetch: bool,
     least: int,
     assumed: bool,
-) -> tuple[int, int | Literal["auto"] | None]:
-    """Workers and prefetch factor lowered until their batches fit, with one warning if so."""
-    depth = prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH
-    shortage = resources.shm_shortage(num_workers, int(depth or 1), batch_bytes)
+) -> tuple[int, Any]:
+    """Return workers and prefetch factor lowered until their batches fit; warn once if so."""
+    depth = (prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH) or 1
+    shortage = resources.shm_shortage(num_workers, depth, batch_bytes)
     if shortage is None:
         return num_workers, prefetch
     fitting = num_workers
-    cap = shm_cap(batch_bytes, int(depth or 1))
-    if may_lower_prefetch and (cap is None or cap < num_workers):
+    if may_lower_prefetch:
         prefetch = depth = 1
-        cap = shm_cap(batch_bytes, 1)
+    cap = shm_cap(batch_bytes, depth)
     if may_lower_workers and cap is not None:
         fitting = max(least, min(num_workers, cap))
         if fitting == 0:

@@ -94,7 +94,7 @@ class Learned:
 
 
 def cache_folder() -> Path:
-    """Where this package keeps files between runs; it may not exist yet.
+    """Return where this package keeps files between runs; it may not exist yet.
 
     Raises:
         OptionError: the user has no home, and none of the variables says where.
@@ -115,7 +115,7 @@ def cache_folder() -> Path:
 def key_of(
     dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, backend: str = ""
 ) -> Key:
-    """The key of a loader with these arguments, or with these attributes: both give the same.
+    """Return the key of a loader with these arguments, or, which is the same, attributes.
 
     ``backend`` is the name of one whose own options are chosen too.
     """
@@ -136,13 +136,13 @@ def key_of(
 
 
 def recall(key: Key) -> Learned | None:
-    """What was learned for ``key``, or None."""
+    """Return what was learned for ``key``, or None."""
     try:
         path = _file_of(key)
         if path.stat().st_size > _LARGEST_FILE:
             return None
         entry = json.loads(path.read_text())
-        if entry["version"] != _VERSION or entry["key"] != _entry_of(key):
+        if entry["version"] != _VERSION or entry["key"] != asdict(key):
             return None
         learned = Learned(**entry["learned"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):  # OptionError, too
@@ -151,11 +151,11 @@ def recall(key: Key) -> Learned | None:
 
 
 def remember(key: Key, learned: Learned) -> Path | None:
-    """The file that now holds ``learned`` for ``key``; None if it could not be written.
+    """Write ``learned`` for ``key`` and return the file; None if it could not be written.
 
     It is written beside its place and renamed: other processes see the old file or the new one.
     """
-    entry = {"version": _VERSION, "key": _entry_of(key), "learned": asdict(learned)}
+    entry = {"version": _VERSION, "key": asdict(key), "learned": asdict(learned)}
     try:
         path = _file_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,16 +172,8 @@ def remember(key: Key, learned: Learned) -> Path | None:
     return path
 
 
-def _entry_of(key: Key) -> dict[str, str]:
-    """Its parts; without the backend where there is none, as files had it that know of none."""
-    entry: dict[str, str] = asdict(key)
-    if not key.backend:
-        del entry["backend"]
-    return entry
-
-
 def _file_of(key: Key) -> Path:
-    text = json.dumps(_entry_of(key), sort_keys=True)
+    text = json.dumps(asdict(key), sort_keys=True)
     name = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
     return cache_folder() / "tuned" / f"{name}.json"
 
@@ -239,7 +231,7 @@ def _class_name(value: object) -> str:
 
 
 def _quietly(read: Any) -> Any:
-    """What ``read`` returns, None if it raises: a dataset may be of any kind, and any age."""
+    """Return what ``read`` returns, None if it raises: a dataset may be of any kind."""
     try:
         return read()
     except Exception:

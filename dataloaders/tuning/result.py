@@ -43,8 +43,8 @@ class Trial:
     why: str
     samples_per_second: Interval | None
     epoch_samples_per_second: float | None
-    startup_s: float
-    seconds: float
+    startup_s: float = 0.0
+    seconds: float = 0.0
     cpu_share: float | None = None
     memory_per_worker: int | None = None
     failed: str | None = None
@@ -56,14 +56,15 @@ class Tuning:
 
     Attributes:
         choice: the smallest setting that meets the rate the step needs, or that is within 3 %
-            of the best.
+            of the best, of those that were tried.
         reason: why, in a sentence; where tuning does not help, it says so.
         given: the loader as it is, with torch's default where it says nothing; not pinned where
             there is no CUDA device.
         worth_it: whether the choice is at least 3 % faster than ``given``. None where that is
             unknown: ``given`` was not measured, since the choice suffices without it (one process
             keeps up with the step), there was no room or time for it, or its workers failed.
-        trials: in the order in which they were made.
+        trials: in the order in which they were made. Of a setting that was tried several times
+            the median counts.
         needed_samples_per_second: what the step takes when batches cost nothing; None if unknown.
         seconds: what tuning took.
         batch_bytes: the tensors of one batch.
@@ -84,7 +85,7 @@ class Tuning:
     remembered: Path | None = None
 
     def apply(self, loader: L) -> L:
-        """A new loader of ``loader``'s class that loads the same with the chosen settings.
+        """Return a loader of ``loader``'s class that loads the same with the chosen settings.
 
         Dataset, samplers, generator and collation are shared with ``loader``, which stays as it
         is. So do torch's threads, which are the process's: ``choice.step_threads``, if there is
@@ -104,12 +105,11 @@ class Tuning:
                 f"the loader as it is ({self.given}) was not measured to the end, so that how much "
                 "faster this is is unknown"
             )
-        if self.worth_it:
-            return f"that is at least 3 % faster than the loader as it is ({self.given})"
-        return f"that is not 3 % faster than the loader as it is ({self.given})"
+        more = "at least" if self.worth_it else "not"
+        return f"that is {more} 3 % faster than the loader as it is ({self.given})"
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Everything as JSON text (seconds, bytes, samples per second); also into ``path``."""
+        """Return everything as JSON (seconds, bytes, samples per second); also into ``path``."""
         entry = asdict(self)
         settings = [self.choice, self.given, *(trial.settings for trial in self.trials)]
         entries = [entry["choice"], entry["given"], *(one["settings"] for one in entry["trials"])]

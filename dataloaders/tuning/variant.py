@@ -45,7 +45,7 @@ class Settings:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """By this the smaller of two settings is told: workers, their queues, backend's numbers.
+        """What orders settings: workers, the length of their queues, the backend's numbers.
 
         Any that leaves the step's threads as they are is smaller than those that do not.
         """
@@ -59,15 +59,18 @@ class Settings:
         if self.prefetch_factor is not None:
             text += f", prefetch_factor={self.prefetch_factor}"
         text += ", pin_memory=True" if self.pin_memory else ""
-        return text if self.backend is None else f"{text}, backend={_told(self.backend)}"
+        return text if self.backend is None else f"{text}, backend={_call_of(self.backend)}"
 
     @property
     def numbers(self) -> dict[str, int]:
         """The backend's options that are numbers."""
-        if self.backend is None:
-            return {}
-        options = {field.name: getattr(self.backend, field.name) for field in _fields(self.backend)}
+        options = {} if self.backend is None else _options(self.backend)
         return {name: value for name, value in options.items() if type(value) is int}
+
+    def with_option(self, name: str, value: int) -> Settings:
+        """Return the same with another number for the backend's option ``name``."""
+        backend: Any = self.backend
+        return replace(self, backend=replace(backend, **{name: value}))
 
     def __str__(self) -> str:
         if self.step_threads is None:
@@ -76,7 +79,7 @@ class Settings:
 
 
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
-    """A new loader of ``loader``'s class with other settings, sharing everything else with it.
+    """Return a loader of ``loader``'s class with other settings and everything else shared.
 
     ``step_threads`` is left out: threads are the process's. ``attributes`` are set on it as well.
     Straight into ``__dict__``: torch's ``__setattr__`` refuses some names on a finished loader.
@@ -111,14 +114,12 @@ class Variants:
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
         self._loader = loader
-        self.iterable = isinstance(loader.dataset, IterableDataset)
-        self.notes: list[str] = []
-        self._attributes: dict[str, Any] = {}
-        self._stream: _Stream | None = None
+        self._iterable = isinstance(loader.dataset, IterableDataset)
         self._ours = isinstance(loader, DataLoader)
-        if self._ours:
-            self._attributes["seed"] = None
-        if self.iterable:
+        self._attributes: dict[str, Any] = {"seed": None} if self._ours else {}
+        self._indices: _Indices | None = None
+        self.notes: list[str] = []
+        if self._iterable:
             self._attributes["generator"] = copy.deepcopy(loader.generator)
             return
         auto_collation = loader.batch_sampler is not None
@@ -131,10 +132,24 @@ class Variants:
             shared = {id(loader.dataset): loader.dataset}
             sampler, generator = copy.deepcopy((given, loader.generator), shared)
         except Exception:  # a sampler of the user's may refuse in any way; generators do
-            sampler, generator = self._replacement(), copy.deepcopy(loader.generator)
-        self._stream = _Stream(sampler)
+            sampler, generator = self._random_indices(), copy.deepcopy(loader.generator)
+        self._indices = _Indices(sampler)
         self._attributes["generator"] = generator
-        self._attributes["batch_sampler" if auto_collation else "sampler"] = self._stream
+        self._attributes["batch_sampler" if auto_collation else "sampler"] = self._indices
+
+    def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
+        """Return a loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
+        extra = dict(self._attributes)
+        if self._ours and settings.backend is None:
+            # What is tuned are torch's workers, whichever backend has them work for it.
+            extra["backend"] = "stock"
+        if settings.num_workers:
+            # What is open here is also open in the forks: their reading must not move it.
+            extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
+            extra["timeout"] = self._loader.timeout or timeout_s
+            # An iterable dataset's epochs end inside a trial; workers then stay as the user said.
+            extra["persistent_workers"] = self._iterable and self._loader.persistent_workers
+        return with_settings(self._loader, settings, **extra)
 
     def elsewhere(self, settings: Settings) -> torch.utils.data.DataLoader[Any]:
         """Return a loader without workers for a process of its own: one that uses no device."""
@@ -154,25 +169,11 @@ class Variants:
 
     def skip(self, batches: int) -> None:
         """Leave out so many batches' indices, which another process has drawn from its copy."""
-        if self._stream is not None:
-            self._stream.skip(batches)
+        if self._indices is not None:
+            deque(itertools.islice(self._indices, batches), maxlen=0)
 
-    def make(self, settings: Settings, timeout_s: float) -> torch.utils.data.DataLoader[Any]:
-        """A loader for one trial; a worker that hangs for ``timeout_s`` ends it."""
-        extra = dict(self._attributes)
-        if self._ours and settings.backend is None:
-            # What is tuned are torch's workers, whichever backend has them work for it.
-            extra["backend"] = "stock"
-        if settings.num_workers:
-            # What is open here is also open in the forks: their reading must not move it.
-            extra["worker_init_fn"] = _TrialStart(self._loader.worker_init_fn)
-            extra["timeout"] = self._loader.timeout or timeout_s
-            # An iterable dataset's epochs end inside a trial; workers then stay as the user said.
-            extra["persistent_workers"] = self.iterable and self._loader.persistent_workers
-        return with_settings(self._loader, settings, **extra)
-
-    def _replacement(self) -> Any:
-        """Random indices, in place of a sampler that cannot be copied."""
+    def _random_indices(self) -> Any:
+        """Return a sampler in place of one that cannot be copied."""
         loader = self._loader
         try:
             size = len(loader.dataset)  # type: ignore[arg-type]
@@ -192,15 +193,16 @@ class Variants:
         return BatchSampler(sampler, batch_size, drop_last=False)
 
 
-def _fields(backend: Backend) -> Any:
-    return fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
+def _options(backend: Backend) -> dict[str, Any]:
+    own: Any = backend  # every backend is a dataclass
+    return {field.name: getattr(own, field.name) for field in fields(own)}
 
 
-def _told(backend: Backend) -> str:
-    """The call that makes it, without options that are as they are by default."""
-    options = {field.name: (getattr(backend, field.name), field) for field in _fields(backend)}
-    said = (f"{n}={v!r}" for n, (v, f) in options.items() if f.default is MISSING or v != f.default)
-    return f"{type(backend).__name__}({', '.join(said)})"
+def _call_of(backend: Any) -> str:
+    """Return the call that makes it, without options that are as they are by default."""
+    default = {field.name: field.default for field in fields(backend)}
+    given = {n: v for n, v in _options(backend).items() if default[n] is MISSING or v != default[n]}
+    return f"{type(backend).__name__}({', '.join(f'{n}={v!r}' for n, v in given.items())})"
 
 
 class _TrialStart:
@@ -215,8 +217,8 @@ class _TrialStart:
             self._worker_init_fn(worker_id)
 
 
-class _Stream:
-    """What is left of an endless stream of indices: every ``iter()`` goes on where it was.
+class _Indices:
+    """An endless stream of indices: every ``iter()`` goes on where it was.
 
     A pickled copy starts over.
     """
@@ -229,10 +231,7 @@ class _Stream:
         return self._rest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Stream, (self._sampler,)
-
-    def skip(self, count: int) -> None:
-        deque(itertools.islice(self._rest, count), maxlen=0)
+        return _Indices, (self._sampler,)
 
 
 def _endless(sampler: Any) -> Iterator[Any]:

@@ -1,0 +1,437 @@
+"""Decisions of the check from numbers that it is given: no clock, no loader, no step in here.
+
+    Rhythm     gaps between batches, optimizer steps ──> how many batches make one cycle
+    WarmUp     seconds of each first step            ──> whether steps are steady
+    Schedule   Numbers of the loop so far            ──> Plan: how long the next block is
+
+With several ranks every rank must run the same number of steps, so the numbers that decide are
+those of rank 0 (`Agree`); what is decided from them is then the same everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+__all__ = ["SETTLE_STEPS", "Agree", "Numbers", "Plan", "Rhythm", "Schedule", "WarmUp"]
+
+Agree: TypeAlias = Callable[[list[float]], list[float]]
+"""Called at the same points by every rank with its own numbers; returns rank 0's."""
+
+SETTLE_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Accelerate) is covered
+
+_FEWEST_STEPS = 4
+_MOST_STEPS = 20_000
+_MOST_TIMES_LONGER = 4  # than the last block of its arm
+_SPREAD_OF_A_STEADY_STEP = 0.03
+_SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
+_SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps to settle
+_SETTLE_DEVICE_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
+_MOST_REFILL_S = 0.5
+_COPIES_COST = 1.02
+_LAP_S = 0.002
+_LONGEST_CYCLE = 128
+_FEWEST_ROUNDS = 5
+_ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
+
+
+class Numbers(NamedTuple):
+    """Holds what decisions depend on.
+
+    Attributes:
+        left_s: seconds until the budget ends.
+        step_s, real_s: seconds of a step on resident and on real batches, as last measured.
+        cycle: batches of one accumulation cycle.
+        ready: batches that were ready at the end of the last real block; -1 if not known.
+        left: batches left in the running epoch; infinity if not known.
+        lag_s: how far the device was behind the host at the end of the last real block.
+        pool: resident batches.
+        writes: 1 if the step writes into its batch.
+        varied: 1 if batches differ in shape.
+        ahead: batches that the loader itself copies to a device ahead of use.
+    """
+
+    left_s: float
+    step_s: float
+    real_s: float
+    cycle: float = 1
+    ready: float = -1
+    left: float = math.inf
+    lag_s: float = 0
+    pool: float = 8
+    writes: float = 0
+    varied: float = 0
+    ahead: float = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Describes one block.
+
+    Attributes:
+        refill: resident batches stepped on first, so that the device is as far behind the host
+            as the last block of this arm left it.
+        settle: batches stepped on before the first mark.
+        batches: of the measured part, whole laps.
+        lap: batches between two marks, whole cycles.
+        most_s: when the block ends early, in seconds of the host.
+        cycle: batches of an accumulation cycle.
+        writes: whether batches have to be restored within the block.
+    """
+
+    refill: int
+    settle: int
+    batches: int
+    lap: int
+    most_s: float
+    cycle: int = 1
+    writes: bool = False
+
+
+class Rhythm:
+    """Finds how many batches make one cycle of the loop.
+
+    With gradient accumulation, a log line or a checkpoint every so many batches, only whole cycles
+    can be compared. A cycle ends where an optimizer steps; without that, where a batch is asked
+    for much later than usual, always after the same number of batches.
+
+    Attributes:
+        cycle: batches of a cycle, as of the last `update`; 1 until one is found.
+        aligned: whether the batch that is asked for now is the first of a cycle.
+    """
+
+    def __init__(self) -> None:
+        self.cycle = 1
+        self.aligned = True
+        self._stepped = False
+        self._optimizers = False
+        self._late_s = math.inf  # a gap from which on a cycle is over, where no optimizer tells
+        self._seen: deque[tuple[bool, float]] = deque(maxlen=4 * _LONGEST_CYCLE)
+
+    @property
+    def known(self) -> bool:
+        """Whether what ends a cycle was seen a few times, or not at all."""
+        if self.cycle > 1:
+            return True
+        if self._optimizers:
+            return sum(stepped for stepped, _ in self._seen) >= 3
+        gaps = [gap for _, gap in self._seen][SETTLE_STEPS:]  # the first steps may compile
+        return not 0 < len(_late(gaps)) < 4
+
+    def stepped(self) -> None:
+        """Note that an optimizer stepped."""
+        self._stepped = self._optimizers = True
+
+    def asked(self, gap_s: float) -> None:
+        """Note that a batch is asked for, ``gap_s`` after the one before was handed over."""
+        self._seen.append((self._stepped, gap_s))
+        self.aligned = self.cycle == 1 or gap_s > self._late_s or self._stepped
+        self._stepped = False
+
+    def update(self) -> None:
+        """Find the cycle in what was noted so far."""
+        self._late_s = math.inf
+        self.cycle = _spacing([at for at, (stepped, _) in enumerate(self._seen) if stepped], 3)
+        if self.cycle > 1:
+            return
+        gaps = [gap for _, gap in self._seen]
+        late = _late(gaps)
+        self.cycle = _spacing(late, 4)
+        if self.cycle > 1:
+            self._late_s = min(gaps[at] for at in late) / 2
+
+
+def _spacing(ends: Sequence[int], count: int) -> int:
+    """Return the distance between the last ``count`` positions if it is always the same, else 1."""
+    last = ends[-count:]
+    steps = {after - before for before, after in itertools.pairwise(last)}
+    same = len(last) == count and len(steps) == 1
+    return steps.pop() if same and max(steps) <= _LONGEST_CYCLE else 1
+
+
+def _late(gaps: Sequence[float]) -> list[int]:
+    """Return the positions of gaps that are far longer than most."""
+    if not gaps:
+        return []
+    late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
+    return [at for at, gap in enumerate(gaps) if gap > late_s]
+
+
+class WarmUp:
+    """Decides when steps are steady: compiled, their kernels chosen, the queues in their state.
+
+    Args:
+        most_s: seconds after which it ends even if steps differ, without what single steps take
+            that are far longer than the others (compilation).
+        fewest: steps that it takes at least, if they fit into ``most_s``.
+    """
+
+    def __init__(self, most_s: float, fewest: int) -> None:
+        self._most_s = most_s
+        self._fewest = fewest
+        self._steps: list[float] = []
+        self._spent = 0.0
+
+    def stepped(self, step_s: float, loop_s: float) -> None:
+        """Note one step and the turn of the loop that it was part of."""
+        self._steps.append(step_s)
+        self._spent += loop_s
+
+    @property
+    def due(self) -> bool:
+        """Whether to look again whether it is over: for very short steps not each time."""
+        return len(self._steps) <= 64 or len(self._steps) % 16 == 0
+
+    @property
+    def excess_s(self) -> float:
+        """Return the seconds of first steps that took far longer than the last ones."""
+        if len(self._steps) < 3:
+            return 0.0
+        usual = statistics.fmean(self._steps[-min(64, (len(self._steps) + 1) // 2) :])
+        return sum(step for step in self._steps[:64] if step > 10 * usual and step > 0.5)
+
+    def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
+        """Return whether measuring can begin.
+
+        Args:
+            cycle: batches of an accumulation cycle: whole cycles have to agree.
+            waiting_for_more: whether more batches are wanted, if there is time.
+        """
+        done = len(self._steps)
+        if done < 3:
+            return False
+        ends = [done - turn * cycle for turn in range(3)]
+        last = [sum(self._steps[end - cycle : end]) for end in ends if end >= cycle]
+        steady = len(last) == 3 and max(last) <= 2 * min(last) + 0.001
+        if self._spent - self.excess_s > self._most_s:
+            return steady or done >= 5
+        return steady and done >= self._fewest and self._spent > 0.5 and not waiting_for_more
+
+
+class Schedule:
+    """Decides how long blocks are and when enough is known.
+
+    Args:
+        budget_s: the most seconds to spend.
+        workers, in_flight: of the loader.
+        behind: whether the clock is a device's that runs behind the host.
+        length: batches of an epoch, or None.
+        agree: see `Agree`; None decides alone.
+    """
+
+    def __init__(
+        self,
+        budget_s: float,
+        *,
+        workers: int = 0,
+        in_flight: int = 1,
+        behind: bool = False,
+        length: int | None = None,
+        agree: Agree | None = None,
+    ) -> None:
+        self.budget_s = budget_s
+        self.workers = workers
+        self.in_flight = in_flight
+        self.behind = behind
+        self.length = length
+        self._agree = agree
+        self._block_s = min(0.5, max(0.1, budget_s / 90))
+        self._longest_s = max(self._block_s, budget_s / 12)
+        self._real_share = 1.0
+        self._cut_short = False
+        self._most_settling = _MOST_STEPS
+        self._last: dict[str, int] = {}
+        self._random = random.Random(0)  # of our own: the process-wide one is the user's
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process decides without others."""
+        return self._agree is None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the consumer's own loop ended before a block did."""
+        return self._cut_short
+
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether an epoch is too short for a steady state, so that whole epochs are measured."""
+        fewest = 2 * (2 * self.in_flight + max(_FEWEST_STEPS, self.in_flight))
+        return self.length is not None and self.length < fewest
+
+    def learn(self, length: int | None, in_flight: int) -> None:
+        """Note what the loader has shown so far: batches of an epoch, and batches in flight."""
+        known = math.inf if length is None else float(length)
+        known, ahead = self.agree(known, float(in_flight))
+        self.length = None if known == math.inf else int(known)
+        self.in_flight = int(ahead)
+
+    def agree(self, *numbers: float) -> list[float]:
+        """Return rank 0's ``numbers``; every rank must call this at the same points."""
+        return list(numbers) if self._agree is None else self._agree(list(numbers))
+
+    def plan(self, arm: str, numbers: Numbers) -> Plan:
+        """Return the next block of ``arm``, the same on every rank."""
+        n = Numbers(*self.agree(*numbers))
+        cycle = max(1, int(n.cycle))
+        real = arm == "real"
+        batch_s = max(1e-7, n.real_s if real else n.step_s)
+        batches = self._batches(arm, batch_s / (self._real_share if real else 1.0), n)
+        last = self._last.get(arm, 0)
+        if last:
+            batches = min(batches, _MOST_TIMES_LONGER * last)
+        lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
+        if n.varied or self._cut_short:
+            lap = cycle  # a lap has one shape; a short loop has room for few laps
+        settle = self._settle(n) if real else self._settle_resident(n)
+        if batch_s > _SLOW_STEP_S and not self._cut_short:
+            # Few rounds fit in: a block measures about as many steps as it needs to settle.
+            batches = max(batches, min(self.workers, 4) + (1 if real else SETTLE_STEPS))
+        batches = lap * math.ceil(batches / lap)
+        if real and self.length is not None and not self.whole_epochs:
+            fits = max(1, self.length // 2 - settle)
+            batches = max(lap, lap * (min(batches, fits) // lap))
+            if n.left < settle + batches + 1 and not self._cut_short:
+                settle += int(n.left)  # the rest of this epoch, and the start of the next one
+        if not self._cut_short:
+            settle = cycle * math.ceil(settle / cycle)
+        refill = self._refill(n) if real and self.behind else 0
+        self._last[arm] = batches
+        planned = (settle + batches + refill) * max(n.real_s, n.step_s)
+        return Plan(
+            refill=refill,
+            settle=settle,
+            batches=batches,
+            lap=lap,
+            most_s=min(max(1.0, 4 * planned), max(0.1, n.left_s)),
+            cycle=cycle,
+            writes=bool(n.writes),
+        )
+
+    def late(self, lap: int, spent_s: float, most_s: float) -> bool:
+        """Return whether a block that has lasted ``spent_s`` is to end after this lap.
+
+        Several ranks ask each other after 1, 2, 4, 8, … laps only.
+        """
+        if self._agree is None:
+            return spent_s > most_s
+        return lap & (lap - 1) == 0 and self._agree([spent_s])[0] > most_s
+
+    def adapt(self, arms: int, spread: float, real_spread: float) -> float:
+        """Choose how long blocks are, from the spread of recent ones (standard deviation / mean).
+
+        A step that repeats itself every so many batches needs blocks that hold whole repetitions;
+        so do loaders with rare bursts, in real blocks alone: time is best given to each arm in
+        proportion to its spread (Neyman 1934). Returns how many times longer a round will be.
+        """
+        spread, real_spread = self.agree(spread, real_spread)
+        others = arms - 1
+        before = self._block_s * (others + self._real_share)
+        if spread > _SPREAD_OF_A_STEADY_STEP:
+            self._block_s = max(self._block_s, min(self._longest_s / 3, 2 * self._block_s))
+        wanted = self._real_share * real_spread / max(spread, _SPREAD_OF_A_STEADY_STEP)
+        self._real_share = max(1.0, min(wanted, self._longest_s / self._block_s))
+        return self._block_s * (others + self._real_share) / before
+
+    def shorten(self) -> None:
+        """Make the next blocks half as long: the consumer's own loop ended before one was done."""
+        self._cut_short = True
+        self._block_s = max(0.001, self._block_s / 2)
+        self._longest_s = self._block_s
+        self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
+
+    def enough(
+        self, rounds: int, spent_s: float, round_s: float, settled: Callable[[], bool]
+    ) -> bool:
+        """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
+
+        ``round_s`` is what the longest of the last rounds took. ``settled`` tells whether the
+        verdict stands.
+        """
+        spent_s, round_s = self.agree(spent_s, round_s)
+        if rounds >= 2 and spent_s + round_s > _ROUNDS_END_AT * self.budget_s:
+            return True
+        fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
+        return rounds >= fewest and bool(self.agree(float(settled()))[0])
+
+    def over(self, rounds: int, spent_s: float, carried: Callable[[], bool]) -> bool:
+        """Return whether a round is given up after ``spent_s`` seconds.
+
+        That is when the budget ends; twice as late for loops so slow that not two rounds fit,
+        unless the blocks so far carry a verdict (``carried``).
+        """
+        spent_s = self.agree(spent_s)[0]
+        if spent_s <= self.budget_s:
+            return False
+        if rounds >= 2 or spent_s > 2 * self.budget_s:
+            return True
+        return bool(self.agree(float(carried()))[0])
+
+    def left_s(self, rounds: int, spent_s: float) -> float:
+        """Return the seconds until a block has to end."""
+        return self.budget_s * (1 if rounds >= 2 else 2) - spent_s
+
+    def _batches(self, arm: str, batch_s: float, n: Numbers) -> int:
+        fewest = 1 if batch_s > _SLOW_STEP_S or self._cut_short else _FEWEST_STEPS
+        # A factor that differs from block to block: a loop that repeats itself every so many
+        # batches must not meet every block of an arm in the same place.
+        wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
+        batches = max(fewest, min(_MOST_STEPS, wanted))
+        if arm == "real":
+            if self.workers and n.real_s <= _SLOW_STEP_S and not self._cut_short:
+                batches = max(batches, self.in_flight)
+            if self.workers and (n.real_s <= _SLOW_STEP_S or n.real_s > 1.05 * n.step_s):
+                # Workers deliver in turns: whole turns of them.
+                batches = self.workers * math.ceil(batches / self.workers)
+        elif (self.whole_epochs or n.varied) and not self._cut_short:
+            pool = int(n.pool)  # each batch has its share
+            if n.varied and batch_s > _SLOW_BATCH_S:
+                return batches
+            batches = pool * math.ceil(batches / pool)
+        if n.writes and arm != "real":
+            batches = max(batches, int(n.pool) // 2)
+        return batches
+
+    def _refill(self, n: Numbers) -> int:
+        """Return how many resident steps put the device as far behind the host as it was."""
+        # Behind a loader that copies ahead and is too slow at it, the device waits for copies: it
+        # is behind the host without having work.
+        waits_for_copies = n.ahead and n.real_s > _COPIES_COST * n.step_s
+        if n.writes or n.step_s <= 0 or waits_for_copies:
+            return 0
+        return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
+
+    def _settle_resident(self, n: Numbers) -> int:
+        settle = SETTLE_STEPS
+        if self.behind:
+            settle = max(settle, _steps_for(_SETTLE_DEVICE_S, n.step_s))
+        return settle
+
+    def _settle(self, n: Numbers) -> int:
+        """Return how many real steps go unmeasured before a block.
+
+        Twice as many as batches can be in flight, so that the queue finds its state. Where batches
+        take long, a queue that was brought to the level of the last real block has found it
+        already.
+        """
+        if not self.workers:
+            slow = n.real_s > _SLOW_STEP_S
+            settle = 1 if slow else SETTLE_STEPS + self._random.randrange(3)
+        elif n.real_s > _SLOW_BATCH_S and n.ready >= 0:
+            settle = self.workers + 1
+        else:
+            settle = 2 * self.in_flight + self._random.randrange(1 + self.workers)
+        if self.behind:
+            wanted = _steps_for(_SETTLE_DEVICE_S, n.real_s)
+            settle = max(settle, wanted if self.length is None else min(wanted, self.length // 3))
+        return min(self._most_settling, settle)
+
+
+def _steps_for(seconds: float, step_s: float) -> int:
+    return min(4096, math.ceil(seconds / max(1e-6, step_s)))

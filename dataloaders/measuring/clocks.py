@@ -1,0 +1,107 @@
+"""Clocks for blocks of steps: the host's own, and the time lines of devices that run behind it.
+
+    settle ── mark() ── n steps ── mark() ── wait() ── seconds(first, last)
+              a point on the clock's time line; recording one waits for nothing
+
+A step on a device returns before its work is done, and a training loop hides loading behind that
+work. A loop that waited for the device before each block would measure a stall that training does
+not have, so marks are events on the device's streams, and `wait` comes after the last one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["Clock", "DeviceClock", "HostClock", "HostTime", "clock_of", "host_time_of"]
+
+
+class Clock(Protocol):
+    """What the check and tuning need of a clock; any object with these methods will do.
+
+    A clock of a device that this module does not know may also have `HostTime`'s methods, if
+    its host is played as well.
+    """
+
+    def mark(self) -> Any:
+        """Return the point at which all work given out so far ends, without waiting for it."""
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the seconds between two marks; called only after `wait`."""
+
+    def wait(self) -> None:
+        """Return when all work given out so far is done."""
+
+
+class HostTime:
+    """The host's time: what budgets, deadlines and waits for batches are counted in."""
+
+    def now(self) -> float:
+        """Return seconds since a fixed moment."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Return ``seconds`` later."""
+        time.sleep(seconds)
+
+
+class HostClock(HostTime):
+    """The clock of a step whose work is done when it returns."""
+
+    def mark(self) -> float:
+        """Return the time now, in seconds."""
+        return self.now()
+
+    def seconds(self, first: float, last: float) -> float:
+        """Return ``last - first``."""
+        return last - first
+
+    def wait(self) -> None:
+        """Return at once: no work is left over when a step returns."""
+
+
+class DeviceClock(HostTime):
+    """The clock of accelerators: an event on the current stream of each device in use.
+
+    Where several devices are in use, the time between two marks is the longest among them.
+
+    Args:
+        devices: those that the step computes on.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = tuple(devices)
+
+    def mark(self) -> list[torch.Event]:
+        """Record an event on each device's current stream and return the events."""
+        events = []
+        for device in self._devices:
+            event = torch.Event(device, enable_timing=True)
+            event.record(torch.accelerator.current_stream(device))
+            events.append(event)
+        return events
+
+    def seconds(self, first: list[torch.Event], last: list[torch.Event]) -> float:
+        """Return the seconds between two marks on the device where they are furthest apart."""
+        return max(a.elapsed_time(b) for a, b in zip(first, last, strict=True)) / 1e3
+
+    def wait(self) -> None:
+        """Return when every device is idle."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
+
+
+def clock_of(devices: Sequence[torch.device]) -> Clock:
+    """Return the clock for a step that computes on ``devices``; the host's if there are none."""
+    on = [device for device in devices if device.type not in ("cpu", "meta")]
+    return DeviceClock(on) if on else HostClock()
+
+
+def host_time_of(clock: Any) -> HostTime:
+    """Return the host's time that belongs to ``clock``: its own where it has one."""
+    if hasattr(clock, "now") and hasattr(clock, "sleep"):
+        return clock  # type: ignore[no-any-return]
+    return HostTime()
