@@ -33,8 +33,6 @@ class TestH5(BackendContract):
 class TestPrefetchOfH5(TestH5):
     everyday = FEW
     ends = ("module level",)
-    # Not "sampler": its error, where the batches are gathered on the thread, leaves that thread.
-    fails_in = ("collate",)
 
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:

@@ -258,7 +258,7 @@ class TestAnyLoader:
             {"sampler": WeightedRandomSampler([0.5] * 100, 40)},
             {"batch_size": 3, "collate_fn": as_pair},
         ],
-        ids=str,
+        ids=["no batches", "BatchSampler", "batches of several sizes", "weighted", "collate_fn"],
     )
     def test_samplers_and_collation(self, arguments: dict[str, Any]) -> None:
         cls: Any = DataLoader if "batch_size" in arguments else TorchLoader

@@ -49,7 +49,9 @@ class GatherEpoch(Ahead):
         for _ in range(batches):
             try:
                 self._drawn.queue.put(next(self._sampler))
-            except Exception as error:  # StopIteration too: raised where the index is taken
+            except StopIteration:  # a new one: nobody may take it, and a traceback holds frames
+                self._drawn.queue.put(_Raised(StopIteration()))
+            except Exception as error:  # raised where the index is taken
                 self._drawn.queue.put(_Raised(error))
 
     def cancel(self) -> None:
