@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dataloaders
+from dataloaders.scripts.stopping import StopScript
 from dataloaders.scripts.takeover import SHORTEST, Takeover
-from dataloaders.scripts.target import StopScript
 
 
 class Recorder:

@@ -31,7 +31,7 @@ _NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
 
 
 class BackendSwitch:
-    """``iterate`` for `takeover.replaced_iter`: epochs from the environment's backend.
+    """``iterate`` for `loops.replaced_iter`: epochs from the environment's backend.
 
     A loader that the backend cannot serve stays with torch, with one warning that says why. So
     does a loader whose class makes its iterators in a way of its own (``_get_iterator``).

@@ -23,18 +23,15 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Literal
 
 from dataloaders.errors import DataLoadersError
+from dataloaders.scripts.stopping import StopScript, stoppable
 
-__all__ = ["Outcome", "ScriptError", "StopScript", "Target", "hidden_by"]
+__all__ = ["Outcome", "ScriptError", "Target", "hidden_by"]
 
 Ending = Literal["finished", "exited", "raised", "interrupted", "stopped"]
 
 
 class ScriptError(DataLoadersError):
     """The program that was named cannot be started."""
-
-
-class StopScript(BaseException):
-    """Raised in the program's own loop to end it; no ``except Exception`` of its catches this."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,8 @@ _replaced_mains: list[ModuleType] = []
 def _execute(code: CodeType, main: ModuleType) -> Outcome:
     threading.excepthook, usual = _quiet_when_stopped, threading.excepthook
     try:
-        exec(code, main.__dict__)
+        with stoppable():
+            exec(code, main.__dict__)
     except StopScript:
         return Outcome("stopped", 0)
     except KeyboardInterrupt as error:
