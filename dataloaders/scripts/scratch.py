@@ -182,9 +182,10 @@ class Scratch:
         if absolute in self.diverted:
             return self.diverted[absolute]
         if self._is_old(path):
-            self.diverted[absolute] = aside = self._aside(absolute)
+            aside = self._aside(absolute)
             if appends:
                 shutil.copyfile(absolute, aside)
+            self.diverted[absolute] = aside
             return aside
         name = os.path.basename(absolute)
         if _EVENTS in name or (name.endswith(_CHECKPOINTS) and self._training()):
