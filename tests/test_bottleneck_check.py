@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from dataloaders import DataLoader
 from dataloaders.bottleneck import Check, Progress, check_bottleneck
-from dataloaders.bottleneck.feed import Feed, Takers
+from dataloaders.measuring.feed import Feed
 from dataloaders.errors import CheckError, OptionError
 from helpers.waits import SlowOnce, Waiting, wait
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from dataloaders import DataLoader
-from dataloaders.bottleneck.feed import Feed
+from dataloaders.measuring.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import analyse

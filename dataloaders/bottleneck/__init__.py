@@ -1,9 +1,11 @@
 """The check: the same training step on real and on synthetic input, side by side.
 
+check      the loop's batches: a warm-up, then rounds of one block an arm
+arms       what the step gets in each arm, and what its difference tells
+schedule   how long blocks are, when enough is known: decided from numbers
+blocks     one block: batches out, marks of the clock between them
 resident   a few real batches, kept where the step wants them
-feed       the real loader: epochs, readiness, idleness
-check      blocks of each arm, interleaved, inside somebody's loop
-blocks     one arm each            verdict  what the interval carries
+verdict    what the intervals carry, and by which evidence
 summary    advice and notes        report   text, JSON, HTML, exit status
 """
 

@@ -1,368 +1,333 @@
-"""The arms, as blocks of steps: unmeasured steps first, then the clock around a run of steps.
+"""One block of an arm: batches for whoever runs the step, and marks of the clock between them.
 
-    alone("synthetic")  resident batches; the workers have filled their queues and are idle
-    alone("host")       the same batches in the loader's memory; the step (or we) copies them
-    contended()         resident batches, while the loader runs and its batches are dropped
-    real()              the loader's batches
+    begin ── refill ── settle ── to a cycle's start ── mark  lap  mark  lap  mark ── wait
+    queue    device    the arm's own steady state      └── seconds, waits in next() ──┘
 
-Each yields batches to whoever runs the step and returns what it took, or None if the block was
-spoilt (the epoch ended inside it, the step wrote into a resident batch) and must be run again.
-The device is synchronised where a clock is read and nowhere else.
+Nothing waits for the device before or within the measured part: a loop that waits cannot hide
+loading behind the device's work, as training does.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-
-from dataloaders.batches.tree import Batch, to_device
-from dataloaders.bottleneck.feed import Feed, Takers
+from dataloaders.batches.tree import Batch, leaves, nbytes, to_device
+from dataloaders.bottleneck.arms import ARMS, Arm, Take
 from dataloaders.bottleneck.resident import Pool
-from dataloaders.measuring.intervals import Timed
+from dataloaders.bottleneck.schedule import SETTLE_STEPS, Numbers, Plan, Rhythm, Schedule
+from dataloaders.measuring.clocks import Clock, HostTime
+from dataloaders.measuring.feed import Feed
+from dataloaders.measuring.intervals import Lap, Timed
 
-__all__ = ["Block", "Blocks", "synchronise"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Block", "Blocks"]
 
 Block: TypeAlias = Generator[Batch, None, "Timed | None"]
-"""Yields batches to the step; returns what it took, or None if the block was spoilt."""
+"""Yields batches to the step; returns what it took, or None if the block must be run again."""
 
-SETTLE_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Accelerate) is covered
-
-_FEWEST_STEPS = 4
-_MOST_STEPS = 20_000
-_SPREAD_OF_A_STEADY_STEP = 0.03
-_SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
+_MOST_SPOILT = 3
 
 
 class Blocks:
-    """Runs blocks of one loop; knows how long a step takes and in which state the queue was.
+    """Runs the blocks of one loop.
 
     Attributes:
-        step_s: seconds of a step on resident batches, as last measured.
-        real_s: seconds of a step on real batches, as last measured.
-        real_share: how many times longer real blocks are than the others: more where what they
-            take differs more from block to block (bursts).
+        feed, pool: the loader, and its resident batches.
+        clock: what blocks are timed with.
+        rhythm: the loop's accumulation cycle.
+        step_s, real_s: seconds of a step on resident and on real batches, as last measured.
+        ready: batches that were ready when the last real block ended; 0 before the first one.
+        lag_s: how far the device was behind the host there.
+        patience_s: the longest wait for workers.
+        shortest: batches that an epoch must have left for a block to begin in it.
+        elsewhere: seconds that the loop waited for other loaders, by their names.
+        given: batches handed to the step.
         writes: whether the step writes into its batch.
         salvaged: the real block of a whole epoch whose consumer left after its last batch.
     """
 
-    def __init__(self, feed: Feed, pool: Pool, budget_s: float) -> None:
+    def __init__(
+        self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, time: HostTime
+    ) -> None:
+        self.feed: Feed = feed
+        self.pool: Pool = pool
+        self.clock = clock
+        self.rhythm = Rhythm()
         self.step_s = math.nan
         self.real_s = math.nan
-        self.real_share = 1.0
+        self.ready: int | None = 0
+        self.lag_s = 0.0
+        self.patience_s = max(0.5, schedule.budget_s / 6)
+        self.shortest = 2.0
+        self.elsewhere: dict[str, float] = {}
+        self.given = 0
         self.writes = False
         self.salvaged: Timed | None = None
-        self._feed = feed
-        self._pool = pool
-        self._block_s = min(0.5, max(0.1, budget_s / 90))
-        self._longest_s = max(self._block_s, budget_s / 12)
-        self._patience_s = max(0.5, budget_s / 6)
-        self._level: int | None = 0
-        self._cut_short = False
-        self._most_settling = _MOST_STEPS
-        self._random = random.Random(0)  # of our own: the process-wide one is the user's
+        self._schedule = schedule
+        self._now = time.now
+        self._elsewhere_s = 0.0
+        self._shapes: set[tuple[torch.Size, ...]] = set()
 
     @property
-    def arms(self) -> tuple[str, ...]:
+    def behind(self) -> bool:
+        """Whether the clock is a device's, which runs behind the host."""
+        return self._schedule.behind
+
+    @property
+    def arms(self) -> list[Arm]:
         """The arms that say something about this loader and step, in the order of a round."""
-        host = ("host",) if self._pool.transfers else ()
-        contended = ("contended",) if self._feed.workers and self._feed.tells else ()
-        if self._pool.varied and not self.writes:
-            return ("real", "synthetic", *host, *contended)  # on the batches of that real block
-        return ("synthetic", *host, *contended, "real")
+        return [arm for arm in ARMS if arm.exists(self)]
 
-    @property
-    def whole_epochs(self) -> bool:
-        """Whether an epoch is too short for a steady state, so that whole epochs are measured."""
-        length, in_flight = self._feed.length, self._feed.in_flight
-        return length is not None and length < 2 * (2 * in_flight + max(_FEWEST_STEPS, in_flight))
+    def waited_elsewhere(self, name: str, seconds: float) -> None:
+        """Count ``seconds`` of waiting for another loader."""
+        self.elsewhere[name] = self.elsewhere.get(name, 0.0) + seconds
+        self._elsewhere_s += seconds
 
-    def run(self, arm: str) -> Block:
-        """One block of ``arm``."""
-        if arm == "real":
-            return self._real_epochs() if self.whole_epochs else self._real()
-        return self._contended() if arm == "contended" else self._alone(arm)
+    def give(self, batch: Batch) -> Iterator[Batch]:
+        """Yield one unmeasured batch to the step."""
+        if self.pool.varied:
+            self._is_fresh(batch)
+        self.given += 1
+        given = self._now()
+        yield batch
+        self.rhythm.asked(self._now() - given)
 
-    def adapt(self, spread: float, real_spread: float) -> float:
-        """Choose how long blocks are, from the spread of recent ones (standard deviation / mean).
-
-        A step that repeats itself every so many batches (a checkpoint, a log line) needs blocks
-        that hold whole repetitions; so do loaders with rare bursts, in real blocks alone: time is
-        best given to each arm in proportion to its spread (Neyman 1934). Returns how many times
-        longer a round will be.
-        """
-        others = len(self.arms) - 1
-        before = self._block_s * (others + self.real_share)
-        if spread > _SPREAD_OF_A_STEADY_STEP:
-            self._block_s = max(self._block_s, min(self._longest_s / 3, 2 * self._block_s))
-        wanted = self.real_share * real_spread / max(spread, _SPREAD_OF_A_STEADY_STEP)
-        self.real_share = max(1.0, min(wanted, self._longest_s / self._block_s))
-        return self._block_s * (others + self.real_share) / before
-
-    def shorten(self) -> None:
-        """Make the next blocks half as long: the consumer's own loop ended before one was done."""
-        self._cut_short = True
-        self._block_s = max(0.001, self._block_s / 2)
-        self._longest_s = self._block_s
-        self._most_settling = max(1, min(self._most_settling, 2 * self._feed.in_flight) // 2)
-
-    def first_look(self, most_s: float) -> Iterator[Batch]:
-        """Steps on resident batches that show how long a step takes, and whether it writes."""
-        most_s = min(most_s, self._block_s)  # short enough for a consumer whose loops are short
-        seconds, done = 0.0, 0
-        while done < SETTLE_STEPS or seconds < most_s:
-            issued = self._pool.issue("synthetic", SETTLE_STEPS + done)  # twice as many each time
-            synchronise()
-            begin = time.perf_counter()
-            for batch in issued:
-                yield batch
-                done += 1
-                if seconds + time.perf_counter() - begin > most_s and done >= SETTLE_STEPS:
-                    break
-            synchronise()
-            seconds += time.perf_counter() - begin
-        self.step_s = seconds / done
-        self._notice_writes()
-
-    def take_real(self) -> Batch:
-        """The next real batch where the loop would get it, of the next epoch if one is over."""
-        feed = self._feed
-        if feed.running:
-            try:
-                return feed.take()
-            except StopIteration:
-                pass  # the next epoch begins below
-        return feed.start()
-
-    def delivered(self, batch: Batch) -> Batch:
-        """``batch`` from the feed as the loader hands it over: copied, if the loader copies."""
-        to = self._feed.copies_to
-        return batch if to is None else to_device(batch, to)
-
-    def _alone(self, arm: str) -> Block:
-        feed, pool = self._feed, self._pool
-        feed.wait_until_idle(self._patience_s, self.real_s)
-        steps = self._steps(self.step_s)
-        if (self.whole_epochs or pool.varied) and not self._cut_short:
-            steps = len(pool) * math.ceil(steps / len(pool))  # each batch has its share
-        if self.writes:
-            return (yield from self._alone_restored(arm, steps))
-        issued = pool.issue(arm, SETTLE_STEPS + steps)
-        copies = feed.copies_to if arm == "host" else None
-        for batch in issued[:SETTLE_STEPS]:
-            yield batch if copies is None else to_device(batch, copies)
-        synchronise()
-        begin = time.perf_counter()
-        if copies is None:
-            yield from issued[SETTLE_STEPS:]
-        else:
-            for batch in issued[SETTLE_STEPS:]:
-                yield to_device(batch, copies)
-        synchronise()
-        took = Timed(time.perf_counter() - begin, steps)
-        if self._notice_writes():
-            return None
-        if arm == "synthetic":
+    def run(self, arm: Arm, left_s: float) -> Block:
+        """Yield the batches of one block of ``arm``."""
+        if arm.name == "real" and self._schedule.whole_epochs:
+            return (yield from self._epochs(left_s))
+        self.rhythm.update()
+        plan = self._schedule.plan(arm.name, self._numbers(left_s))
+        began = self._now()
+        laps: list[Lap] = []
+        spoilt = 0
+        missing = plan.batches
+        while True:
+            part = yield from self._part(arm, plan, missing, began)
+            if plan.writes:
+                self.pool.restore()
+            elif self._notice_writes():
+                return None
+            if part is None:
+                spoilt += 1
+                if spoilt == _MOST_SPOILT or arm.name == "real":
+                    return None
+                continue
+            laps += part
+            missing -= sum(lap.steps for lap in part)
+            spent_s = self._now() - began
+            ends_here = not plan.writes and arm.most is None
+            if missing <= 0 or ends_here or self._schedule.late(1, spent_s, plan.most_s):
+                break
+        took = Timed(sum(lap.seconds for lap in laps), sum(lap.steps for lap in laps), tuple(laps))
+        if arm.name == "real":
+            self.real_s = took.per_batch
+            self.ready = self.feed.ready()
+        elif arm.name == "synthetic":
             self.step_s = took.per_batch
         return took
 
-    def _alone_restored(self, arm: str, steps: int) -> Block:
-        """`_alone` for a step that writes: each batch once, then all restored, off the clock."""
-        pool, seconds, done = self._pool, 0.0, 0
-        copies = self._feed.copies_to if arm == "host" else None
-        for turn in range(1 + math.ceil(steps / len(pool))):
-            issued = pool.issue(arm, len(pool))
-            synchronise()
-            begin = time.perf_counter()
-            for batch in issued:
-                yield batch if copies is None else to_device(batch, copies)
-            synchronise()
-            if turn:
-                seconds += time.perf_counter() - begin
-                done += len(issued)
-            pool.restore()
-        return Timed(seconds, done)
+    def take_real(self) -> Batch:
+        """Return the loader's next batch, of the next epoch if one is over."""
+        return self.delivered(self.feed.next())
 
-    def _contended(self) -> Block:
-        feed, pool = self._feed, self._pool
-        steps = self._steps(self.step_s)
-        if self.writes:
-            steps = min(steps, len(pool))
-        seconds, done, spoilt = 0.0, 0, 0
-        # Short epochs are started over and over, which may take far longer than the steps.
-        deadline = time.perf_counter() + 4 * self._block_s
-        while done < steps and not (done and time.perf_counter() > deadline):
-            if not feed.running or feed.left <= SETTLE_STEPS + min(steps - done, 8):
-                feed.start()
-            turn = int(min(steps - done, max(1, feed.left - SETTLE_STEPS - 1)))
-            issued = pool.issue("synthetic", SETTLE_STEPS + turn)
-            with _taking(feed) as takers:
-                for batch in issued[:SETTLE_STEPS]:
-                    takers.step()
-                    yield batch
-                synchronise()
-                begin = time.perf_counter()
-                for batch in issued[SETTLE_STEPS:]:
-                    takers.step()
-                    yield batch
-                synchronise()
-                spent = time.perf_counter() - begin
-            if self.writes:
-                pool.restore()
-            if takers.exhausted and spoilt < 3:
-                spoilt += 1  # for a part of the block nothing ran beside the step
-                continue
-            seconds += spent
-            done += turn
-        return Timed(seconds, done)
+    def delivered(self, batch: Batch) -> Batch:
+        """Return ``batch`` as the loader hands it over: copied, if the loader copies."""
+        to = self.feed.copies_to
+        return batch if to is None else to_device(batch, to)
 
-    def _real(self) -> Block:
-        feed, pool = self._feed, self._pool
-        settle, steps = self._settle(), self._real_steps()
-        if feed.length is not None:
-            steps = max(1, min(steps, feed.length // 2 - settle))
-        # Go on from the level at which the last block stopped; the first begins empty.
-        if self._level is not None:
-            feed.bring_to(self._level, self._patience_s)
-        # Steps that depend on the batch's shape are compared on the very batches of this block:
-        # held here, copied once the clock stands, resident in the blocks that follow.
-        holds = pool.varied and not self.writes
-        if holds:
-            steps = min(steps, pool.room)
-        held: list[Batch] = []
-        done, epoch = 0, feed.epoch
-        while done < settle:
-            batch = self.take_real()
-            if feed.epoch != epoch:
-                if self.whole_epochs:  # its length is known by now: too short to settle in
-                    return None
-                epoch, done = feed.epoch, 0
-            yield self.delivered(batch)
-            done += 1
-        iterator, copies, left = feed.iterator(), feed.copies_to, steps
-        ended = False
-        synchronise()
-        begin = time.perf_counter()
+    def _part(
+        self, arm: Arm, plan: Plan, batches: int, began: float
+    ) -> Generator[Batch, None, list[Lap] | None]:
+        """The measured laps up to the point where the arm has to begin again.
+
+        Returns None if they are spoilt: an epoch ended within them.
+        """
+        settle = plan.settle
+        if plan.writes and arm.name != "real":
+            settle = min(settle, len(self.pool) // 2)  # each batch is written into once
+            batches = min(batches, len(self.pool) - settle)
+        arm.begin(self)
+        if plan.refill:
+            self.clock.wait()
+            for batch in self.pool.issue("synthetic", plan.refill):
+                yield from self.give(batch)
+        if arm.most is not None:
+            settle = int(min(settle, max(0, arm.most(self) - 1)))
+            batches = int(min(batches, max(1, arm.most(self) - settle)))
+        lap = min(plan.lap, batches)
+        align = 0 if plan.writes else 2 * plan.lap
+        take = arm.take(self, settle + align + batches)
         try:
-            while left:
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    ended = True
+            yield from self._settle(arm, take, settle, plan, began)
+            for _ in range(align):
+                if self.rhythm.aligned:
                     break
-                left -= 1
-                if holds:
-                    held.append(batch)
-                yield batch if copies is None else to_device(batch, copies)
-        finally:
-            feed.count(steps - left)
-        if ended:
-            feed.ended()
+                yield from self.give(take())
+        except StopIteration:
             return None
-        synchronise()
-        took = Timed(time.perf_counter() - begin, steps)
-        self.real_s = took.per_batch
-        self._level = feed.ready()
-        if held:
-            pool.refresh(held)
-        return took
+        return (yield from self._measured(arm, take, plan, batches // lap, lap, began))
 
-    def _real_epochs(self) -> Block:
+    def _settle(
+        self, arm: Arm, take: Take, count: int, plan: Plan, began: float
+    ) -> Iterator[Batch]:
+        keeps = arm.name == "real" and self.pool.varied and not self.writes
+        for number in range(1, count + 1):
+            if keeps:
+                # Copied here, off the clock: a block that held pinned batches would make the
+                # loader pin new memory for each one.
+                host = self.feed.next()
+                self.pool.record(host)
+                batch = self.delivered(host)
+            else:
+                batch = take()
+            yield from self.give(batch)
+            if number >= SETTLE_STEPS and self._schedule.late(
+                number, self._now() - began, plan.most_s
+            ):
+                return
+
+    def _measured(
+        self, arm: Arm, take: Take, plan: Plan, count: int, per_lap: int, began: float
+    ) -> Generator[Batch, None, list[Lap] | None]:
+        feed, now, mark, asked = self.feed, self._now, self.clock.mark, self.rhythm.asked
+        real, varied = arm.name == "real", self.pool.varied
+        if real:
+            take = feed.iterator().__next__ if feed.running else take
+        copies = feed.copies_to if real else None
+        ended = False
+        marks = [mark()]
+        facts: list[tuple[float, float, int, bool]] = []
+        taken = 0
+        try:
+            for lap in range(1, count + 1):
+                waited, elsewhere, size, fresh = 0.0, self._elsewhere_s, 0, False
+                for _ in range(per_lap):
+                    begin = now()
+                    try:
+                        batch = take()
+                    except StopIteration:
+                        if not real:
+                            return None
+                        ended = True
+                        feed.count(taken)
+                        taken = 0
+                        feed.ended()
+                        if self._schedule.alone:
+                            return None
+                        # Other ranks go on: so does this one, with its next epoch.
+                        batch, take = feed.next(), feed.iterator().__next__
+                        taken -= 1  # next() has counted it
+                    given = now()
+                    waited += given - begin
+                    taken += 1
+                    if varied:
+                        size += nbytes(batch)
+                        fresh = self._is_fresh(batch) or fresh
+                    yield batch if copies is None else to_device(batch, copies)
+                    asked(now() - given)
+                marks.append(mark())
+                facts.append((waited, self._elsewhere_s - elsewhere, size, fresh))
+                if lap < count and self._schedule.late(lap, now() - began, plan.most_s):
+                    break
+        finally:
+            self.given += per_lap * len(facts)
+            if real and feed.running:
+                feed.count(taken)
+        begin = now()
+        self.clock.wait()
+        if real:
+            self.lag_s = now() - begin
+        if ended:
+            return None
+        seconds = self.clock.seconds
+        return [
+            Lap(seconds(first, last), per_lap, *fact)
+            for first, last, fact in zip(marks, marks[1:], facts, strict=False)
+        ]
+
+    def _epochs(self, left_s: float) -> Block:
         """Whole epochs, each from its ``iter()`` to its end."""
-        feed = self._feed
+        feed, now, schedule = self.feed, self._now, self._schedule
+        self.rhythm.update()
+        plan = schedule.plan("real", self._numbers(left_s))
         length = feed.length or 1
-        epochs = 1 if self._cut_short else math.ceil(self._real_steps() / length)
+        epochs = 1 if schedule.cut_short else math.ceil(plan.batches / length)
+        began = now()
         # Persistent workers finish an abandoned epoch's batches before they begin the next.
-        feed.wait_until_idle(self._patience_s, self.real_s)
+        feed.wait_until_idle(self.patience_s, self.real_s)
         feed.close()
-        done = 0
-        synchronise()
-        begin = time.perf_counter()
-        for _ in range(epochs):
+        laps: list[Lap] = []
+        marks = [self.clock.mark()]
+        for epoch in range(1, epochs + 1):
+            done, elsewhere = 0, self._elsewhere_s
+            begin = now()
             batch = feed.start()
+            waited = now() - begin
             while True:
                 done += 1
-                if self._cut_short and done == length:
+                if schedule.cut_short and done == length:
                     # A consumer that counts batches never asks for more than these: this is the
                     # last that the clock is read, and the last step counts as an ordinary one.
-                    synchronise()
-                    self.salvaged = Timed(time.perf_counter() - begin + self.step_s, done)
+                    self.clock.wait()
+                    seconds = self.clock.seconds(marks[-1], self.clock.mark()) + self.step_s
+                    self.salvaged = Timed(seconds, done, (Lap(seconds, done, waited),))
+                given = now()
                 yield self.delivered(batch)
                 self.salvaged = None
-                if done >= 2 * length * epochs:
+                begin = now()
+                self.rhythm.asked(begin - given)
+                if done >= 2 * length:
                     break  # it has far more batches than its length says
                 try:
                     batch = feed.take()
                 except StopIteration:
+                    waited += now() - begin
                     break
-        synchronise()
-        took = Timed(time.perf_counter() - begin, done)
+                waited += now() - begin
+            marks.append(self.clock.mark())
+            laps.append(Lap(math.nan, done, waited, self._elsewhere_s - elsewhere))
+            if epoch < epochs and schedule.late(epoch, now() - began, plan.most_s):
+                break
+        self.clock.wait()
+        timed = tuple(
+            lap._replace(seconds=self.clock.seconds(first, last))
+            for lap, first, last in zip(laps, marks, marks[1:], strict=False)
+        )
+        took = Timed(sum(lap.seconds for lap in timed), sum(lap.steps for lap in timed), timed)
         self.real_s = took.per_batch
         return took
 
-    def _steps(self, seconds_per_step: float) -> int:
-        fewest = 1 if seconds_per_step > _SLOW_STEP_S or self._cut_short else _FEWEST_STEPS
-        wanted = math.ceil(self._varied() * self._block_s / max(seconds_per_step, 1e-7))
-        return max(fewest, min(_MOST_STEPS, wanted))
+    def _numbers(self, left_s: float) -> Numbers:
+        step_s = self.real_s if math.isnan(self.step_s) else self.step_s
+        return Numbers(
+            left_s=left_s,
+            step_s=step_s,
+            real_s=self.real_s,
+            cycle=self.rhythm.cycle,
+            ready=-1 if self.ready is None else self.ready,
+            left=self.feed.left,
+            lag_s=self.lag_s,
+            pool=len(self.pool),
+            writes=self.writes,
+            varied=self.pool.varied,
+        )
 
-    def _varied(self) -> float:
-        """A factor that differs from block to block: a loop that repeats itself every so many
-        batches must not meet every block of an arm in the same place.
-        """
-        return self._random.uniform(0.5, 1.5)
-
-    def _real_steps(self) -> int:
-        """Measured steps of a real block: whole turns of the workers, who deliver in turns."""
-        feed = self._feed
-        steps = self._steps(self.real_s / self.real_share)
-        if feed.workers and self.real_s <= _SLOW_STEP_S and not self._cut_short:
-            steps = max(steps, feed.in_flight)
-        turn = max(1, feed.workers)
-        return turn * math.ceil(steps / turn)
-
-    def _settle(self) -> int:
-        """Unmeasured real steps: twice what can be in flight, so that the queue finds its state.
-
-        A queue that ended the last block empty, before a loader much slower than the step, has
-        no state to find: there one turn of the workers is enough.
-        """
-        feed = self._feed
-        if not feed.workers:
-            return 1 if self.real_s > _SLOW_STEP_S else SETTLE_STEPS + self._random.randrange(3)
-        slow = self.real_s > max(_SLOW_STEP_S, 1.5 * self.step_s)
-        if slow and feed.tells and self._level == 0:
-            return feed.workers + 1
-        settle = 2 * feed.in_flight + self._random.randrange(1 + feed.workers)
-        return min(self._most_settling, settle)
+    def _is_fresh(self, batch: Batch) -> bool:
+        shapes = tuple(leaf.shape for leaf in leaves(batch))
+        if shapes in self._shapes:
+            return False
+        self._shapes.add(shapes)
+        return True
 
     def _notice_writes(self) -> bool:
         """Whether the step wrote into resident batches; if so they are restored."""
-        if not self._pool.written():
+        if not self.pool.written():
             return False
         self.writes = True
-        self._pool.restore()
+        self.pool.restore()
         return True
-
-
-def synchronise() -> None:
-    """Wait for every device that is in use: the edge of a block."""
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(index):  # else it has nothing to wait for, nor a context
-                torch.cuda.synchronize(index)
-    elif torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-@contextmanager
-def _taking(feed: Feed) -> Iterator[Takers]:
-    takers = Takers(feed)
-    try:
-        yield takers
-    finally:
-        takers.stop()

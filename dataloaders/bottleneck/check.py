@@ -1,8 +1,8 @@
 """The measurement itself: one training loop, fed from different inputs in short interleaved blocks.
 
-    warm-up   real real real …                      (a few batches kept; their device noticed)
-    round     synthetic │ host │ contended │ real   each: unmeasured steps, clock, steps, clock
-    round     synthetic │ host │ contended │ real   … until the interval is narrow enough
+    warm-up   real real real …                      (a few batches kept; the step's devices noticed)
+    round     real │ synthetic │ host │ contended   each: unmeasured steps, mark, steps, mark
+    round     real │ synthetic │ host │ contended   … until the interval is narrow enough
 
 The check is an iterator of batches: whoever iterates it runs the step, between two batches.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -19,28 +18,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch, describe, leaves
-from dataloaders.bottleneck.blocks import SETTLE_STEPS, Blocks
-from dataloaders.bottleneck.feed import Feed
+from dataloaders.bottleneck.arms import Arm
+from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
-from dataloaders.bottleneck.schedule import Agree
-from dataloaders.bottleneck.summary import summarise
+from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
+from dataloaders.bottleneck.summary import Facts, has_threads_of_its_own, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.loader import DataLoader
-from dataloaders.measuring.clocks import Clock
+from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
+from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Timed
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import generators_of
 
 __all__ = ["Check", "Progress", "check_bottleneck"]
 
-_FEWEST_ROUNDS = 5
+_LATER_ROUNDS = 5
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
-_ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
+_LONGEST_WARM_UP = 3
+"""Times the share: where steps never agree or an optimizer's cycle is long."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,26 @@ class Check:
         self._budget_s = budget_s
         self._device = None if device is None else torch.device(device)
         self._progress = progress
-        self._feed = Feed(loader, iterate)
+        self._clock = clock
+        self._time = host_time_of(clock)
+        self._feed = Feed(loader, iterate, self._time)
         self._pool = Pool()
-        self._blocks = Blocks(self._feed, self._pool, budget_s)
-        if self._blocks.whole_epochs and self._feed.length:
+        self._schedule = Schedule(
+            budget_s,
+            workers=self._feed.workers,
+            in_flight=self._feed.in_flight,
+            behind=clock is not None and not isinstance(clock, HostClock),
+            length=self._feed.length,
+            agree=agree,
+        )
+        self._blocks = Blocks(
+            self._feed, self._pool, self._schedule, clock or HostClock(), self._time
+        )
+        if self._schedule.whole_epochs and self._feed.length:
             self._pool.most_batches = self._feed.length  # one epoch, its short last batch included
+        self._parallel = bool(self._feed.workers) or has_threads_of_its_own(loader)
+        self._warm_up_s = budget_s * _WARM_UP_SHARE
+        self._warming = WarmUp(self._warm_up_s, 2 * self._feed.in_flight)
         self._rounds: list[dict[str, Timed]] = []
         self._round_epochs: list[int] = []
         self._round_s: deque[float] = deque([0.0], maxlen=3)  # of the last rounds
@@ -116,6 +133,7 @@ class Check:
         self._round: dict[str, Timed] = {}
         self._round_began_s = 0.0
         self._blocks_done = 0
+        self._known: tuple[tuple[int, int], Analysis | None] | None = None
         self._running: Generator[Batch, None, None] | None = None
         self._placement: Placement | None = None
         self._warm = False
@@ -130,17 +148,27 @@ class Check:
         return self._running
 
     def report(self) -> Report:
-        """What is known so far; the verdict is "inconclusive" while too little is."""
-        analysis = self._analysis() if len(self._rounds) >= 2 else None
+        """Return what is known so far; the verdict is "inconclusive" while too little is."""
+        blocks, placement = self._blocks, self._placement
         return summarise(
-            analysis,
+            self._analysis(),
             loader=self._loader,
             feed=self._feed,
-            batch=self._batch_text,
-            rounds=len(self._rounds),
-            seconds=self._seconds(),
-            finished=self.finished,
-            writes=self._blocks.writes,
+            facts=Facts(
+                batch=self._batch_text,
+                rounds=len(self._rounds),
+                seconds=self._seconds(),
+                finished=self.finished,
+                writes=blocks.writes,
+                behind=blocks.behind,
+                cycle=blocks.rhythm.cycle,
+                derived=placement is not None and placement.derived and not self._pool.transfers,
+                crowded=len(self._pool) if self._pool.crowded else 0,
+                elsewhere={
+                    name: seconds / max(1, blocks.given)
+                    for name, seconds in blocks.elsewhere.items()
+                },
+            ),
         )
 
     def optimizer_stepped(self) -> None:
@@ -148,6 +176,7 @@ class Check:
 
         To be called from `torch.optim.optimizer.register_optimizer_step_post_hook`.
         """
+        self._blocks.rhythm.stepped()
 
     def waited_elsewhere(self, name: str, seconds: float) -> None:
         """Count ``seconds`` of the loop's own time as waiting for input, not as its step.
@@ -155,6 +184,7 @@ class Check:
         To be called when the loop comes back from ``next()`` of another loader; ``name`` is what
         the report calls that loader.
         """
+        self._blocks.waited_elsewhere(name, seconds)
 
     def close(self) -> None:
         """End the loader's running epoch (its workers too, unless they are persistent)."""
@@ -164,15 +194,12 @@ class Check:
         self._feed.close()
 
     def _go(self) -> Generator[Batch, None, None]:
-        self._resumed_at = time.perf_counter()
+        self._resumed_at = self._time.now()
         done_before = self._blocks_done
         try:
             if not self._warm:
                 yield from self._warm_up()
                 self._warm = True
-            if math.isnan(self._blocks.step_s):
-                yield from self._blocks.first_look(most_s=0.05)
-                self._blocks_done += 1
                 self._tell("warm-up")
             while not self._enough():
                 yield from self._go_round()
@@ -181,58 +208,88 @@ class Check:
         except GeneratorExit:
             # The consumer's own loop ended first; if no block fitted into it, make them shorter.
             if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:
-                self._blocks.shorten()
+                self._schedule.shorten()
             raise
         finally:
             self._spent_s = self._seconds()
             self._resumed_at = None
 
     def _warm_up(self) -> Iterator[Batch]:
-        """Steps that no figure uses: fill the pool, see where batches end up, end epoch 0."""
-        feed, pool = self._feed, self._pool
-        most_s = self._budget_s * _WARM_UP_SHARE
+        """Steps that no figure uses: fill the pool, see where batches end up, end epoch 0.
+
+        The device is waited for after each step: what counts here is when steps are steady.
+        """
+        feed, pool, blocks, warming = self._feed, self._pool, self._blocks, self._warming
         while True:
-            begin = time.perf_counter()
-            batch = self._blocks.take_real()
+            begin = self._time.now()
+            host = feed.next()
             if pool.wants_more:
-                pool.keep(batch)
+                pool.keep(host)
             self._warm_steps += 1  # counted first: a consumer may never come back from its step
-            self._batch_text = self._batch_text or describe(batch)
-            if pool.placed:
-                yield self._blocks.delivered(batch)
-            else:
-                yield from self._watched(batch)
-            self._warm_s += time.perf_counter() - begin
-            done, spent = self._warm_steps, self._warm_s
-            seen = not pool.wants_more and done >= 2 * feed.in_flight and spent > 0.5
-            if pool.placed and (seen or (done >= SETTLE_STEPS and spent > most_s)):
+            self._batch_text = self._batch_text or describe(host)
+            given = self._time.now()
+            yield from self._watched(host)
+            self._wait_for_devices()
+            done = self._time.now()
+            warming.stepped(done - given, done - begin)
+            self._warm_s += done - begin
+            blocks.rhythm.update()
+            over = warming.over(blocks.rhythm.cycle, pool.wants_more)
+            late = self._warm_s - warming.excess_s > _LONGEST_WARM_UP * self._warm_up_s
+            over = pool.placed and over and (blocks.rhythm.known or late)
+            if self._schedule.agree(float(over))[0]:
                 break
-        self._blocks.real_s = spent / done
+        # What compiling took is not the budget's.
+        self._resumed_at = self._time.now()
+        self._spent_s = min(self._warm_s, self._warm_up_s)
+        self._take_clock()
+        pool.build()
+        blocks.real_s = max(1e-6, (self._warm_s - warming.excess_s) / self._warm_steps)
         self._run_out_first_epoch()
 
-    def _watched(self, batch: Batch) -> Iterator[Batch]:
-        """Yield one of the first batches, and see to which device its tensors are copied."""
+    def _watched(self, host: Batch) -> Iterator[Batch]:
+        """Yield one of the first batches, and see to which devices the step copies and computes."""
+        blocks, pool = self._blocks, self._pool
+        batch = blocks.delivered(host)
         wanted = self._feed.copies_to or self._device
-        if wanted is not None:
-            self._pool.place(resident_everywhere(batch, wanted))
-            yield self._blocks.delivered(batch)
-            return
+        if wanted is not None and not pool.placed:
+            pool.place(resident_everywhere(host, wanted))
         if not torch.accelerator.is_available():
-            self._pool.place([None for _ in leaves(batch)])
-            yield batch
+            if not pool.placed:
+                pool.place([None for _ in leaves(host)])
+            yield from blocks.give(batch)
             return
         # A consumer that fetches ahead copies this batch after the next one was asked for.
         if self._placement is None:
             self._placement = Placement(batch)
         else:
             self._placement.watch(batch)
+        if self._warm_steps > 2 * SETTLE_STEPS:
+            yield from blocks.give(batch)  # seen enough
+            return
         try:
             with self._placement:
-                yield batch
+                yield from blocks.give(batch)
         finally:
             devices = self._placement.devices
-            if any(device is not None for device in devices) or self._warm_steps > SETTLE_STEPS:
-                self._pool.place(devices)
+            seen = any(device is not None for device in devices)
+            if not pool.placed and (seen or self._warm_steps > SETTLE_STEPS):
+                pool.place(devices)
+
+    def _take_clock(self) -> None:
+        """Use the clock of the devices that the step computes on, unless one was given."""
+        if self._clock is None:
+            used = set() if self._placement is None else set(self._placement.used)
+            if self._pool.device.type != "cpu":
+                used.add(self._pool.device)
+            self._blocks.clock = clock_of(sorted(used, key=str))
+        self._schedule.behind = not isinstance(self._blocks.clock, HostClock)
+
+    def _wait_for_devices(self) -> None:
+        if self._clock is not None:
+            self._clock.wait()
+        elif self._placement is not None:
+            clock_of(sorted(self._placement.used, key=str)).wait()
 
     def _run_out_first_epoch(self) -> None:
         """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.
@@ -244,11 +301,11 @@ class Check:
         if feed.epoch > 0 or feed.length is None or not feed.running:
             return
         most_s = self._budget_s * _FIRST_EPOCH_SHARE
-        begin, before = time.perf_counter(), feed.taken
+        begin, before = self._time.now(), feed.taken
         try:
             while True:
                 feed.take()
-                spent = time.perf_counter() - begin
+                spent = max(1e-9, self._time.now() - begin)
                 rate = (feed.taken - before) / spent
                 if spent > 0.1 * most_s and feed.left / rate > most_s - spent:
                     return
@@ -257,69 +314,104 @@ class Check:
 
     def _go_round(self) -> Iterator[Batch]:
         """The blocks of one round that are still missing."""
+        blocks = self._blocks
         if not self._round:
             self._round_began_s = self._seconds()
-        for arm in self._blocks.arms:
-            while arm not in self._round:
-                if arm == "real" and self._blocks.salvaged is not None:
-                    self._round[arm], self._blocks.salvaged = self._blocks.salvaged, None
-                    self._blocks_done += 1
-                    break
-                took = yield from self._blocks.run(arm)
+        arms = blocks.arms
+        for arm in arms:
+            while arm.name not in self._round:
+                took = yield from self._block(arm)
                 if took is not None:
-                    self._round[arm] = took
+                    self._round[arm.name] = took
                     self._blocks_done += 1
-                    self._tell(arm)
-                if self._seconds() > self._most_s():
+                    self._tell(arm.name)
+                if self._late():
                     return
         self._rounds.append(self._round)
         self._round_epochs.append(self._feed.epoch)
         self._round = {}
         self._round_s.append(self._seconds() - self._round_began_s)
         if len(self._rounds) >= 3:
-            longer = self._blocks.adapt(self._spread("synthetic"), self._spread("real"))
+            spreads = self._spread("synthetic"), self._spread("real")
+            longer = self._schedule.adapt(len(arms), *spreads)
             self._round_s.extend([seconds * longer for seconds in self._round_s])
+
+    def _block(self, arm: Arm) -> Generator[Batch, None, Timed | None]:
+        """One block of ``arm``: run now, or the one whose consumer left after its last batch.
+
+        Returns None if it has to be run again, on this rank or on the one that decides.
+        """
+        blocks = self._blocks
+        if arm.name == "real" and blocks.salvaged is not None:
+            took, blocks.salvaged = blocks.salvaged, None
+            return took
+        left_s = self._schedule.most_s(len(self._rounds)) - self._seconds()
+        ran = yield from blocks.run(arm, left_s)
+        again = self._schedule.agree(float(ran is None))[0]
+        if ran is None and not again:
+            return Timed(math.nan, 1)  # this rank goes on with the others, without a figure
+        return None if again else ran
 
     def _spread(self, arm: str) -> float:
         """How much an arm's recent blocks differ: standard deviation / mean."""
-        took = [one[arm].per_batch for one in self._rounds[-6:]]
-        return statistics.stdev(took) / statistics.fmean(took)
+        took = [one[arm].per_batch for one in self._rounds[-6:] if one[arm].seconds > 0]
+        return statistics.stdev(took) / statistics.fmean(took) if len(took) > 1 else 0.0
 
     def _enough(self) -> bool:
-        spent, rounds = self._seconds(), len(self._rounds)
-        if rounds >= 2 and spent + max(self._round_s) > _ROUNDS_END_AT * self._budget_s:
-            return True
-        if spent > self._most_s():
-            return True
-        return rounds >= _FEWEST_ROUNDS and self._analysis().settled
+        return self._schedule.enough(
+            len(self._rounds), self._seconds(), max(self._round_s), self._settled
+        )
 
-    def _most_s(self) -> float:
-        """Where a round is given up: later only for loops so slow that not two rounds fit."""
-        return self._budget_s * (1 if len(self._rounds) >= 2 else 2)
+    def _settled(self) -> bool:
+        known = self._analysis()
+        return known is not None and known.settled
+
+    def _late(self) -> bool:
+        most_s = self._schedule.most_s(len(self._rounds))
+        return self._schedule.agree(self._seconds())[0] > most_s
 
     def _seconds(self) -> float:
-        running = 0.0 if self._resumed_at is None else time.perf_counter() - self._resumed_at
+        running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at
         return self._spent_s + running
 
     def _tell(self, phase: str) -> None:
         if self._progress is not None:
-            known = self._analysis().speedup_bound if len(self._rounds) >= 2 else None
+            known = self._analysis()
+            bound = None if known is None else known.speedup_bound
             self._progress(
-                Progress(self._seconds(), self._budget_s, phase, len(self._rounds), known)
+                Progress(self._seconds(), self._budget_s, phase, len(self._rounds), bound)
             )
 
-    def _analysis(self) -> Analysis:
-        # Rounds of later epochs alone, once there are enough: the first epoch may be a slow one.
-        later = [
-            one for one, epoch in zip(self._rounds, self._round_epochs, strict=True) if epoch > 0
+    def _analysis(self) -> Analysis | None:
+        """What the blocks so far carry; computed once after each."""
+        state = (len(self._rounds), len(self._round))
+        if self._known is None or self._known[0] != state:
+            self._known = (state, self._analysed())
+        return self._known[1]
+
+    def _analysed(self) -> Analysis | None:
+        rounds = [
+            (one, epoch)
+            for one, epoch in zip(self._rounds, self._round_epochs, strict=True)
+            if not any(math.isnan(took.seconds) for took in one.values())
         ]
-        rounds = later if len(later) >= _FEWEST_ROUNDS else self._rounds
+        # Rounds of later epochs alone, once there are enough: the first epoch may be a slow one.
+        later = [one for one, epoch in rounds if epoch > 0]
+        chosen = later if len(later) >= _LATER_ROUNDS else [one for one, _ in rounds]
+        part = {arm: took for arm, took in self._round.items() if not math.isnan(took.seconds)}
         feed = self._feed
-        if not feed.length or not feed.epoch_starts or self._blocks.whole_epochs:
-            return analyse(rounds)
-        end_s = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
-        starts = [start + end_s for start in feed.epoch_starts]
-        return analyse(rounds, epoch_starts=starts, batches=feed.length)
+        starts: list[float] = []
+        if feed.length and feed.epoch_starts and not self._schedule.whole_epochs:
+            end_s = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
+            starts = [start + end_s for start in feed.epoch_starts]
+        return analyse(
+            chosen,
+            part=part,
+            behind=self._schedule.behind,
+            parallel=self._parallel,
+            epoch_starts=starts,
+            batches=feed.length or 1,
+        )
 
 
 def check_bottleneck(
@@ -329,8 +421,9 @@ def check_bottleneck(
     budget_s: float = 30.0,
     device: torch.device | str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    clock: Clock | None = None,
 ) -> Report:
-    """Whether the input pipeline holds ``step`` back, by how much, and where the time goes.
+    """Return whether the input pipeline holds ``step`` back, by how much, and where the time goes.
 
     Runs ``step(batch)`` on real and on resident batches in short interleaved blocks. The step is
     the user's own and does what it does in training (a model is trained by it); the random
@@ -344,6 +437,8 @@ def check_bottleneck(
             as many if the loop is so slow that not two rounds fit.
         device: where the step wants its batches; None: where its first real batch ends up.
         progress: called with a `Progress` between blocks.
+        clock: what blocks are timed with, for a step on a device that torch does not know; None:
+            the devices that the step computes on, else the host's clock.
 
     Raises:
         OptionError: ``budget_s`` is not positive.
@@ -351,7 +446,8 @@ def check_bottleneck(
         Exception: whatever the loader or the step raises. After KeyboardInterrupt the report so
             far is the exception's attribute ``report``.
     """
-    check = Check(loader, budget_s=budget_s, device=device, progress=progress)
+    check = Check(loader, budget_s=budget_s, device=device, progress=progress, clock=clock)
+    hook = register_optimizer_step_post_hook(lambda *_: check.optimizer_stepped())
     with random_states_kept(*generators_of(loader)), _epochs_uncounted(loader):
         try:
             for batch in check:
@@ -360,6 +456,7 @@ def check_bottleneck(
             interrupt.report = check.report()  # type: ignore[attr-defined]
             raise
         finally:
+            hook.remove()
             check.close()
     return check.report()
 

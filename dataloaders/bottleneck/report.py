@@ -16,7 +16,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dataloaders.bottleneck.verdict import Verdict
+from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
 from dataloaders.measuring.intervals import Interval
 
 __all__ = ["EXIT_STATUS", "Report"]
@@ -37,22 +37,16 @@ _MEANS: dict[Verdict, str] = {
     "contention-bound": "the loader's workers take cores that the step needs",
     "inconclusive": "the measurement does not carry a verdict",
 }
-_ARM_TELLS = {
-    "synthetic": "the step alone, on batches that are already there",
-    "host": "the same, and the copy to the device",
-    "contended": "the step alone, while the loader's workers run",
-    "real": "the loop as it is",
-}
-_STALL_TELLS = {
-    "prep": "waiting for batches to be made",
-    "transfer": "waiting for the copy to the device",
-    "contention": "slowed down by the loader's workers",
+_EVIDENCE = {
+    "blocks": "",
+    "steps": " Few rounds fitted in: this is from single steps.",
+    "waits": " This is from what the loop waits for batches, measured at each step.",
 }
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a bottleneck check found.
+    """Holds what a bottleneck check found.
 
     Attributes:
         verdict: "input-bound", "transfer-bound", "contention-bound", "step-bound" or
@@ -69,6 +63,8 @@ class Report:
         notes: what a reader must know to trust the figures, a sentence each.
         rounds: how many interleaved rounds were measured.
         seconds: how long the check took.
+        evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
+            same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
     """
 
@@ -83,6 +79,7 @@ class Report:
     notes: tuple[str, ...]
     rounds: int
     seconds: float
+    evidence: str | None = None
     machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
 
     @property
@@ -98,7 +95,7 @@ class Report:
         return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
     def __rich__(self) -> Group:
-        """The report as rich shows it in a terminal."""
+        """Return the report as rich shows it in a terminal."""
         parts: list[Any] = [
             Text.assemble((self.verdict.upper(), "bold"), f": {_MEANS[self.verdict]}")
         ]
@@ -107,6 +104,7 @@ class Report:
             parts.append(
                 f"A perfect input would make this loop {bound.estimate:.2f} x as fast "
                 f"(95 % interval {bound.low:.2f} to {bound.high:.2f})."
+                f"{_EVIDENCE[self.evidence or 'blocks']}"
             )
         if self.smallest_gap is not None:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
@@ -123,7 +121,7 @@ class Report:
         return Group(*parts)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as JSON text; also written to ``path`` if one is given. Times in seconds."""
+        """Return the report as JSON text; write it to ``path`` too, if one is given."""
         data = asdict(self)
         data["machine"] = dict(self.machine)
         data["exit_status"] = self.exit_status
@@ -144,10 +142,10 @@ class Report:
         table.add_column("ms a batch", justify="right")
         table.add_column("95 % interval", justify="right")
         table.add_column("what it is", style="dim")
-        for arm in ("synthetic", "host", "contended", "real"):
-            if arm in self.seconds_per_batch:
-                took = self.seconds_per_batch[arm]
-                table.add_row(arm, _ms(took.estimate), _range_ms(took), _ARM_TELLS[arm])
+        for arm in (*ARMS[1:], ARMS[0]):  # the whole loop last
+            if arm.name in self.seconds_per_batch:
+                took = self.seconds_per_batch[arm.name]
+                table.add_row(arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
         return table
 
     def _stall_table(self) -> Table:
@@ -157,15 +155,16 @@ class Report:
         table.add_column("of the loop", justify="right")
         table.add_column("what it is", style="dim")
         real = self.seconds_per_batch["real"].estimate
-        for name, stall in self.stalls.items():
+        for cause in STALLS:
+            stall = self.stalls[cause.name]
             if stall.estimate > 0:
                 share = f"{stall.estimate / real:.0%}"
-                table.add_row(name, _ms(stall.estimate), share, _STALL_TELLS[name])
+                table.add_row(cause.name, _ms(stall.estimate), share, cause.tells)
         return table
 
 
 def machine_facts() -> dict[str, str]:
-    """Cores, processor, device and versions of this machine, each as a short text."""
+    """Return cores, system, device and versions of this machine, each as a short text."""
     from dataloaders.machine.resources import machine_cores, ranks_here, usable_cores
 
     cores = f"{machine_cores()} cores"

@@ -1,38 +1,48 @@
-"""Resident batches: a few real batches kept where the step wants them, handed out again and again.
+"""Resident batches: a few real batches kept where the step wants them, issued again and again.
 
-real batch ──keep──> pool (host memory as delivered)  ──issue("host")──> the step copies
-                          └──copy──> pool (resident)  ──issue("synthetic")──> nothing to copy
+real batch ──keep──> master (host memory) ──> as delivered (pinned or not) ──> "host": a copy each
+                                          └──> resident on the device       ──> "synthetic": none
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dataloaders.batches.tree import Batch, describe, leaves, map_tensors, nbytes, to_device
+from dataloaders.errors import CheckError
 
 __all__ = ["Placement", "Pool", "resident_everywhere"]
 
 _MOST_BATCHES = 8
-_MOST_HELD = 512
+_MOST_VARIED = 64
 _MOST_BYTES = 1 << 30
+_SHARE_OF_FREE = 0.5  # of a device's free memory; the rest is the step's
 
 
 class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices to which device the step copies each leaf of its batch; on for a few first steps.
 
-    ``devices[i]`` is where leaf ``i`` of a watched batch ended up, or None if the step never
-    copied it to another device (lengths often stay on the CPU).
+    Attributes:
+        devices: where each leaf of a watched batch ended up; None for a leaf that the step never
+            copied to another device (lengths often stay on the CPU).
+        used: the devices, apart from the CPU, on which the step made tensors.
+        derived: whether the step copied something that it had computed from its batch on the CPU.
     """
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
+        self._computed: dict[int, torch.Tensor] = {}  # kept alive: memory used again has its key
         self.devices: list[torch.device | None] = [None] * len(self._storages[0])
+        self.used: set[torch.device] = set()
+        self.derived = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -43,19 +53,52 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Look for the copies of one more batch: the consumer may fetch ahead of its step."""
         self._storages.append([_storage_key(leaf) for leaf in leaves(batch)])
 
+    def __exit__(self, *exception: Any) -> None:
+        """Stop watching until the mode is entered again."""
+        self._computed.clear()
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` unchanged and look at copies whose source is a leaf of the batch."""
+        """Run ``func`` unchanged; follow what comes from the batch until it is copied away."""
         out = func(*args, **(kwargs or {}))
-        name = getattr(func, "_schema", None)
-        if name is not None and name.name in ("aten::_to_copy", "aten::copy_"):
-            source = args[1] if name.name == "aten::copy_" else args[0]
-            if isinstance(out, torch.Tensor) and out.device != source.device:
-                key = _storage_key(source)
-                for storages in self._storages:
-                    for index, storage in enumerate(storages[: len(self.devices)]):
-                        if key is not None and storage == key:
-                            self.devices[index] = out.device
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.used.update(leaf.device for leaf in made if leaf.device.type not in ("cpu", "meta"))
+        for source in tree_leaves((args, kwargs)):
+            if isinstance(source, torch.Tensor) and source.device.type == "cpu":
+                self._follow(source, made)
         return out
+
+    def _follow(self, source: torch.Tensor, made: list[torch.Tensor]) -> None:
+        key = _storage_key(source)
+        if key is None:
+            return
+        places = [
+            index
+            for storages in self._storages
+            for index, storage in enumerate(storages[: len(self.devices)])
+            if storage == key
+        ]
+        if not places and key not in self._computed:
+            return
+        for leaf in made:
+            if leaf.device == source.device:
+                own = _storage_key(leaf)
+                if own is not None and own != key:
+                    self._computed[own] = leaf
+            elif places:
+                for index in places:
+                    self.devices[index] = leaf.device
+            else:
+                self.derived = True
+
+
+@dataclass
+class _Kept:
+    """One batch: as it was, as the loader delivers it, and where the step wants it."""
+
+    master: Batch
+    host: Batch
+    resident: Batch
 
 
 class Pool:
@@ -64,28 +107,29 @@ class Pool:
     Attributes:
         varied: whether the kept batches differ in shape (then each round keeps fresh ones).
         most_batches: how many are kept, memory permitting.
+        crowded: whether the device's memory holds fewer of them than wanted.
     """
 
     def __init__(self) -> None:
         self._masters: list[Batch] = []
-        self._host: list[Batch] = []
-        self._resident: list[Batch] = []
+        self._delivered: list[Batch] = []
+        self._kept: list[_Kept] = []
         self._devices: list[torch.device | None] | None = None
+        self._versions: list[int] = []
         self._next = 0
         self.varied = False
+        self.crowded = False
         self.most_batches = _MOST_BATCHES
 
     def __len__(self) -> int:
-        return len(self._masters)
+        return len(self._kept) or len(self._masters)
 
     @property
     def wants_more(self) -> bool:
         """Whether another batch would still be kept (count and memory permitting)."""
         if not self._masters:
             return True
-        if len(self._masters) >= self.most_batches:
-            return False
-        return len(self._masters) < self.room
+        return len(self._masters) < min(self.most_batches, self.room)
 
     @property
     def transfers(self) -> bool:
@@ -105,44 +149,76 @@ class Pool:
         """Whether it is known where the step wants its batches."""
         return self._devices is not None
 
-    @torch.inference_mode(False)
+    @property
+    def room(self) -> int:
+        """How many batches of the size of those it holds the host's memory may hold."""
+        largest = max((nbytes(master) for master in self._masters), default=0)
+        return max(2, min(_MOST_VARIED, _MOST_BYTES // (3 * max(1, largest))))
+
     def place(self, devices: list[torch.device | None]) -> None:
         """Fix where each leaf is resident; None leaves it where the loader delivers it."""
         self._devices = devices
-        self._rebuild()
+        self._kept = []
 
     @torch.inference_mode(False)
     def keep(self, batch: Batch) -> None:
         """Copy ``batch``, as delivered, into the pool."""
-        self._masters.append(map_tensors(batch, _clone_like_delivered))
+        self._masters.append(map_tensors(batch, _to_host))
+        self._delivered.append(map_tensors(batch, _clone_like_delivered))
         self.varied = self.varied or describe(batch) != describe(self._masters[0])
-        if self._devices is not None:
-            self._rebuild()
-
-    @property
-    def room(self) -> int:
-        """How many batches of the size of those it holds it could hold."""
-        largest = max((nbytes(master) for master in self._masters), default=0)
-        return max(2, min(_MOST_HELD, _MOST_BYTES // (3 * max(1, largest))))
 
     @torch.inference_mode(False)
-    def refresh(self, batches: list[Batch]) -> None:
-        """Replace the pool's batches by copies of these."""
-        self._masters = [map_tensors(batch, _clone_like_delivered) for batch in batches]
-        self._rebuild()
+    def record(self, batch: Batch) -> None:
+        """Keep ``batch`` too, in place of the oldest one if there is no more room."""
+        most = len(self._masters) if self.crowded else self.room
+        while len(self._masters) >= most:
+            for batches in (self._masters, self._delivered, self._kept):
+                del batches[:1]
+        self.keep(batch)
+
+    @torch.inference_mode(False)
+    def build(self) -> None:
+        """Make the kept batches resident, as many of them as the device's free memory allows.
+
+        To be called when the step has run a few times: its own memory is allocated by then.
+
+        Raises:
+            CheckError: the device's memory does not hold two of them.
+        """
+        for index in range(len(self._kept), len(self._masters)):
+            delivered = self._delivered[index]
+            try:
+                if index >= 2 and not _fits(self._moved_bytes(delivered), self.device):
+                    raise torch.OutOfMemoryError
+                resident = self._moved(delivered) if self.transfers else delivered
+            except torch.OutOfMemoryError:
+                if index < 2:
+                    raise CheckError(
+                        f"the memory of {self.device} does not hold {min(2, len(self._masters))} "
+                        f"batches of {nbytes(delivered) / 2**20:.0f} MiB beside the step, which "
+                        "the check needs; use a smaller batch for it"
+                    ) from None
+                self.crowded = True
+                del self._masters[index:], self._delivered[index:]
+                break
+            self._kept.append(_Kept(self._masters[index], delivered, resident))
+        self._versions = [leaf._version for leaf in self._issued()]
 
     @torch.inference_mode(False)
     def issue(self, arm: str, count: int) -> list[Batch]:
-        """``count`` batches for ``arm`` ("host" or "synthetic"), made before the clock starts.
+        """Return ``count`` batches for ``arm`` ("host" or "synthetic"), made off the clock.
 
         Containers are new and tensors are detached aliases: a step that pops a key or calls
         ``requires_grad_`` changes only its own. One that writes into the memory is noticed by
         `written`.
         """
-        source = self._host if arm == "host" else self._resident
-        start = self._next
-        self._next = (start + count) % len(source)
-        turns = itertools.islice(itertools.cycle(range(len(source))), start, start + count)
+        if len(self._kept) < len(self._masters):
+            self.build()
+        kept = self._kept
+        start = self._next % len(kept)
+        self._next = (start + count) % len(kept)
+        turns = itertools.islice(itertools.cycle(range(len(kept))), start, start + count)
+        source = [one.host if arm == "host" else one.resident for one in kept]
         return [map_tensors(source[turn], torch.Tensor.detach) for turn in turns]
 
     def written(self) -> bool:
@@ -155,25 +231,18 @@ class Pool:
     @torch.no_grad()
     def restore(self) -> None:
         """Put every batch back to what the loader delivered."""
-        for master, host, resident in zip(self._masters, self._host, self._resident, strict=True):
+        for one in self._kept:
             for original, *copies in zip(
-                leaves(master), leaves(host), leaves(resident), strict=True
+                leaves(one.master), leaves(one.host), leaves(one.resident), strict=True
             ):
                 for copy in copies:
                     copy.copy_(original)
         self._versions = [leaf._version for leaf in self._issued()]
 
     def _issued(self) -> Iterator[torch.Tensor]:
-        for batch in itertools.chain(self._host, self._resident):
-            yield from leaves(batch)
-
-    def _rebuild(self) -> None:
-        self._host = [map_tensors(master, _clone_like_delivered) for master in self._masters]
-        self._resident = (
-            [self._moved(host) for host in self._host] if self.transfers else self._host
-        )
-        self._next = 0
-        self._versions = [leaf._version for leaf in self._issued()]
+        for one in self._kept:
+            yield from leaves(one.host)
+            yield from leaves(one.resident)
 
     def _moved(self, batch: Batch) -> Batch:
         devices = iter(self._devices or ())
@@ -183,6 +252,27 @@ class Pool:
             return leaf if device is None else leaf.to(device)
 
         return map_tensors(batch, move)
+
+    def _moved_bytes(self, batch: Batch) -> int:
+        return sum(
+            leaf.nbytes
+            for leaf, device in zip(leaves(batch), self._devices or (), strict=True)
+            if device is not None
+        )
+
+
+def _fits(size: int, device: torch.device) -> bool:
+    """Whether ``size`` more bytes leave the device's memory to the step."""
+    if device.type in ("cpu", "meta") or size == 0:
+        return True
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+        # What the allocator holds is free, too, but for what the step needed at its most.
+        free += torch.accelerator.memory_reserved(device)
+        free -= torch.accelerator.max_memory_allocated(device)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return True  # an allocator that does not tell: what fails to allocate is handled
+    return size <= _SHARE_OF_FREE * free
 
 
 def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device | None]:
@@ -198,6 +288,10 @@ def _clone_like_delivered(leaf: torch.Tensor) -> torch.Tensor:
     clone = leaf.detach().clone()
     # Pinned memory is copied from asynchronously; the copy must be of the same kind.
     return clone.pin_memory() if leaf.device.type == "cpu" and _is_pinned(leaf) else clone
+
+
+def _to_host(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().clone() if leaf.device.type in ("cpu", "meta") else leaf.detach().cpu()
 
 
 def _is_pinned(leaf: torch.Tensor) -> bool:

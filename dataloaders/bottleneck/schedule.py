@@ -1,11 +1,374 @@
-"""Decisions of the check from numbers that it is given: no clock, no loader, no step."""
+"""Decisions of the check from numbers that it is given: no clock, no loader, no step in here.
+
+    Rhythm     gaps between batches, optimizer steps ──> how many batches make one cycle
+    WarmUp     seconds of each first step            ──> whether steps are steady
+    Schedule   Numbers of the loop so far            ──> Plan: how long the next block is
+
+With several ranks every rank must run the same number of steps, so the numbers that decide are
+those of rank 0 (`Agree`); what is decided from them is then the same everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import itertools
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Agree"]
+__all__ = ["SETTLE_STEPS", "Agree", "Numbers", "Plan", "Rhythm", "Schedule", "WarmUp"]
 
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Called at the same points by every rank with its own numbers; returns rank 0's."""
+
+SETTLE_STEPS = 2  # a consumer that fetches one batch ahead (Lightning, Accelerate) is covered
+
+_FEWEST_STEPS = 4
+_MOST_STEPS = 20_000
+_MOST_TIMES_LONGER = 4  # than the last block of its arm
+_SPREAD_OF_A_STEADY_STEP = 0.03
+_SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
+_SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps to settle
+_SETTLE_DEVICE_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
+_LAP_S = 0.002
+_LONGEST_CYCLE = 128
+_FEWEST_ROUNDS = 5
+_ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones before it
+
+
+class Numbers(NamedTuple):
+    """What decisions depend on.
+
+    Attributes:
+        left_s: seconds until the budget ends.
+        step_s, real_s: seconds of a step on resident and on real batches, as last measured.
+        cycle: batches of one accumulation cycle.
+        ready: batches that were ready at the end of the last real block; -1 if not known.
+        left: batches left in the running epoch; infinity if not known.
+        lag_s: how far the device was behind the host at the end of the last real block.
+        pool: resident batches.
+        writes: 1 if the step writes into its batch.
+        varied: 1 if batches differ in shape.
+    """
+
+    left_s: float
+    step_s: float
+    real_s: float
+    cycle: float = 1
+    ready: float = -1
+    left: float = math.inf
+    lag_s: float = 0
+    pool: float = 8
+    writes: float = 0
+    varied: float = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One block.
+
+    Attributes:
+        refill: resident batches stepped on first, so that the device is as far behind the host
+            as the last block of this arm left it.
+        settle: batches stepped on before the first mark.
+        batches: of the measured part, whole laps.
+        lap: batches between two marks, whole cycles.
+        most_s: when the block ends early, in seconds of the host.
+        writes: whether batches have to be restored within the block.
+    """
+
+    refill: int
+    settle: int
+    batches: int
+    lap: int
+    most_s: float
+    writes: bool = False
+
+
+class Rhythm:
+    """Finds how many batches make one cycle of the loop.
+
+    With gradient accumulation, a log line or a checkpoint every so many batches, only whole cycles
+    can be compared. A cycle ends where an optimizer steps; without that, where a batch is asked
+    for much later than usual, always after the same number of batches.
+
+    Attributes:
+        cycle: batches of a cycle, as of the last `update`; 1 until one is found.
+        aligned: whether the batch that is asked for now is the first of a cycle.
+    """
+
+    def __init__(self) -> None:
+        self.cycle = 1
+        self.aligned = True
+        self._stepped = False
+        self._optimizers = False
+        self._late_s = math.inf  # a gap from which on a cycle is over, where no optimizer tells
+        self._seen: deque[tuple[bool, float]] = deque(maxlen=4 * _LONGEST_CYCLE)
+
+    @property
+    def known(self) -> bool:
+        """Whether three optimizer steps were seen, or none at all."""
+        return not self._optimizers or sum(stepped for stepped, _ in self._seen) >= 3
+
+    def stepped(self) -> None:
+        """Note that an optimizer stepped."""
+        self._stepped = self._optimizers = True
+
+    def asked(self, gap_s: float) -> None:
+        """Note that a batch is asked for, ``gap_s`` after the one before was handed over."""
+        self._seen.append((self._stepped, gap_s))
+        self.aligned = self.cycle == 1 or gap_s > self._late_s or self._stepped
+        self._stepped = False
+
+    def update(self) -> None:
+        """Find the cycle in what was noted so far."""
+        self._late_s = math.inf
+        self.cycle = _spacing([at for at, (stepped, _) in enumerate(self._seen) if stepped], 3)
+        if self.cycle > 1:
+            return
+        gaps = [gap for _, gap in self._seen]
+        if len(gaps) > 3:
+            late_s = max(3 * statistics.median(gaps), max(gaps) / 3)
+            self.cycle = _spacing([at for at, gap in enumerate(gaps) if gap > late_s], 4)
+            if self.cycle > 1:
+                self._late_s = late_s
+
+
+def _spacing(ends: Sequence[int], count: int) -> int:
+    """The distance between the last ``count`` positions if it is always the same, else 1."""
+    last = ends[-count:]
+    steps = {after - before for before, after in itertools.pairwise(last)}
+    same = len(last) == count and len(steps) == 1
+    return steps.pop() if same and max(steps) <= _LONGEST_CYCLE else 1
+
+
+class WarmUp:
+    """Decides when steps are steady: compiled, their kernels chosen, the queues in their state.
+
+    Args:
+        most_s: seconds after which it ends even if steps differ, without what single steps take
+            that are far longer than the others (compilation).
+        fewest: steps that it takes at least, if they fit into ``most_s``.
+    """
+
+    def __init__(self, most_s: float, fewest: int) -> None:
+        self._most_s = most_s
+        self._fewest = fewest
+        self._steps: list[float] = []
+        self._spent = 0.0
+
+    def stepped(self, step_s: float, loop_s: float) -> None:
+        """Note one step and the turn of the loop that it was part of."""
+        self._steps.append(step_s)
+        self._spent += loop_s
+
+    @property
+    def excess_s(self) -> float:
+        """Seconds of steps that took far longer than the last ones."""
+        if len(self._steps) < 3:
+            return 0.0
+        usual = statistics.median(self._steps[-3:])
+        return sum(step for step in self._steps if step > 10 * usual and step > 0.5)
+
+    def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
+        """Whether measuring can begin."""
+        done = len(self._steps)
+        if done < max(3, SETTLE_STEPS):
+            return False
+        late = self._spent - self.excess_s > self._most_s
+        whole = [sum(self._steps[at - cycle : at]) for at in range(done, cycle - 1, -cycle)][:3]
+        steady = len(whole) == 3 and max(whole) <= 2 * min(whole) + 0.001
+        if late:
+            return steady or done >= 5
+        return steady and done >= self._fewest and self._spent > 0.5 and not waiting_for_more
+
+
+class Schedule:
+    """Decides how long blocks are and when enough is known.
+
+    Args:
+        budget_s: the most seconds to spend.
+        workers, in_flight: of the loader.
+        behind: whether the clock is a device's that runs behind the host.
+        length: batches of an epoch, or None.
+        agree: see `Agree`; None decides alone.
+    """
+
+    def __init__(
+        self,
+        budget_s: float,
+        *,
+        workers: int = 0,
+        in_flight: int = 1,
+        behind: bool = False,
+        length: int | None = None,
+        agree: Agree | None = None,
+    ) -> None:
+        self.budget_s = budget_s
+        self.workers = workers
+        self.in_flight = in_flight
+        self.behind = behind
+        self.length = length
+        self._agree = agree
+        self._block_s = min(0.5, max(0.1, budget_s / 90))
+        self._longest_s = max(self._block_s, budget_s / 12)
+        self._real_share = 1.0
+        self._cut_short = False
+        self._most_settling = _MOST_STEPS
+        self._last: dict[str, int] = {}
+        self._random = random.Random(0)  # of our own: the process-wide one is the user's
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process decides without others."""
+        return self._agree is None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the consumer's own loop ended before a block did."""
+        return self._cut_short
+
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether an epoch is too short for a steady state, so that whole epochs are measured."""
+        fewest = 2 * (2 * self.in_flight + max(_FEWEST_STEPS, self.in_flight))
+        return self.length is not None and self.length < fewest
+
+    def agree(self, *numbers: float) -> list[float]:
+        """Return rank 0's ``numbers``; every rank must call this at the same points."""
+        return list(numbers) if self._agree is None else self._agree(list(numbers))
+
+    def plan(self, arm: str, numbers: Numbers) -> Plan:
+        """Return the next block of ``arm``, the same on every rank."""
+        n = Numbers(*self.agree(*numbers))
+        cycle = max(1, int(n.cycle))
+        real = arm == "real"
+        batch_s = max(1e-7, n.real_s if real else n.step_s)
+        lap = cycle * max(1, math.ceil(_LAP_S / (batch_s * cycle)))
+        if n.varied:
+            lap = cycle  # each lap has a shape of its own
+        batches = self._batches(arm, batch_s / (self._real_share if real else 1.0), n)
+        last = self._last.get(arm, 0)
+        if last:
+            batches = min(batches, _MOST_TIMES_LONGER * last)
+        batches = lap * math.ceil(batches / lap)
+        settle = self._settle(n) if real else self._settle_resident(arm, n)
+        if real and self.length is not None and not self.whole_epochs:
+            fits = max(1, self.length // 2 - settle)
+            batches = max(lap, lap * (min(batches, fits) // lap))
+            if n.left < settle + batches + 1 and not self._cut_short:
+                settle += int(n.left)  # the rest of this epoch, and the start of the next one
+        if not self._cut_short:
+            settle = cycle * math.ceil(settle / cycle)
+        refill = 0
+        if real and self.behind and not n.writes and n.step_s > 0:
+            refill = min(1024, round(n.lag_s / n.step_s))
+        self._last[arm] = batches
+        planned = (settle + batches + refill) * max(n.real_s, n.step_s)
+        return Plan(
+            refill=refill,
+            settle=settle,
+            batches=batches,
+            lap=lap,
+            most_s=min(max(1.0, 4 * planned), max(0.1, n.left_s)),
+            writes=bool(n.writes),
+        )
+
+    def late(self, lap: int, spent_s: float, most_s: float) -> bool:
+        """Return whether a block that has lasted ``spent_s`` is to end after this lap.
+
+        Several ranks ask each other after 1, 2, 4, 8, … laps only.
+        """
+        if self._agree is None:
+            return spent_s > most_s
+        return lap & (lap - 1) == 0 and self._agree([spent_s])[0] > most_s
+
+    def adapt(self, arms: int, spread: float, real_spread: float) -> float:
+        """Choose how long blocks are, from the spread of recent ones (standard deviation / mean).
+
+        A step that repeats itself every so many batches needs blocks that hold whole repetitions;
+        so do loaders with rare bursts, in real blocks alone: time is best given to each arm in
+        proportion to its spread (Neyman 1934). Returns how many times longer a round will be.
+        """
+        spread, real_spread = self.agree(spread, real_spread)
+        others = arms - 1
+        before = self._block_s * (others + self._real_share)
+        if spread > _SPREAD_OF_A_STEADY_STEP:
+            self._block_s = max(self._block_s, min(self._longest_s / 3, 2 * self._block_s))
+        wanted = self._real_share * real_spread / max(spread, _SPREAD_OF_A_STEADY_STEP)
+        self._real_share = max(1.0, min(wanted, self._longest_s / self._block_s))
+        return self._block_s * (others + self._real_share) / before
+
+    def shorten(self) -> None:
+        """Make the next blocks half as long: the consumer's own loop ended before one was done."""
+        self._cut_short = True
+        self._block_s = max(0.001, self._block_s / 2)
+        self._longest_s = self._block_s
+        self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
+
+    def enough(
+        self, rounds: int, spent_s: float, round_s: float, settled: Callable[[], bool]
+    ) -> bool:
+        """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
+
+        ``round_s`` is what the longest of the last rounds took. ``settled`` tells whether the
+        verdict stands.
+        """
+        spent_s, round_s = self.agree(spent_s, round_s)
+        if rounds >= 2 and spent_s + round_s > _ROUNDS_END_AT * self.budget_s:
+            return True
+        if spent_s > self.most_s(rounds):
+            return True
+        fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
+        return rounds >= fewest and bool(self.agree(float(settled()))[0])
+
+    def most_s(self, rounds: int) -> float:
+        """Return when a round is given up: later only for loops so slow that not two fit."""
+        return self.budget_s * (1 if rounds >= 2 else 2)
+
+    def _batches(self, arm: str, batch_s: float, n: Numbers) -> int:
+        fewest = 1 if batch_s > _SLOW_STEP_S or self._cut_short else _FEWEST_STEPS
+        # A factor that differs from block to block: a loop that repeats itself every so many
+        # batches must not meet every block of an arm in the same place.
+        wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
+        batches = max(fewest, min(_MOST_STEPS, wanted))
+        if arm == "real":
+            if self.workers and n.real_s <= _SLOW_STEP_S and not self._cut_short:
+                batches = max(batches, self.in_flight)
+            if self.workers and (n.real_s <= _SLOW_STEP_S or n.real_s > 1.05 * n.step_s):
+                # Workers deliver in turns: whole turns of them.
+                batches = self.workers * math.ceil(batches / self.workers)
+        elif (self.whole_epochs or n.varied) and not self._cut_short:
+            pool = int(n.pool)  # each batch has its share
+            if n.varied and batch_s > _SLOW_BATCH_S:
+                return batches
+            batches = pool * math.ceil(batches / pool)
+        if n.writes and arm != "real":
+            batches = max(batches, int(n.pool) // 2)
+        return batches
+
+    def _settle_resident(self, arm: str, n: Numbers) -> int:
+        settle = SETTLE_STEPS
+        if self.behind:
+            settle = max(settle, min(4096, math.ceil(_SETTLE_DEVICE_S / max(1e-6, n.step_s))))
+        return settle
+
+    def _settle(self, n: Numbers) -> int:
+        """Unmeasured real steps: twice what can be in flight, so that the queue finds its state.
+
+        Where batches take long, a queue that was brought to the level of the last real block has
+        found it already.
+        """
+        if not self.workers:
+            slow = n.real_s > _SLOW_STEP_S
+            settle = 1 if slow else SETTLE_STEPS + self._random.randrange(3)
+        elif n.real_s > _SLOW_BATCH_S and n.ready >= 0:
+            settle = self.workers + 1
+        else:
+            settle = 2 * self.in_flight + self._random.randrange(1 + self.workers)
+        if self.behind:
+            settle = max(settle, math.ceil(_SETTLE_DEVICE_S / max(1e-6, n.real_s)))
+        return min(self._most_settling, settle)

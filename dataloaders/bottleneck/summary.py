@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dataloaders.bottleneck.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.errors import DataLoadersError
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
+from dataloaders.measuring.feed import Feed
 
-__all__ = ["summarise"]
+__all__ = ["Facts", "has_threads_of_its_own", "summarise"]
 
 
-def summarise(
-    analysis: Analysis | None,
-    *,
-    loader: Any,
-    feed: Feed,
-    batch: str,
-    rounds: int,
-    seconds: float,
-    finished: bool,
-    writes: bool,
-) -> Report:
-    """The report of a check, finished or not."""
-    notes = []
-    if analysis is None:
-        notes.append(
-            f"only {rounds} complete rounds were measured; let the loop run longer "
-            "(more steps or epochs, or a larger --budget)"
-        )
-    elif not finished:
-        notes.append("the loop ended before the check had enough; figures are what is known so far")
-    if writes:
-        notes.append("the step writes into its batch; resident batches were restored, unmeasured")
-    if analysis is not None and feed.epoch == 0 and feed.length is not None:
-        notes.append(
-            "all of it lies within the first epoch; a dataset that fills a cache in its first "
-            "epoch is faster later"
-        )
+@dataclass(frozen=True)
+class Facts:
+    """Holds what a check knows beside its figures.
+
+    Attributes:
+        batch: one batch in one line.
+        rounds: complete ones.
+        seconds: spent.
+        finished: whether the check ended by itself.
+        writes: whether the step writes into its batch.
+        behind: whether a device's clock was used.
+        cycle: batches of one accumulation cycle.
+        derived: whether the step copies something computed from its batch to the device.
+        crowded: resident batches, if the device's memory holds fewer than wanted; else 0.
+        elsewhere: seconds a batch that the loop waited for other loaders, by their names.
+    """
+
+    batch: str
+    rounds: int
+    seconds: float
+    finished: bool
+    writes: bool = False
+    behind: bool = False
+    cycle: int = 1
+    derived: bool = False
+    crowded: int = 0
+    elsewhere: Mapping[str, float] = field(default_factory=dict)
+
+
+def summarise(analysis: Analysis | None, *, loader: Any, feed: Feed, facts: Facts) -> Report:
+    """Return the report of a check, finished or not."""
     return Report(
         verdict="inconclusive" if analysis is None else analysis.verdict,
         speedup_bound=None if analysis is None else analysis.speedup_bound,
@@ -51,12 +57,61 @@ def summarise(
         stalls={} if analysis is None else analysis.stalls,
         smallest_gap=None if analysis is None else analysis.smallest_gap,
         loader=_describe_loader(loader, feed),
-        batch=batch,
+        batch=facts.batch,
         advice=() if analysis is None else tuple(_advice(analysis, loader, feed)),
-        notes=tuple(notes),
-        rounds=rounds,
-        seconds=seconds,
+        notes=tuple(_notes(analysis, feed, facts)),
+        rounds=facts.rounds,
+        seconds=facts.seconds,
+        evidence=None if analysis is None else analysis.evidence,
     )
+
+
+def _notes(analysis: Analysis | None, feed: Feed, facts: Facts) -> list[str]:
+    notes = []
+    if analysis is None:
+        notes.append(
+            f"only {facts.rounds} complete rounds were measured; let the loop run longer "
+            "(more steps or epochs, or a larger --budget)"
+        )
+    else:
+        if not facts.finished:
+            notes.append(
+                "the loop ended before the check had enough; figures are what is known so far"
+            )
+        if analysis.speedup_bound is None:
+            notes.append(
+                f"the {facts.rounds} rounds differ too much for an interval; a larger budget, or "
+                "a machine with nothing else to do, gives one"
+            )
+        if analysis.left_out:
+            notes.append(
+                f"{analysis.left_out} real steps are left out: each was the first on a shape, and "
+                "took longer than steps on shapes seen before"
+            )
+        if feed.epoch == 0 and feed.length is not None:
+            notes.append(
+                "all of it lies within the first epoch; a dataset that fills a cache in its first "
+                "epoch is faster later"
+            )
+    if facts.writes:
+        notes.append("the step writes into its batch; resident batches were restored, unmeasured")
+    if facts.cycle > 1:
+        notes.append(
+            f"the loop repeats itself every {facts.cycle} batches: blocks hold whole cycles"
+        )
+    if facts.derived:
+        notes.append(
+            "the step copies to the device what it computed from its batch: that transfer is part "
+            "of the step here; device= says where batches belong"
+        )
+    if facts.crowded:
+        notes.append(
+            f"the device's memory has room for {facts.crowded} resident batches beside the step"
+        )
+    for name, seconds in facts.elsewhere.items():
+        hidden = ", which a device may hide" if facts.behind else ", counted as input"
+        notes.append(f"{1e3 * seconds:.1f} ms a batch are waits for another loader, {name}{hidden}")
+    return notes
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:
@@ -78,13 +133,13 @@ def _describe_loader(loader: Any, feed: Feed) -> str:
 def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
     bound = analysis.speedup_bound
     if analysis.verdict == "step-bound":
-        gain = max(0.0, bound.high - 1)
+        gain = 0.0 if bound is None else max(0.0, bound.high - 1)
         return [
             f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
             "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
         ]
     if analysis.verdict == "input-bound":
-        if _has_threads_of_its_own(loader):
+        if has_threads_of_its_own(loader):
             return [
                 "measure its threads and its depth with `dataloaders tune`: its backend makes "
                 "batches in threads of this process, and num_workers is not used",
@@ -112,6 +167,8 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
             *_sharing(feed.workers, on_device="host" in analysis.seconds_per_batch),
             "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
         ]
+    if bound is None:
+        return ["measure longer (budget_s, --budget), or with nothing else running"]
     if bound.low >= BOUND_FROM:
         return [
             "measure longer (budget_s, --budget): the gap is there, but not which of preparation "
@@ -123,8 +180,8 @@ def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
     ]
 
 
-def _has_threads_of_its_own(loader: Any) -> bool:
-    """Whether its backend makes batches, with numbers that can be tuned, and no workers do."""
+def has_threads_of_its_own(loader: Any) -> bool:
+    """Return whether its backend makes batches in threads of this process, and no workers do."""
     if not isinstance(loader, DataLoader):
         return False
     try:

@@ -1,9 +1,17 @@
-"""From rounds of measured blocks to a verdict, and never one that the interval does not carry.
+"""From measured blocks to a verdict, and never one that its interval does not carry.
 
 speed-up bound = real / synthetic
     low  >= 1.05  the input costs at least 5 %: the largest stall names the verdict
     high <= 1.08  whatever is done about the input gains at most 8 %: step-bound
     otherwise     inconclusive
+
+Three ways to the bound; the verdict says which one carries it:
+
+    blocks   real / synthetic, whole rounds resampled
+    steps    the same, laps resampled: where there are few rounds
+    waits    1 + wait in next() / step + contention: the wait of a real step is measured to the
+             microsecond. On the host's clock it is lost time; on a device's it is the most
+             that can be lost, so there it can only carry "step-bound".
 """
 
 from __future__ import annotations
@@ -13,14 +21,16 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from dataloaders.measuring.intervals import Interval, Timed, resample
+from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
+from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, resample
 
-__all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Verdict", "analyse"]
+__all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Evidence", "Verdict", "analyse", "name"]
 
-Verdict: TypeAlias = Literal[
-    "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
-]
+Evidence: TypeAlias = Literal["blocks", "steps", "waits"]
+Round: TypeAlias = Mapping[str, Timed]
+Array: TypeAlias = npt.NDArray[np.float64]
 
 BOUND_FROM = 1.05
 """The input is a bottleneck if the whole interval of real/synthetic lies above this."""
@@ -28,117 +38,384 @@ BOUND_FROM = 1.05
 STEP_BOUND_UP_TO = 1.08
 """The step is the bottleneck if the whole interval of real/synthetic lies below this."""
 
-_NAMED_BY: dict[str, Verdict] = {
-    "prep": "input-bound",
-    "transfer": "transfer-bound",
-    "contention": "contention-bound",
-}
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15
+_WIDEST = 3.0  # high / low of an interval that still says something
 
 # What interleaved blocks of one and the same thing still differ by (placement in memory, clock,
 # the measuring itself): no interval is narrower than this share of its estimate.
 _RESOLUTION = 0.01
 
+_FEWEST_LAPS = 3
+_MOST_UNITS = 200
+_DRAWS = 1000
+_TRIMMED = 0.1
+_ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
+_FRESH_COSTS = 1.1
+
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the rounds so far say.
+    """Says what the blocks so far carry.
 
     Attributes:
         verdict: one of the five.
+        evidence: what carries it: "blocks", "steps" or "waits".
         speedup_bound: real / synthetic, dimensionless: how many times faster a perfect input
-            would make the loop.
+            would make the loop; None if all that is known is an interval too wide to say anything.
         seconds_per_batch: arm -> seconds for one step in that arm.
         stalls: "prep", "transfer", "contention" -> seconds a batch; they add up to real minus
             synthetic.
         smallest_gap: the smallest share of the loop's time that this run could have told from
-            none: half the interval's width over its estimate.
+            none: half the interval's width over its estimate; None without an interval.
         settled: whether more measuring would not change the verdict or help the interval much.
+        left_out: real steps left out, on shapes that the step had not seen and paid for.
     """
 
     verdict: Verdict
-    speedup_bound: Interval
+    evidence: Evidence
+    speedup_bound: Interval | None
     seconds_per_batch: Mapping[str, Interval]
     stalls: Mapping[str, Interval]
-    smallest_gap: float
+    smallest_gap: float | None
     settled: bool
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One way's figures: draws and means of each arm's seconds a batch, and the bound."""
+
+    evidence: Evidence
+    bound: Interval
+    draws: Mapping[str, Array]
+    means: Mapping[str, float]
+    count: int
+
+    def interval(self, mean: float, draws: Array, floor: float = 0.0) -> Interval:
+        return interval_of(mean, draws, self.count, floor)
 
 
 def analyse(
-    rounds: Sequence[Mapping[str, Timed]],
+    rounds: Sequence[Round],
     *,
+    part: Round | None = None,
+    behind: bool = False,
+    parallel: bool = True,
     epoch_starts: Sequence[float] = (),
     batches: int = 1,
-) -> Analysis:
-    """The verdict that ``rounds`` (arm -> its block, the same arms in each) carry.
+) -> Analysis | None:
+    """Return the verdict that ``rounds`` (arm -> its block) carry; None if they carry no figure.
 
-    ``epoch_starts`` are seconds from the end of one epoch to the first batch of the next, of
-    epochs of ``batches`` batches. An epoch takes start + batches x real - wait, where wait is
-    what the steady state waits for each batch anyway; so much is added to real.
+    Args:
+        rounds: the same arms in each.
+        part: the round under way: its laps count where laps do.
+        behind: whether the clock is a device's, which runs behind the host.
+        parallel: whether anything works for the loader while the step runs.
+        epoch_starts: seconds from the end of one epoch to the first batch of the next, of epochs
+            of ``batches`` batches. An epoch takes start + batches x real - wait, where wait is
+            what the steady state waits for each batch anyway; so much is added to real.
     """
-    sampled = resample(rounds)
-    draws = dict(sampled.draws)
-    means = dict(sampled.means)
-    if epoch_starts:
-        starts = np.array(epoch_starts)
-        picks = np.random.default_rng(1).integers(0, len(starts), (len(draws["real"]), len(starts)))
-        wait = np.maximum(0.0, draws["real"] - draws["synthetic"])
-        added = np.maximum(0.0, starts[picks].mean(axis=1) - wait) / batches
-        draws["real"] = draws["real"] + added
-        means["real"] += float(added.mean())
+    rounds, part, left_out = _cleaned(rounds, part or {}, behind)
+    if parallel and not behind:
+        # On the host's clock the step of a real block, its waits taken out, is the contended one.
+        rounds, part = [_with_contended(one) for one in rounds], _with_contended(part)
+    starts = (epoch_starts, batches)
+    found: list[_Found] = []
+    if len(rounds) >= 2:
+        found.append(_by_blocks(rounds, starts))
+    laps = {
+        arm: [lap for one in [*rounds, part] if arm in one for lap in one[arm].laps]
+        for arm in ("synthetic", "contended", "real")
+    }
+    alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
+    if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
+        if behind:
+            found.append(_by_steps(laps, starts))
+            if alone or laps["contended"] or not parallel:
+                found.append(_bounded_by_waits(laps, starts, found[0]))
+        else:
+            by_waits = _by_waits(laps, starts, alone=alone)
+            # Without anything beside the step the wait is the gap: the better way comes first.
+            found.insert(0 if alone else len(found), by_waits)
+    if not found:
+        return None
+    named = [(name(one.bound, *_causes(one)), one) for one in found]
+    verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
+    if verdict == "inconclusive":
+        best = min(found, key=lambda one: one.bound.high - one.bound.low)
+    return _analysis(verdict, best, left_out)
 
-    ratio = means["real"] / means["synthetic"]
-    bound = sampled.interval(ratio, draws["real"] / draws["synthetic"], floor=_RESOLUTION * ratio)
-    stall_draws = _stalls(draws)
-    stall_means = {name: float(value) for name, value in _stalls(means).items()}
-    verdict = _verdict(bound, stall_draws, stall_means)
-    enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(ratio - 1))
+
+def name(
+    bound: Interval, stall_draws: Mapping[str, Array], stall_means: Mapping[str, float]
+) -> Verdict:
+    """Return the verdict that ``bound`` carries; a gap is named by its largest stall."""
+    if bound.high <= STEP_BOUND_UP_TO:
+        return "step-bound"
+    if bound.low < BOUND_FROM:
+        return "inconclusive"
+    cause = max(stall_means, key=lambda stall: stall_means[stall])
+    others = [draws for stall, draws in stall_draws.items() if stall != cause]
+    support = float(np.mean(stall_draws[cause] >= np.maximum.reduce(others)))
+    if support >= _CAUSE_SUPPORT:
+        return next(stall.verdict for stall in STALLS if stall.name == cause)
+    # Which of two causes is larger may be open while the gap is not. Preparation and contention
+    # are both the loader's work on the CPU: their common name is input-bound.
+    if stall_means["transfer"] < min(stall_means["prep"], stall_means["contention"]):
+        return "input-bound"
+    return "inconclusive"
+
+
+def _analysis(verdict: Verdict, best: _Found, left_out: int) -> Analysis:
+    stall_draws, stall_means = _causes(best)
+    bound: Interval | None = best.bound
+    enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(best.bound.estimate - 1))
+    settled = verdict != "inconclusive" and best.bound.half_width <= enough
+    low, high = best.bound.low, best.bound.high
+    # A sure gap may be wide: from 10 to 40 is worth saying. From 0.3 to 4 is not.
+    if verdict == "inconclusive" and not (low > 0 and high / low <= _WIDEST):
+        bound = None
+    figures = bound is not None
     return Analysis(
         verdict=verdict,
+        evidence=best.evidence,
         speedup_bound=bound,
         seconds_per_batch={
-            arm: sampled.interval(means[arm], draws[arm], floor=_RESOLUTION * means[arm])
-            for arm in draws
+            arm.name: best.interval(
+                best.means[arm.name], best.draws[arm.name], _RESOLUTION * best.means[arm.name]
+            )
+            for arm in ARMS
+            if figures and arm.name in best.draws
         },
         stalls={
-            name: sampled.interval(stall_means[name], stall_draws[name]) for name in stall_draws
+            stall: best.interval(stall_means[stall], stall_draws[stall])
+            for stall in stall_draws
+            if figures
         },
-        smallest_gap=bound.half_width / bound.estimate,
-        settled=verdict != "inconclusive" and bound.half_width <= enough,
+        smallest_gap=best.bound.half_width / best.bound.estimate if figures else None,
+        settled=settled,
+        left_out=left_out,
     )
 
 
-def _stalls(
-    seconds: Mapping[str, object],
-) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
-    """Seconds a batch by cause: each arm adds one thing to the one before; prep is the rest."""
-    real, synthetic = np.asarray(seconds["real"]), np.asarray(seconds["synthetic"])
-    gap = real - synthetic
-    transfer = np.asarray(seconds.get("host", synthetic)) - synthetic
-    contention = np.asarray(seconds.get("contended", synthetic)) - synthetic
-    # No part can exceed the whole: with the loader idling between batches, an arm may do worse
-    # than the real loop does.
-    transfer = np.minimum(transfer, gap)
-    contention = np.minimum(contention, gap - transfer)
-    return {"prep": gap - transfer - contention, "transfer": transfer, "contention": contention}
+def _by_blocks(rounds: Sequence[Round], starts: tuple[Sequence[float], int]) -> _Found:
+    sampled = resample(rounds)
+    draws, means = dict(sampled.draws), dict(sampled.means)
+    wait = np.maximum(0.0, draws["real"] - draws["synthetic"])
+    added = _added(starts, wait)
+    draws["real"] = draws["real"] + added
+    means["real"] += float(np.mean(added))
+    return _found("blocks", draws, means, sampled.rounds)
 
 
-def _verdict(
-    bound: Interval, stall_draws: Mapping[str, np.ndarray], stall_means: Mapping[str, float]
-) -> Verdict:
-    if bound.low >= BOUND_FROM:
-        cause = max(stall_means, key=lambda name: stall_means[name])
-        others = [draws for name, draws in stall_draws.items() if name != cause]
-        support = float(np.mean(stall_draws[cause] >= np.maximum.reduce(others)))
-        if support >= _CAUSE_SUPPORT:
-            return _NAMED_BY[cause]
-        # Which of two causes is larger may be open while the gap is not. Preparation and
-        # contention are both the loader's work on the CPU: their common name is input-bound.
-        if stall_means["transfer"] < min(stall_means["prep"], stall_means["contention"]):
-            return "input-bound"
-        return "inconclusive"
-    if bound.high <= STEP_BOUND_UP_TO:
-        return "step-bound"
-    return "inconclusive"
+def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]) -> _Found:
+    """Real / synthetic, each arm's laps resampled for themselves."""
+    units = {arm: _units(those) for arm, those in laps.items() if those}
+    draws = {
+        arm: _ratio_draws(those[:, 0], those[:, 1], seed)
+        for seed, (arm, those) in enumerate(units.items())
+    }
+    means = {arm: float(those[:, 0].sum() / those[:, 1].sum()) for arm, those in units.items()}
+    added = _added(starts, np.maximum(0.0, draws["real"] - draws["synthetic"]))
+    draws["real"] = draws["real"] + added
+    means["real"] += float(np.mean(added))
+    # Neighbouring laps share the state of the queue: they count for half.
+    count = max(2, min(len(those) for those in units.values()) // 2)
+    return _found("steps", draws, means, count)
+
+
+def _by_waits(
+    laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], *, alone: bool
+) -> _Found:
+    """1 + wait / step + contention, on the host's clock."""
+    real, resident = _units(laps["real"]), _units(laps["synthetic"])
+    waited = _ratio_draws(real[:, 2], real[:, 1], 0)
+    wait = float(real[:, 2].sum() / real[:, 1].sum())
+    own = real.copy()  # the steps of real blocks, without their waits
+    own[:, 0] -= own[:, 2]
+    if alone:
+        resident = np.concatenate([resident, own])
+    step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
+    step = float(resident[:, 0].sum() / resident[:, 1].sum())
+    slower, slower_draws = 0.0, np.zeros(_DRAWS)
+    if not alone:
+        # Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
+        each, beside = resident[:, 0] / resident[:, 1], own[:, 0] / own[:, 1]
+        slower = float(_trimmed(beside) - _trimmed(each))
+        slower_draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+    added = _added(starts, waited)
+    wait += float(np.mean(added))
+    draws = {"synthetic": step_draws, "real": step_draws + slower_draws + waited + added}
+    means = {"synthetic": step, "real": step + slower + wait}
+    if not alone:
+        draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
+    return _found("waits", draws, means, min(len(real), len(laps["synthetic"]), _MOST_UNITS))
+
+
+def _bounded_by_waits(
+    laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], known: _Found
+) -> _Found:
+    """On a device's clock: no more than the host waited can be lost, and what workers cost."""
+    real, resident = _units(laps["real"]), _units(laps["synthetic"])
+    step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
+    step = float(resident[:, 0].sum() / resident[:, 1].sum())
+    most = 1 + (_ratio_draws(real[:, 2], real[:, 1], 0) + _added(starts, np.zeros(_DRAWS))) / step
+    estimate = 1 + float(real[:, 2].sum() / real[:, 1].sum()) / step
+    count = min(len(real), len(resident))
+    if laps["contended"]:
+        contended = _units(laps["contended"])
+        beside, each = contended[:, 0] / contended[:, 1], resident[:, 0] / resident[:, 1]
+        most = most + (_trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))) / step
+        estimate += float(_trimmed(beside) - _trimmed(each)) / step
+        count = min(count, len(contended))
+    high = interval_of(estimate, most, count, floor=_RESOLUTION * estimate).high
+    low = max(1 - _RESOLUTION, min(known.bound.low, high))
+    bound = Interval(min(low, high), min(max(known.bound.estimate, low), high), high)
+    real_draws = np.minimum(known.draws["real"][:_DRAWS], high * step_draws)
+    draws = {**{arm: those[:_DRAWS] for arm, those in known.draws.items()}, "real": real_draws}
+    means = {**known.means, "real": min(known.means["real"], high * known.means["synthetic"])}
+    return _Found("waits", bound, draws, means, count)
+
+
+def _found(
+    evidence: Evidence, draws: Mapping[str, Array], means: Mapping[str, float], count: int
+) -> _Found:
+    ratio = means["real"] / means["synthetic"]
+    bound = interval_of(ratio, draws["real"] / draws["synthetic"], count, _RESOLUTION * ratio)
+    return _Found(evidence, bound, draws, means, count)
+
+
+def _causes(found: _Found) -> tuple[dict[str, Array], dict[str, float]]:
+    """Seconds a batch by cause: an arm's difference to synthetic; prep is what is left."""
+    means = {stall: float(value) for stall, value in _stalls(found.means).items()}
+    return _stalls(found.draws), means
+
+
+def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
+    synthetic = np.asarray(seconds["synthetic"], dtype=np.float64)
+    left = np.asarray(seconds["real"], dtype=np.float64) - synthetic
+    stalls: dict[str, Array] = {}
+    for arm in ARMS:
+        if arm.stall is not None:
+            own = np.asarray(seconds.get(arm.name, synthetic)) - synthetic
+            # No part can exceed the whole: with the loader idling between batches, an arm may do
+            # worse than the real loop does.
+            stalls[arm.stall.name] = np.minimum(own, left)
+            left = left - stalls[arm.stall.name]
+    return {stall.name: stalls.get(stall.name, left) for stall in STALLS}
+
+
+def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[Round], Round, int]:
+    """Blocks without what is not theirs: other loaders' waits, first sights of a shape, lengths."""
+    everything = [*rounds, part]
+    fresh = _fresh_cost(everything, behind)
+    slope, usual = _cost_of_bytes(everything, behind)
+    left_out = 0
+    cleaned: list[Round] = []
+    for one in everything:
+        arms: dict[str, Timed] = {}
+        for arm, took in one.items():
+            laps: list[Lap] = []
+            for lap in took.laps:
+                if fresh and lap.fresh and arm == "real":
+                    left_out += lap.steps
+                    continue
+                seconds = lap.seconds - slope * (lap.nbytes - usual * lap.steps)
+                waited = lap.waited if arm == "real" else 0.0
+                if not behind and lap.elsewhere:
+                    if arm == "real":
+                        waited += lap.elsewhere
+                    else:
+                        seconds -= lap.elsewhere
+                laps.append(lap._replace(seconds=seconds, waited=waited))
+            if took.laps and not laps:
+                continue
+            arms[arm] = _of_laps(laps) if laps else took
+        cleaned.append(arms)
+    kept = [one for one in cleaned[:-1] if all(arm in one for arm in rounds[0])]
+    rest = {arm: took for one in cleaned if one not in kept for arm, took in one.items()}
+    return kept, rest, left_out
+
+
+def _of_laps(laps: Sequence[Lap]) -> Timed:
+    return Timed(sum(lap.seconds for lap in laps), sum(lap.steps for lap in laps), tuple(laps))
+
+
+def _with_contended(one: Round) -> Round:
+    if "real" not in one or not one["real"].laps:
+        return one
+    laps = [lap._replace(seconds=lap.seconds - lap.waited) for lap in one["real"].laps]
+    return {**one, "contended": _of_laps(laps)}
+
+
+def _fresh_cost(rounds: Sequence[Round], behind: bool) -> bool:
+    """Whether a step costs clearly more on a shape that it sees for the first time."""
+    real = [lap for one in rounds if "real" in one for lap in one["real"].laps]
+    resident = [lap for one in rounds if "synthetic" in one for lap in one["synthetic"].laps]
+    fresh = [lap for lap in real if lap.fresh]
+    seen = [lap for lap in real if not lap.fresh] + resident
+    if not fresh or not seen:
+        return False
+
+    def step(laps: Sequence[Lap]) -> float:
+        waited = 0.0 if behind else sum(lap.waited for lap in laps)
+        return (sum(lap.seconds for lap in laps) - waited) / sum(lap.steps for lap in laps)
+
+    return step(fresh) > _FRESH_COSTS * step(seen)
+
+
+def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]:
+    """Seconds a byte (least squares over resident laps), and the bytes of a usual batch.
+
+    Where batches vary in size, arms see different ones: each lap is moved to the usual size.
+    """
+    laps = [lap for one in rounds if "synthetic" in one for lap in one["synthetic"].laps]
+    usual = [lap for one in rounds if "real" in one for lap in one["real"].laps] or laps
+    sizes = np.array([lap.nbytes / lap.steps for lap in laps])
+    if len(laps) < 8 or not sizes.any() or sizes.std() == 0:
+        return 0.0, 0.0
+    seconds = np.array([lap.seconds / lap.steps for lap in laps])
+    slope = float(np.cov(sizes, seconds, bias=True)[0, 1] / sizes.var())
+    mean = sum(lap.nbytes for lap in usual) / sum(lap.steps for lap in usual)
+    return max(0.0, slope), mean
+
+
+def _added(starts: tuple[Sequence[float], int], wait: Array) -> Array:
+    """Seconds a batch that starting epochs adds, beyond what each batch waits anyway."""
+    if not starts[0]:
+        return np.zeros_like(wait)
+    seconds = np.array(starts[0])
+    picks = np.random.default_rng(1).integers(0, len(seconds), (len(wait), len(seconds)))
+    return np.asarray(np.maximum(0.0, seconds[picks].mean(axis=1) - wait) / starts[1])
+
+
+def _units(laps: Sequence[Lap]) -> Array:
+    """(seconds, steps, waited) of laps; of groups of neighbours where there are very many."""
+    values = np.array([(lap.seconds, lap.steps, lap.waited) for lap in laps], dtype=np.float64)
+    if len(values) <= _MOST_UNITS:
+        return values
+    edges = np.linspace(0, len(values), _MOST_UNITS, endpoint=False).astype(int)
+    return np.asarray(np.add.reduceat(values, edges))
+
+
+def _picked(values: Array, seed: int) -> Array:
+    picks = np.random.default_rng(seed).integers(0, len(values), (_DRAWS, len(values)))
+    return np.asarray(values[picks])
+
+
+def _ratio_draws(above: Array, below: Array, seed: int) -> Array:
+    return np.asarray(_picked(above, seed).sum(axis=1) / _picked(below, seed).sum(axis=1))
+
+
+def _trimmed(values: Array) -> Array:
+    """The mean along the last axis without the lowest and the highest tenth."""
+    cut = int(values.shape[-1] * _TRIMMED)
+    ordered = np.sort(values, axis=-1)
+    return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
+
+
+def _mean(laps: Sequence[Lap]) -> float:
+    steps = sum(lap.steps for lap in laps)
+    return sum(lap.seconds for lap in laps) / steps if steps else 0.0

@@ -1,5 +1,7 @@
-"""Clocks, queues and intervals, for the check, tuning and the bench.
+"""Clocks, queues, feeds and intervals, for the check, tuning and the bench.
 
-intervals.py  the block bootstrap: an estimate with its 95 % interval
+clocks.py     the host's time, and the time lines of devices that run behind it
+feed.py       a loader without an end, and the state of its queues
 queues.py     how full the queues behind an iterator are
+intervals.py  the block bootstrap: an estimate with its 95 % interval
 """

@@ -1,15 +1,16 @@
-"""Intervals from a few blocks: the block bootstrap behind every figure that we report."""
+"""Intervals from a few blocks, by the block bootstrap."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Resampled", "Timed", "resample"]
+__all__ = ["Interval", "Lap", "Resampled", "Timed", "interval_of", "resample"]
 
 _RESAMPLES = 2000
 
@@ -24,7 +25,7 @@ _Z95 = 1.960
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its 95 % interval; low <= estimate <= high, all in the figure's own unit."""
+    """Holds a figure with its 95 % interval; low <= estimate <= high, in the figure's own unit."""
 
     low: float
     estimate: float
@@ -40,12 +41,33 @@ class Interval:
         return f"{self.estimate:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A block as the clock saw it: ``steps`` steps in ``seconds`` seconds."""
+class Lap(NamedTuple):
+    """One or more steps of a block, between two marks of its clock.
+
+    Attributes:
+        seconds: on the clock.
+        steps: whole accumulation cycles of them.
+        waited: the host's seconds in ``next()`` of the loader.
+        elsewhere: the host's seconds in ``next()`` of other loaders.
+        nbytes: of all its batches; 0 where batches do not vary.
+        fresh: whether a batch in it had a shape that the step had not seen before.
+    """
 
     seconds: float
     steps: int
+    waited: float = 0.0
+    elsewhere: float = 0.0
+    nbytes: int = 0
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked."""
+
+    seconds: float
+    steps: int
+    laps: tuple[Lap, ...] = ()
 
     @property
     def per_batch(self) -> float:
@@ -55,7 +77,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Bootstrap draws of each arm's seconds per batch, the same rounds in every arm.
+    """Holds bootstrap draws of each arm's seconds per batch, the same rounds in every arm.
 
     Attributes:
         draws: arm -> float64 array of shape (resamples,), seconds per batch.
@@ -70,34 +92,41 @@ class Resampled:
     def interval(
         self, estimate: float, draws: npt.NDArray[np.float64], floor: float = 0.0
     ) -> Interval:
-        """The 95 % interval of a figure computed from the draws.
+        """Return `interval_of` for a figure that was computed from these draws."""
+        return interval_of(estimate, draws, self.rounds, floor)
 
-        A percentile interval from n rounds is too narrow when n is small; it is widened by
-        sqrt(n / (n - 1)) and by Student's t over the normal's 1.96 (Hesterberg 2015, "What
-        Teachers Should Know About the Bootstrap", narrowness bias). ``floor`` is the least half
-        width: what the clock and the measuring itself cannot resolve.
-        """
-        if self.rounds < 2:
-            return Interval(-math.inf, estimate, math.inf)
-        low, high = np.percentile(draws, (2.5, 97.5))
-        degrees = self.rounds - 1
-        t95 = _T95[degrees - 1] if degrees <= len(_T95) else _Z95
-        widen = math.sqrt(self.rounds / degrees) * t95 / _Z95
-        if estimate > 0 and draws.min() > 0:
-            # A ratio or a time: widened on the logarithmic scale, it stays positive.
-            below = estimate * -math.expm1(math.log(low / estimate) * widen)
-            above = estimate * math.expm1(math.log(high / estimate) * widen)
-        else:
-            below, above = (estimate - low) * widen, (high - estimate) * widen
-        return Interval(
-            float(estimate - max(below, floor)),
-            float(estimate),
-            float(estimate + max(above, floor)),
-        )
+
+def interval_of(
+    estimate: float, draws: npt.NDArray[np.float64], count: int, floor: float = 0.0
+) -> Interval:
+    """Return the 95 % interval of ``estimate`` from bootstrap draws over ``count`` observations.
+
+    A percentile interval from n observations is too narrow when n is small; it is widened by
+    sqrt(n / (n - 1)) and by Student's t over the normal's 1.96 (Hesterberg 2015, "What Teachers
+    Should Know About the Bootstrap", narrowness bias). ``floor`` is the least half width: what
+    the clock and the measuring itself cannot resolve.
+    """
+    if count < 2:
+        return Interval(-math.inf, estimate, math.inf)
+    low, high = np.percentile(draws, (2.5, 97.5))
+    degrees = count - 1
+    t95 = _T95[degrees - 1] if degrees <= len(_T95) else _Z95
+    widen = math.sqrt(count / degrees) * t95 / _Z95
+    if estimate > 0 and draws.min() > 0:
+        # A ratio or a time: widened on the logarithmic scale, it stays positive.
+        below = estimate * -math.expm1(math.log(low / estimate) * widen)
+        above = estimate * math.expm1(math.log(high / estimate) * widen)
+    else:
+        below, above = (estimate - low) * widen, (high - estimate) * widen
+    return Interval(
+        float(estimate - max(below, floor)),
+        float(estimate),
+        float(estimate + max(above, floor)),
+    )
 
 
 def resample(rounds: Sequence[Mapping[str, Timed]], seed: int = 0) -> Resampled:
-    """Bootstrap draws over rounds: whole rounds are drawn, so drift that hits all arms cancels.
+    """Return bootstrap draws over whole rounds, so that drift that hits all arms cancels.
 
     Each element of ``rounds`` maps every arm to what its block in that round took. An arm's
     seconds per batch are all its seconds over all its steps: long blocks weigh more.

@@ -1,0 +1,383 @@
+"""A device that is played: it runs behind the host, as CUDA does, and its durations are known.
+
+    host    launch launch launch │ launch …            blocks where the launch queue is full
+    stream         kernel─────── kernel─────── …       in order; streams run beside each other
+    engine         copy── copy── …                     one at a time; pageable: the host waits
+
+On `RealTime` the host waits by the clock, which is what the bench examines the check with. On
+`VirtualTime` a wait only moves the time on: a loop of minutes is computed in milliseconds and to
+the last digit. Truths come from there, and so do the tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from bench.known_work import Kind, Rows, as_array, burn, wait
+
+__all__ = ["Device", "Loop", "PlayedClock", "PlayedLoader", "RealTime", "Stream", "VirtualTime"]
+
+
+class RealTime:
+    """The host's real time."""
+
+    now = staticmethod(time.perf_counter)
+    sleep = staticmethod(wait)
+
+    def burn(self, kind: Kind, seconds: float) -> None:
+        """Spend ``seconds`` on this thread in the named way."""
+        burn(kind, seconds)
+
+
+class VirtualTime:
+    """A time that only waiting moves on."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += max(0.0, seconds)
+
+    def burn(self, kind: Kind, seconds: float) -> None:
+        self._now += seconds
+
+
+Time = RealTime | VirtualTime
+
+
+class Stream:
+    """Work in order; ``ready`` is when all that was given to it so far is done."""
+
+    def __init__(self) -> None:
+        self.ready = 0.0
+
+
+class Device:
+    """Streams, a copy engine and a launch queue of bounded length.
+
+    Args:
+        time: the host's.
+        queue: the most launches that wait for the device; the next one blocks the host.
+        bytes_per_s: of a copy from the host.
+    """
+
+    def __init__(self, time: Time, *, queue: int = 1024, bytes_per_s: float = 10e9) -> None:
+        self.time = time
+        self.current = Stream()
+        self._streams = [self.current]
+        self._engine_ready = 0.0
+        self._queue = queue
+        self._bytes_per_s = bytes_per_s
+        self._ends: list[float] = []  # of launches under way, a heap
+
+    def stream(self) -> Stream:
+        """Return a new stream that runs beside the others."""
+        self._streams.append(Stream())
+        return self._streams[-1]
+
+    def launch(self, seconds: float, stream: Stream | None = None) -> None:
+        """Give a kernel of ``seconds`` to ``stream``; wait only while the queue is full."""
+        stream = stream or self.current
+        self._admit()
+        stream.ready = max(self.time.now(), stream.ready) + seconds
+        heapq.heappush(self._ends, stream.ready)
+
+    def copy(self, nbytes: int, *, pinned: bool, stream: Stream | None = None) -> None:
+        """Copy from the host: beside other work if ``pinned``, else the host waits for its end."""
+        stream = stream or self.current
+        self._admit()
+        start = max(self.time.now(), stream.ready, self._engine_ready)
+        stream.ready = self._engine_ready = start + nbytes / self._bytes_per_s
+        heapq.heappush(self._ends, stream.ready)
+        if not pinned:
+            self._until(stream.ready)
+
+    def record(self, stream: Stream | None = None) -> float:
+        """Return an event: when all that ``stream`` was given so far is done."""
+        return max(self.time.now(), (stream or self.current).ready)
+
+    def wait_for(self, event: float, stream: Stream | None = None) -> None:
+        """Make ``stream`` start later work after ``event``."""
+        stream = stream or self.current
+        stream.ready = max(stream.ready, event)
+
+    def synchronize(self) -> None:
+        """Make the host wait for all streams."""
+        self._until(max(stream.ready for stream in self._streams))
+
+    def _admit(self) -> None:
+        while self._ends and self._ends[0] <= self.time.now():
+            heapq.heappop(self._ends)
+        while len(self._ends) >= self._queue:
+            self._until(heapq.heappop(self._ends))
+
+    def _until(self, moment: float) -> None:
+        left = moment - self.time.now()
+        if left > 0:
+            self.time.sleep(left)
+
+
+class PlayedClock:
+    """The device's own time line, as events on the current stream show it, and its host's time."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.now = device.time.now
+        self.sleep = device.time.sleep
+
+    def mark(self) -> float:
+        return self._device.record()
+
+    def seconds(self, first: float, last: float) -> float:
+        return last - first
+
+    def wait(self) -> None:
+        self._device.synchronize()
+
+
+class PlayedLoader:
+    """torch's loader on a played time: batches in order, made by workers or between two steps.
+
+    An epoch starts with idle workers; ``workers * prefetch`` batches are ordered at once, then
+    one for each batch that is taken. `bench.queue_model` has the same rules in closed form.
+    """
+
+    def __init__(
+        self,
+        time: Time,
+        loads: Sequence[float],
+        *,
+        workers: int = 0,
+        prefetch: int = 2,
+        batches: int | None = None,
+        made: Sequence[Any] = (torch.zeros(4),),
+        take_s: float = 0.0,
+    ) -> None:
+        self.time = time
+        self.loads = tuple(loads)
+        self.num_workers = workers
+        self.prefetch_factor = prefetch if workers else None
+        self.dataset = self
+        self.batches = batches
+        self.made = list(made)
+        self.take_s = take_s
+        self.working = 0.0
+        """Until when some worker is at work."""
+
+    def __len__(self) -> int:
+        if self.batches is None:
+            raise TypeError("this loader has no length")
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Epoch(self) if self.num_workers else self._serial()
+
+    def _serial(self) -> Iterator[Any]:
+        for number in itertools.count() if self.batches is None else range(self.batches):
+            self.time.sleep(self.loads[number % len(self.loads)] + self.take_s)
+            yield self.made[number % len(self.made)]
+
+
+class _Epoch:
+    """One epoch from played workers."""
+
+    def __init__(self, loader: PlayedLoader) -> None:
+        self._loader = loader
+        self._time = loader.time
+        self._free_at = [self._time.now()] * loader.num_workers
+        self._ready_at: dict[int, float] = {}
+        self._sent = self._taken = 0
+        for _ in range(loader.num_workers * (loader.prefetch_factor or 2)):
+            self._send()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._taken == loader.batches:
+            raise StopIteration
+        left = self._ready_at.pop(self._taken) - self._time.now()
+        self._time.sleep(max(0.0, left) + loader.take_s)
+        self._send()
+        self._taken += 1
+        return loader.made[(self._taken - 1) % len(loader.made)]
+
+    def counts(self) -> tuple[int, int]:
+        """(ready, outstanding), as `dataloaders.measuring.queues` asks for them."""
+        now = self._time.now()
+        return sum(at <= now for at in self._ready_at.values()), len(self._ready_at)
+
+    def _send(self) -> None:
+        loader = self._loader
+        if self._sent == loader.batches:
+            return
+        worker = self._sent % loader.num_workers
+        load = loader.loads[self._sent % len(loader.loads)]
+        self._free_at[worker] = max(self._free_at[worker], self._time.now()) + load
+        self._ready_at[self._sent] = self._free_at[worker]
+        loader.working = max(self._free_at)
+        self._sent += 1
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop on a played device, whose every duration is known.
+
+    Attributes:
+        loads: seconds to make batch ``k``: ``loads[k % len(loads)]``.
+        kernels: seconds of each kernel of step ``k``: ``kernels[k % len(kernels)]``.
+        launches: kernels of a step.
+        host_s: seconds of the host before each launch, and how they are spent.
+        workers, prefetch: as torch's loader has them.
+        queue: the length of the device's launch queue.
+        nbytes: of a batch, copied by the step; 0: the step needs no copy.
+        pinned: whether the copy runs beside the host.
+        bytes_per_s: of the copy.
+        ahead: batches that are copied ahead on a stream of their own, in place of the step.
+        item_every: the step waits for the device at every so many batches; 0: never.
+        side_s: seconds of a kernel on a second stream that each step starts and joins.
+        slowed: how many times longer the host takes while workers are at work.
+    """
+
+    loads: tuple[float, ...]
+    kernels: tuple[float, ...]
+    launches: int = 1
+    host_s: float = 0.0
+    host_kind: Kind = "busy"
+    load_kind: Kind = "wait"
+    workers: int = 0
+    prefetch: int = 2
+    queue: int = 1024
+    nbytes: int = 0
+    pinned: bool = True
+    bytes_per_s: float = 10e9
+    ahead: int = 0
+    item_every: int = 0
+    side_s: float = 0.0
+    slowed: float = 1.0
+
+    def made(self, time: Time) -> tuple[Any, PlayedStep]:
+        """Return a loader and a step; in real time the loader is torch's own."""
+        device = Device(time, queue=self.queue, bytes_per_s=self.bytes_per_s)
+        inner: Any
+        if isinstance(time, VirtualTime):
+            inner = PlayedLoader(time, self.loads, workers=self.workers, prefetch=self.prefetch)
+        else:
+            inner = DataLoader(
+                Rows(self.loads, self.load_kind, batches=1_000_000),
+                4,
+                num_workers=self.workers,
+                collate_fn=as_array if self.workers and not self.nbytes else None,
+                prefetch_factor=self.prefetch if self.workers else None,
+            )
+        step = PlayedStep(self, device, inner)
+        return (CopiedAhead(inner, self, device) if self.ahead else inner), step
+
+    def truth(self, batches: int = 4000, *, take_s: float = 0.0, make_s: float = 0.0) -> float:
+        """Return real / synthetic in the long run, computed on a virtual time.
+
+        ``take_s`` and ``make_s`` are torch's own cost a batch, in the loop and in a worker.
+        """
+        real = replace(self, loads=tuple(load + make_s for load in self.loads))
+        return real._plain(batches, take_s=take_s) / self._plain(batches, resident=True)
+
+    def _plain(self, batches: int, *, resident: bool = False, take_s: float = 0.0) -> float:
+        """Seconds a batch of a plain loop, its first third left out."""
+        time = VirtualTime()
+        loader, step = self.made(time)
+        step.loader.take_s = take_s
+        held = torch.zeros(4, device="meta")
+        source = itertools.repeat(held) if resident else iter(loader)
+        skipped, first = batches // 3, 0.0
+        for number, batch in enumerate(itertools.islice(source, batches)):
+            if number == skipped:
+                first = step.device.record()
+            step(batch)
+        return (step.device.record() - first) / (batches - skipped)
+
+
+class PlayedStep:
+    """A training step on a played device; ``clock`` is the device's."""
+
+    def __init__(self, loop: Loop, device: Device, loader: Any) -> None:
+        self.device = device
+        self.clock = PlayedClock(device)
+        self.loader = loader
+        self._loop = loop
+        self._side = device.stream()
+        self._kernels = itertools.cycle(loop.kernels)
+        self._calls = 0
+
+    def __call__(self, batch: Any) -> None:
+        loop, device = self._loop, self.device
+        if loop.nbytes and not batch.is_meta:
+            device.copy(loop.nbytes, pinned=loop.pinned)
+        if loop.side_s:
+            device.wait_for(device.record(), self._side)
+            device.launch(loop.side_s, self._side)
+        host_s = loop.host_s
+        if loop.slowed != 1.0 and device.time.now() < getattr(self.loader, "working", 0.0):
+            host_s *= loop.slowed
+        kernel = next(self._kernels)
+        for _ in range(loop.launches):
+            if host_s:
+                device.time.burn(loop.host_kind, host_s)
+            device.launch(kernel)
+        if loop.side_s:
+            device.wait_for(device.record(self._side))
+        self._calls += 1
+        if loop.item_every and self._calls % loop.item_every == 0:
+            device.synchronize()
+
+
+class CopiedAhead:
+    """A loader whose batches are copied on a stream of their own, ``ahead`` of their use."""
+
+    def __init__(self, inner: Any, loop: Loop, device: Device) -> None:
+        self._inner = inner
+        self._loop = loop
+        self._device = device
+        self._stream = device.stream()
+        self.num_workers = inner.num_workers
+        self.prefetch_factor = inner.prefetch_factor
+
+    def __iter__(self) -> Iterator[Any]:
+        return _CopiedEpoch(iter(self._inner), self._loop, self._device, self._stream)
+
+
+class _CopiedEpoch:
+    def __init__(self, batches: Iterator[Any], loop: Loop, device: Device, stream: Stream) -> None:
+        self._batches = batches
+        self._loop = loop
+        self._device = device
+        self._stream = stream
+        self._copied: list[float] = []
+        self.ahead = loop.ahead
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while len(self._copied) <= self._loop.ahead:
+            next(self._batches)
+            self._device.copy(self._loop.nbytes, pinned=True, stream=self._stream)
+            self._copied.append(self._device.record(self._stream))
+        self._device.wait_for(self._copied.pop(0))
+        return torch.zeros(4, device="meta")
+
+    def counts(self) -> tuple[int, int] | None:
+        from dataloaders.measuring.queues import counts_of
+
+        return counts_of(self._batches)

@@ -1,0 +1,155 @@
+"""The arms: what the step gets in each, and what the arm's difference tells.
+
+    arm         input                                          its difference to synthetic tells
+    synthetic   batches that are resident where the step is
+    host        the same in the loader's memory: a copy each   transfer
+    contended   resident ones, while the loader's workers run  contention
+    real        the loader's batches                           everything; what is left is prep
+
+A further arm (a candidate backend, evicted files) is one more entry of `ARMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from dataloaders.batches.tree import Batch
+    from dataloaders.bottleneck.blocks import Blocks
+
+__all__ = ["ARMS", "STALLS", "Arm", "Stall", "Take", "Verdict"]
+
+Verdict: TypeAlias = Literal[
+    "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
+]
+
+Take: TypeAlias = "Callable[[], Batch]"
+"""Returns the next batch for the step; raises StopIteration where the block cannot go on."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Time that the loop loses to one cause.
+
+    Attributes:
+        name: its key in the report.
+        verdict: what names it where it is the largest.
+        tells: it in words.
+    """
+
+    name: str
+    verdict: Verdict
+    tells: str
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One input of the step.
+
+    Attributes:
+        name: its key in the report.
+        tells: what it is, in words.
+        stall: what its difference to ``synthetic`` tells; None where that is nothing or all.
+        exists: whether it says something about this loader and step.
+        begin: brings the loader's queue into the state in which a block begins; off the clock.
+        take: returns what hands out ``count`` batches, settling included.
+        most: the most batches before ``begin`` has to be called again; None: no limit.
+    """
+
+    name: str
+    tells: str
+    stall: Stall | None
+    exists: Callable[[Blocks], bool]
+    begin: Callable[[Blocks], None]
+    take: Callable[[Blocks, int], Take]
+    most: Callable[[Blocks], float] | None = None
+
+
+PREP = Stall("prep", "input-bound", "waiting for batches to be made")
+TRANSFER = Stall("transfer", "transfer-bound", "waiting for the copy to the device")
+CONTENTION = Stall("contention", "contention-bound", "slowed down by the loader's workers")
+STALLS = (PREP, TRANSFER, CONTENTION)
+"""In the order of the report; "prep" is what the others leave of the gap."""
+
+
+def _when_idle(blocks: Blocks) -> None:
+    blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
+
+
+def _resident(blocks: Blocks, count: int) -> Take:
+    return iter(blocks.pool.issue("synthetic", count)).__next__
+
+
+def _on_host(blocks: Blocks, count: int) -> Take:
+    issued = iter(blocks.pool.issue("host", count))
+    if blocks.feed.copies_to is None:
+        return issued.__next__
+    return lambda: blocks.delivered(next(issued))
+
+
+def _begin_contended(blocks: Blocks) -> None:
+    feed = blocks.feed
+    if not feed.running or feed.left <= blocks.shortest:
+        feed.start()
+
+
+def _beside_workers(blocks: Blocks, count: int) -> Take:
+    # Taken on the loop's own thread, as in the real loop: next() runs the loader's sampler.
+    issued, drop = iter(blocks.pool.issue("synthetic", count)), blocks.feed.drop_ready
+
+    def take() -> Batch:
+        drop()
+        return next(issued)
+
+    return take
+
+
+def _begin_real(blocks: Blocks) -> None:
+    # The first block begins with an empty queue.
+    if blocks.ready is not None:
+        blocks.feed.bring_to(blocks.ready, blocks.patience_s)
+
+
+def _from_loader(blocks: Blocks, count: int) -> Take:
+    return blocks.take_real
+
+
+ARMS = (
+    Arm(
+        "real",
+        "the loop as it is",
+        None,
+        lambda blocks: True,
+        _begin_real,
+        _from_loader,
+    ),
+    Arm(
+        "synthetic",
+        "the step alone, on batches that are already there",
+        None,
+        lambda blocks: True,
+        _when_idle,
+        _resident,
+    ),
+    Arm(
+        "host",
+        "the same, and the copy to the device",
+        TRANSFER,
+        lambda blocks: blocks.pool.transfers,
+        _when_idle,
+        _on_host,
+    ),
+    Arm(
+        # On the host's clock the steps of real blocks, without their waits, are this arm.
+        "contended",
+        "the step alone, while the loader's workers run",
+        CONTENTION,
+        lambda blocks: blocks.behind and blocks.feed.workers > 0 and blocks.feed.tells,
+        _begin_contended,
+        _beside_workers,
+        lambda blocks: blocks.feed.left - 1,
+    ),
+)
+"""All arms, in the order of a round: the first one goes on where the warm-up ended."""
