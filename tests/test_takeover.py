@@ -339,22 +339,22 @@ def test_what_the_loop_waits_for_in_other_loaders_is_told() -> None:
     assert told == ["loader 2 (DataLoader of TensorDataset, 100 batches of 1, num_workers=0)"] * 6
 
 
-def wait_for_ever(batches: int = 0) -> None:
-    for index, _ in enumerate(loader_of(8)):
-        if index == batches:
-            queue.Queue[int]().get()
-
-
 def test_a_loop_that_asks_for_nothing_is_ended() -> None:
+    def wait_for_ever() -> None:
+        for index, _ in enumerate(loader_of(8)):
+            if index == 5:
+                queue.Queue[int]().get()
+
     takeover = Takeover(Recorder(enough=10**6), patience_s=0.2)
     with stoppable(), takeover, pytest.raises(StopScript):
-        wait_for_ever(5)
+        wait_for_ever()
     assert takeover.stalled
 
 
 def test_the_end_in_a_thread_reaches_the_main_thread() -> None:
-    thread = threading.Thread(target=loop, args=(loader_of(8),))
+    def train_in_a_thread() -> None:
+        threading.Thread(target=loop, args=(loader_of(8),)).start()
+        queue.Queue[int]().get()
+
     with stoppable(), Takeover(Recorder(enough=5)), pytest.raises(StopScript):
-        thread.start()
-        wait_for_ever()
-    thread.join()
+        train_in_a_thread()

@@ -409,6 +409,7 @@ class Check:
             part=part,
             behind=self._schedule.behind,
             parallel=self._parallel,
+            ranks=not self._schedule.alone,
             epoch_starts=starts,
             batches=feed.length or 1,
         )
