@@ -22,8 +22,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.known_work import Kind, Rows, as_array, burn, wait
+from dataloaders.measuring.clocks import HostClock
 
-__all__ = ["Device", "Loop", "PlayedClock", "PlayedLoader", "RealTime", "Stream", "VirtualTime"]
+__all__ = [
+    "Device",
+    "HostOn",
+    "Loop",
+    "PlayedClock",
+    "PlayedLoader",
+    "RealTime",
+    "Stream",
+    "VirtualTime",
+]
 
 
 class RealTime:
@@ -54,6 +64,14 @@ class VirtualTime:
 
 
 Time = RealTime | VirtualTime
+
+
+class HostOn(HostClock):
+    """The host's clock on a played time, for steps that are over when they return."""
+
+    def __init__(self, time: Time) -> None:
+        self.now = time.now  # type: ignore[method-assign]
+        self.sleep = time.sleep  # type: ignore[method-assign]
 
 
 class Stream:

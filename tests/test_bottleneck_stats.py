@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from dataloaders import DataLoader
-from dataloaders.measuring.feed import Feed
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.summary import summarise
 from dataloaders.bottleneck.verdict import analyse
 from dataloaders.machine import resources
+from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Timed, resample
 
 ARMS = ("synthetic", "host", "contended", "real")

@@ -46,6 +46,7 @@ class Blocks:
         shortest: batches that an epoch must have left for a block to begin in it.
         elsewhere: seconds that the loop waited for other loaders, by their names.
         given: batches handed to the step.
+        cycle: batches of an accumulation cycle, as the last block had it.
         writes: whether the step writes into its batch.
         salvaged: the real block of a whole epoch whose consumer left after its last batch.
     """
@@ -65,6 +66,7 @@ class Blocks:
         self.shortest = 2.0
         self.elsewhere: dict[str, float] = {}
         self.given = 0
+        self.cycle = 1
         self.writes = False
         self.salvaged: Timed | None = None
         self._schedule = schedule
@@ -98,10 +100,12 @@ class Blocks:
 
     def run(self, arm: Arm, left_s: float) -> Block:
         """Yield the batches of one block of ``arm``."""
+        self._schedule.learn(self.feed.length, self.feed.in_flight)
         if arm.name == "real" and self._schedule.whole_epochs:
             return (yield from self._epochs(left_s))
         self.rhythm.update()
         plan = self._schedule.plan(arm.name, self._numbers(left_s))
+        self.cycle = plan.cycle
         began = self._now()
         laps: list[Lap] = []
         spoilt = 0

@@ -136,6 +136,7 @@ class Check:
         self._known: tuple[tuple[int, int], Analysis | None] | None = None
         self._running: Generator[Batch, None, None] | None = None
         self._placement: Placement | None = None
+        self._cycle = 1
         self._warm = False
         self._warm_steps = 0
         self._warm_s = 0.0
@@ -161,7 +162,7 @@ class Check:
                 finished=self.finished,
                 writes=blocks.writes,
                 behind=blocks.behind,
-                cycle=blocks.rhythm.cycle,
+                cycle=blocks.cycle,
                 derived=placement is not None and placement.derived and not self._pool.transfers,
                 crowded=len(self._pool) if self._pool.crowded else 0,
                 elsewhere={
@@ -231,6 +232,7 @@ class Check:
             yield from self._watched(host)
             self._wait_for_devices()
             done = self._time.now()
+            self._cycle = blocks.rhythm.cycle
             warming.stepped(done - given, done - begin)
             self._warm_s += done - begin
             blocks.rhythm.update()
@@ -327,8 +329,13 @@ class Check:
                     self._tell(arm.name)
                 if self._late():
                     return
-        self._rounds.append(self._round)
-        self._round_epochs.append(self._feed.epoch)
+        if blocks.cycle > self._cycle:  # blocks before it was known held parts of cycles
+            self._rounds.clear()
+            self._round_epochs.clear()
+        else:
+            self._rounds.append(self._round)
+            self._round_epochs.append(self._feed.epoch)
+        self._cycle = blocks.cycle
         self._round = {}
         self._round_s.append(self._seconds() - self._round_began_s)
         if len(self._rounds) >= 3:
@@ -345,7 +352,7 @@ class Check:
         if arm.name == "real" and blocks.salvaged is not None:
             took, blocks.salvaged = blocks.salvaged, None
             return took
-        left_s = self._schedule.most_s(len(self._rounds)) - self._seconds()
+        left_s = self._schedule.left_s(len(self._rounds), self._seconds())
         ran = yield from blocks.run(arm, left_s)
         again = self._schedule.agree(float(ran is None))[0]
         if ran is None and not again:
@@ -358,17 +365,21 @@ class Check:
         return statistics.stdev(took) / statistics.fmean(took) if len(took) > 1 else 0.0
 
     def _enough(self) -> bool:
-        return self._schedule.enough(
-            len(self._rounds), self._seconds(), max(self._round_s), self._settled
-        )
+        rounds, spent_s = len(self._rounds), self._seconds()
+        if self._schedule.over(rounds, spent_s, self._carried):
+            return True
+        return self._schedule.enough(rounds, spent_s, max(self._round_s), self._settled)
 
     def _settled(self) -> bool:
         known = self._analysis()
         return known is not None and known.settled
 
     def _late(self) -> bool:
-        most_s = self._schedule.most_s(len(self._rounds))
-        return self._schedule.agree(self._seconds())[0] > most_s
+        return self._schedule.over(len(self._rounds), self._seconds(), self._carried)
+
+    def _carried(self) -> bool:
+        known = self._analysis()
+        return known is not None and known.verdict != "inconclusive"
 
     def _seconds(self) -> float:
         running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at

@@ -77,6 +77,7 @@ class Plan:
         batches: of the measured part, whole laps.
         lap: batches between two marks, whole cycles.
         most_s: when the block ends early, in seconds of the host.
+        cycle: batches of an accumulation cycle.
         writes: whether batches have to be restored within the block.
     """
 
@@ -85,6 +86,7 @@ class Plan:
     batches: int
     lap: int
     most_s: float
+    cycle: int = 1
     writes: bool = False
 
 
@@ -110,8 +112,13 @@ class Rhythm:
 
     @property
     def known(self) -> bool:
-        """Whether three optimizer steps were seen, or none at all."""
-        return not self._optimizers or sum(stepped for stepped, _ in self._seen) >= 3
+        """Whether what ends a cycle was seen a few times, or not at all."""
+        if self.cycle > 1:
+            return True
+        if self._optimizers:
+            return sum(stepped for stepped, _ in self._seen) >= 3
+        gaps = [gap for _, gap in self._seen][SETTLE_STEPS:]  # the first steps may compile
+        return not 0 < len(_late(gaps)) < 4
 
     def stepped(self) -> None:
         """Note that an optimizer stepped."""
@@ -130,11 +137,10 @@ class Rhythm:
         if self.cycle > 1:
             return
         gaps = [gap for _, gap in self._seen]
-        if len(gaps) > 3:
-            late_s = max(3 * statistics.median(gaps), max(gaps) / 3)
-            self.cycle = _spacing([at for at, gap in enumerate(gaps) if gap > late_s], 4)
-            if self.cycle > 1:
-                self._late_s = late_s
+        late = _late(gaps)
+        self.cycle = _spacing(late, 4)
+        if self.cycle > 1:
+            self._late_s = min(gaps[at] for at in late) / 2
 
 
 def _spacing(ends: Sequence[int], count: int) -> int:
@@ -143,6 +149,14 @@ def _spacing(ends: Sequence[int], count: int) -> int:
     steps = {after - before for before, after in itertools.pairwise(last)}
     same = len(last) == count and len(steps) == 1
     return steps.pop() if same and max(steps) <= _LONGEST_CYCLE else 1
+
+
+def _late(gaps: Sequence[float]) -> list[int]:
+    """Positions of gaps that are far longer than most."""
+    if not gaps:
+        return []
+    late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
+    return [at for at, gap in enumerate(gaps) if gap > late_s]
 
 
 class WarmUp:
@@ -170,7 +184,7 @@ class WarmUp:
         """Seconds of steps that took far longer than the last ones."""
         if len(self._steps) < 3:
             return 0.0
-        usual = statistics.median(self._steps[-3:])
+        usual = statistics.fmean(self._steps[len(self._steps) // 2 :])
         return sum(step for step in self._steps if step > 10 * usual and step > 0.5)
 
     def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
@@ -237,6 +251,13 @@ class Schedule:
         fewest = 2 * (2 * self.in_flight + max(_FEWEST_STEPS, self.in_flight))
         return self.length is not None and self.length < fewest
 
+    def learn(self, length: int | None, in_flight: int) -> None:
+        """Note what the loader has shown so far: batches of an epoch, and batches in flight."""
+        known = math.inf if length is None else float(length)
+        known, ahead = self.agree(known, float(in_flight))
+        self.length = None if known == math.inf else int(known)
+        self.in_flight = int(ahead)
+
     def agree(self, *numbers: float) -> list[float]:
         """Return rank 0's ``numbers``; every rank must call this at the same points."""
         return list(numbers) if self._agree is None else self._agree(list(numbers))
@@ -247,15 +268,18 @@ class Schedule:
         cycle = max(1, int(n.cycle))
         real = arm == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
-        lap = cycle * max(1, math.ceil(_LAP_S / (batch_s * cycle)))
-        if n.varied:
-            lap = cycle  # each lap has a shape of its own
         batches = self._batches(arm, batch_s / (self._real_share if real else 1.0), n)
         last = self._last.get(arm, 0)
         if last:
             batches = min(batches, _MOST_TIMES_LONGER * last)
+        lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
+        if n.varied or self._cut_short:
+            lap = cycle  # a lap has one shape; a short loop has room for few laps
+        settle = self._settle(n) if real else self._settle_resident(n)
+        if batch_s > _SLOW_STEP_S and not self._cut_short:
+            # Few rounds fit in: a block measures about as many steps as it needs to settle.
+            batches = max(batches, min(settle, self.workers + 1) if real else SETTLE_STEPS)
         batches = lap * math.ceil(batches / lap)
-        settle = self._settle(n) if real else self._settle_resident(arm, n)
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)
             batches = max(lap, lap * (min(batches, fits) // lap))
@@ -274,6 +298,7 @@ class Schedule:
             batches=batches,
             lap=lap,
             most_s=min(max(1.0, 4 * planned), max(0.1, n.left_s)),
+            cycle=cycle,
             writes=bool(n.writes),
         )
 
@@ -320,14 +345,25 @@ class Schedule:
         spent_s, round_s = self.agree(spent_s, round_s)
         if rounds >= 2 and spent_s + round_s > _ROUNDS_END_AT * self.budget_s:
             return True
-        if spent_s > self.most_s(rounds):
-            return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
         return rounds >= fewest and bool(self.agree(float(settled()))[0])
 
-    def most_s(self, rounds: int) -> float:
-        """Return when a round is given up: later only for loops so slow that not two fit."""
-        return self.budget_s * (1 if rounds >= 2 else 2)
+    def over(self, rounds: int, spent_s: float, carried: Callable[[], bool]) -> bool:
+        """Return whether a round is given up after ``spent_s`` seconds.
+
+        That is when the budget ends; twice as late for loops so slow that not two rounds fit,
+        unless the blocks so far carry a verdict (``carried``).
+        """
+        spent_s = self.agree(spent_s)[0]
+        if spent_s <= self.budget_s:
+            return False
+        if rounds >= 2 or spent_s > 2 * self.budget_s:
+            return True
+        return bool(self.agree(float(carried()))[0])
+
+    def left_s(self, rounds: int, spent_s: float) -> float:
+        """Return the seconds until a block has to end."""
+        return self.budget_s * (1 if rounds >= 2 else 2) - spent_s
 
     def _batches(self, arm: str, batch_s: float, n: Numbers) -> int:
         fewest = 1 if batch_s > _SLOW_STEP_S or self._cut_short else _FEWEST_STEPS
@@ -350,7 +386,7 @@ class Schedule:
             batches = max(batches, int(n.pool) // 2)
         return batches
 
-    def _settle_resident(self, arm: str, n: Numbers) -> int:
+    def _settle_resident(self, n: Numbers) -> int:
         settle = SETTLE_STEPS
         if self.behind:
             settle = max(settle, min(4096, math.ceil(_SETTLE_DEVICE_S / max(1e-6, n.step_s))))

@@ -120,7 +120,7 @@ def analyse(
             what the steady state waits for each batch anyway; so much is added to real.
     """
     behind = behind or ranks
-    rounds, part, left_out = _cleaned(rounds, part or {}, behind)
+    rounds, part, left_out = _cleaned(rounds, part or {}, behind, parallel)
     if parallel and not behind:
         # On the host's clock the step of a real block, its waits taken out, is the contended one.
         rounds, part = [_with_contended(one) for one in rounds], _with_contended(part)
@@ -129,7 +129,7 @@ def analyse(
     if len(rounds) >= 2:
         found.append(_by_blocks(rounds, starts))
     laps = {
-        arm: [lap for one in [*rounds, part] if arm in one for lap in one[arm].laps]
+        arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
     }
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
@@ -145,20 +145,26 @@ def analyse(
     if not found:
         return None
     named = [(name(one.bound, *_causes(one)), one) for one in found]
+    named = [
+        (verdict if _says_something(one.bound) else "inconclusive", one) for verdict, one in named
+    ]
     verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
     return _analysis(verdict, best, left_out)
 
 
+def _says_something(bound: Interval) -> bool:
+    """Whether an interval is worth printing: not one such as 0.04 to 8555."""
+    return bound.low > 0 and bound.high / bound.low <= _WIDEST
+
+
 def name(
     bound: Interval, stall_draws: Mapping[str, Array], stall_means: Mapping[str, float]
 ) -> Verdict:
     """Return the verdict that ``bound`` carries; a gap is named by its largest stall."""
-    if bound.high <= STEP_BOUND_UP_TO:
-        return "step-bound"
     if bound.low < BOUND_FROM:
-        return "inconclusive"
+        return "step-bound" if bound.high <= STEP_BOUND_UP_TO else "inconclusive"
     cause = max(stall_means, key=lambda stall: stall_means[stall])
     others = [draws for stall, draws in stall_draws.items() if stall != cause]
     support = float(np.mean(stall_draws[cause] >= np.maximum.reduce(others)))
@@ -176,9 +182,7 @@ def _analysis(verdict: Verdict, best: _Found, left_out: int) -> Analysis:
     bound: Interval | None = best.bound
     enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(best.bound.estimate - 1))
     settled = verdict != "inconclusive" and best.bound.half_width <= enough
-    low, high = best.bound.low, best.bound.high
-    # A sure gap may be wide: from 10 to 40 is worth saying. From 0.3 to 4 is not.
-    if verdict == "inconclusive" and not (low > 0 and high / low <= _WIDEST):
+    if not _says_something(best.bound):
         bound = None
     figures = bound is not None
     return Analysis(
@@ -310,11 +314,14 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
     return {stall.name: stalls.get(stall.name, left) for stall in STALLS}
 
 
-def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[Round], Round, int]:
+def _cleaned(
+    rounds: Sequence[Round], part: Round, behind: bool, parallel: bool
+) -> tuple[list[Round], Round, int]:
     """Blocks without what is not theirs: other loaders' waits, first sights of a shape, lengths."""
     everything = [*rounds, part]
     fresh = _fresh_cost(everything, behind)
     slope, usual = _cost_of_bytes(everything, behind)
+    usual_step = _mean([lap for one in everything for lap in _laps(one, "synthetic")])
     left_out = 0
     cleaned: list[Round] = []
     for one in everything:
@@ -324,7 +331,10 @@ def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[R
             for lap in took.laps:
                 if fresh and lap.fresh and arm == "real":
                     left_out += lap.steps
-                    continue
+                    if parallel or behind:
+                        continue
+                    # Its wait counts, and its step as a usual one.
+                    lap = lap._replace(seconds=lap.waited + usual_step * lap.steps)
                 seconds = lap.seconds - slope * (lap.nbytes - usual * lap.steps)
                 waited = lap.waited if arm == "real" else 0.0
                 if not behind and lap.elsewhere:
@@ -342,6 +352,10 @@ def _cleaned(rounds: Sequence[Round], part: Round, behind: bool) -> tuple[list[R
     return kept, rest, left_out
 
 
+def _laps(one: Round, arm: str) -> tuple[Lap, ...]:
+    return one[arm].laps if arm in one else ()
+
+
 def _of_laps(laps: Sequence[Lap]) -> Timed:
     return Timed(sum(lap.seconds for lap in laps), sum(lap.steps for lap in laps), tuple(laps))
 
@@ -355,8 +369,8 @@ def _with_contended(one: Round) -> Round:
 
 def _fresh_cost(rounds: Sequence[Round], behind: bool) -> bool:
     """Whether a step costs clearly more on a shape that it sees for the first time."""
-    real = [lap for one in rounds if "real" in one for lap in one["real"].laps]
-    resident = [lap for one in rounds if "synthetic" in one for lap in one["synthetic"].laps]
+    real = [lap for one in rounds for lap in _laps(one, "real")]
+    resident = [lap for one in rounds for lap in _laps(one, "synthetic")]
     fresh = [lap for lap in real if lap.fresh]
     seen = [lap for lap in real if not lap.fresh] + resident
     if not fresh or not seen:
@@ -374,10 +388,10 @@ def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]
 
     Where batches vary in size, arms see different ones: each lap is moved to the usual size.
     """
-    laps = [lap for one in rounds if "synthetic" in one for lap in one["synthetic"].laps]
-    usual = [lap for one in rounds if "real" in one for lap in one["real"].laps] or laps
+    laps = [lap for one in rounds for lap in _laps(one, "synthetic")]
+    usual = [lap for one in rounds for lap in _laps(one, "real")] or laps
     sizes = np.array([lap.nbytes / lap.steps for lap in laps])
-    if len(laps) < 8 or not sizes.any() or sizes.std() == 0:
+    if len(laps) < 8 or sizes.std() == 0 or not all(lap.nbytes for lap in usual):
         return 0.0, 0.0
     seconds = np.array([lap.seconds / lap.steps for lap in laps])
     slope = float(np.cov(sizes, seconds, bias=True)[0, 1] / sizes.var())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch.utils.data import Dataset
@@ -16,11 +17,12 @@ def wait(seconds: float) -> None:
 
 
 class Waiting(Dataset[torch.Tensor]):
-    """``length`` samples, each the tensor of its index, each after ``seconds``."""
+    """``length`` samples, each the tensor of its index, each after ``seconds`` (of ``wait``)."""
 
-    def __init__(self, length: int, seconds: float) -> None:
+    def __init__(self, length: int, seconds: float, wait: Callable[[float], None] = wait) -> None:
         self.length = length
         self.seconds = seconds
+        self.wait = wait
 
     def __len__(self) -> int:
         return self.length
@@ -28,15 +30,15 @@ class Waiting(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if not 0 <= index < self.length:
             raise IndexError(index)
-        wait(self.seconds)
+        self.wait(self.seconds)
         return torch.full((4,), float(index))
 
 
 class SlowOnce(Waiting):
     """The same, but a sample that was read before comes at once: a cache in memory."""
 
-    def __init__(self, length: int, seconds: float) -> None:
-        super().__init__(length, seconds)
+    def __init__(self, length: int, seconds: float, wait: Callable[[float], None] = wait) -> None:
+        super().__init__(length, seconds, wait)
         self.read: set[int] = set()
 
     def __getitem__(self, index: int) -> torch.Tensor:
