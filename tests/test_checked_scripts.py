@@ -343,3 +343,28 @@ def test_ranks_measure_together_and_report_once(ranks: int, slow: int, tmp_path:
     if slow >= 0:
         assert f"note: rank {slow} of {ranks} waits longest" in done.stdout
         assert report["verdict"] != "step-bound"
+
+
+# short epochs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.measures
+@pytest.mark.parametrize("batches", [10, 40])
+def test_a_script_that_fails_past_its_one_epoch_gets_what_is_known(
+    batches: int, tmp_path: Path
+) -> None:
+    text = OPTIMIZER + (
+        f"loader = DataLoader(Data({4 * batches}, 0.005), batch_size=4)\n"
+        "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=len(loader))\n"
+        "for batch in loader:\n"
+        "    train_on(batch, optimizer)\n"
+        "    time.sleep(0.02)\n"
+        "    schedule.step()\n"
+    )
+    result = tmp_path / "report.json"
+    done = check(tmp_path, text, "--json", result, budget=10)
+    assert done.returncode == 0, done.stderr
+    assert "Tried to step" in done.stderr
+    report = json.loads(result.read_text())
+    assert report["verdict"] == "input-bound"
+    assert report["speedup_bound"]["low"] > 1.5  # 2 in truth

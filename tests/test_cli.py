@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from dataloaders.cli import main
+from helpers import warm
 from helpers.processes import wait_until_gone
 
 HEAD = """
-import argparse, sys, time, torch
+import argparse, os, sys, time, torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 class Slow(Dataset):
@@ -111,6 +112,7 @@ def write(folder: Path, text: str, name: str = "train.py") -> Path:
 # check ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.measures
 def test_an_unmodified_script_gets_its_verdict(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:
@@ -124,12 +126,14 @@ def test_an_unmodified_script_gets_its_verdict(
     assert done.status == 0
     assert report["speedup_bound"]["low"] > 1.5
     assert "INPUT-BOUND" in done.out
+    assert "trains its model" in done.err.splitlines()[0]
     assert "measured in loader 2: DataLoader of Slow, 32 batches of 2, num_workers=0" in done.out
     assert "the script was ended after" in done.out
     assert "trained" not in done.out
     assert "<html" in page.read_text()
 
 
+@pytest.mark.measures
 def test_a_slow_step_is_not_input_bound_and_quiet_is_one_line(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:
@@ -153,6 +157,8 @@ def test_a_script_that_ends_too_early_says_so(command: Callable[..., Done], tmp_
     done = command("check", "--budget", 3, write(tmp_path, text))
     assert done.status == 0
     assert "the script ended by itself after 5 steps, before enough was measured" in done.out
+    verdicts = "input-bound,inconclusive"
+    assert command("check", "--fail-if", verdicts, "--quiet", tmp_path / "train.py").status == 1
 
 
 @pytest.mark.parametrize("ending", ["raise ValueError('too hot')", "sys.exit(7)"])
@@ -235,6 +241,7 @@ def test_a_hidden_package_is_reported_with_both_paths(
     assert command("check", script).status == 2
 
 
+@pytest.mark.nightly
 def test_a_backends_package_of_the_users_stays_theirs(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:
@@ -254,6 +261,7 @@ def test_a_backends_package_of_the_users_stays_theirs(
     assert done.stdout.split()[0] in ("step-bound", "inconclusive")
 
 
+@pytest.mark.nightly
 def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path: Path) -> None:
     text = WAITS_FOR_INPUT.replace(
         'if __name__ == "__main__":',
@@ -320,12 +328,9 @@ trainer.fit(Module(), DataLoader(Slow(0.004, 160), batch_size=2), DataLoader(Slo
 )
 
 
+@pytest.mark.measures
 def test_a_lightning_script(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "check", "--budget", "4",
-         str(write(tmp_path, LIGHTNING))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = warm.run(["-m", "dataloaders", "check", "--budget", "4", write(tmp_path, LIGHTNING)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torn down after StopScript" in done.stdout
     assert "measured in loader 2: DataLoader of Slow, 80 batches of 2" in done.stdout
@@ -343,7 +348,7 @@ PRINTS = HEAD + (
 
 def test_run_gives_a_torch_script_the_backend(command: Callable[..., Done], tmp_path: Path) -> None:
     script = write(tmp_path, PRINTS)
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    plain = warm.run([script])
     stock = command("run", "--backend", "stock", "--explain", script)
     assert (stock.status, stock.out) == (plain.returncode, plain.stdout)
     assert stock.err.count("backend 'stock'") == 1  # one plan for one loader, not one an epoch
@@ -365,7 +370,7 @@ def test_run_leaves_a_subclass_its_own_seed_and_device(
         "loader = Mine(",
     )
     script = write(tmp_path, text)
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    plain = warm.run([script])
     assert plain.stdout.count("[") == 2 * 5
     done = command("run", "--backend", "prefetch", script)
     assert (done.status, done.out) == (plain.returncode, plain.stdout)
@@ -382,11 +387,7 @@ def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
         "for epoch in range(2): print([x.item() for x in loader])\n"
     )
     # A process of its own: here every warning is an error.
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "run", "--backend", "synthetic",
-         str(write(tmp_path, text))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = warm.run(["-m", "dataloaders", "run", "--backend", "synthetic", write(tmp_path, text)])
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[0, 1, 2]\n[0, 1, 2]\n"
     assert done.stderr.count("stays stock") == 1
@@ -404,6 +405,7 @@ def test_run_refuses_a_backend_that_is_not_there(
 # tune and backends ------------------------------------------------------------------------------
 
 
+@pytest.mark.measures
 def test_tune_takes_the_rate_from_the_scripts_own_loop(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:
@@ -461,13 +463,14 @@ def test_a_loop_that_ends_before_tuning_does_is_told(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.nightly
 def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path: Path) -> None:
     text = HEAD + (
-        "import threading\n"
+        "import multiprocessing, threading\n"
         "asked, ended = threading.Event(), threading.Event()\n"
         "class Stuck(Slow):\n"
         "    def __getitem__(self, index):\n"
-        "        if index == 20:\n"
+        "        if index == 20 and not multiprocessing.parent_process():\n"
         "            asked.set()\n"
         "            ended.wait()\n"
         "        return super().__getitem__(index)\n"
@@ -485,12 +488,13 @@ def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path: Path) ->
     assert "note: the script's loop ended after" in done.stdout
 
 
+@pytest.mark.nightly
 def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path: Path) -> None:
     # A sample that a worker loads: the trial of one process, the first one, is over by then.
     text = WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)").replace(
         "        time.sleep(self.seconds)\n",
         "        time.sleep(self.seconds)\n"
-        "        if torch.utils.data.get_worker_info(): print('a worker loads', flush=True)\n",
+        "        if torch.utils.data.get_worker_info(): os.write(1, b'a worker loads\\n')\n",
     )
     result = tmp_path / "tuning.json"
     process = subprocess.Popen(
@@ -565,6 +569,7 @@ def test_help_teaches(words: list[str], command: Callable[..., Done]) -> None:
         (["check", "--budget", "0", "x.py"], "must be a positive number of seconds"),
         (["check", "--loader", "0", "x.py"], "loaders are numbered from 1"),
         (["check", "--json", "/no/such/folder/r.json", "x.py"], "does not exist; make it first"),
+        (["check", "--fail-if", "slow", "x.py"], "the verdicts are input-bound, transfer-bound"),
         (["run", "x.py"], "--backend"),
         (["fly"], "invalid choice"),
     ],

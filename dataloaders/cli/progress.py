@@ -43,7 +43,7 @@ class ProgressLine:
         if now - self._last < (0.2 if self._terminal else _PLAIN_EVERY_S):
             return
         self._last = now
-        text = progress if isinstance(progress, str) else describe(progress)
+        text = str(progress)
         if self._terminal:
             text = text[: shutil.get_terminal_size().columns - 1]  # one row is what is cleared
             self._file.write(f"\r\x1b[2K{text}\r")
@@ -58,14 +58,3 @@ class ProgressLine:
             self._file.write("\r\x1b[2K")
             self._file.flush()
             self._shown = False
-
-
-def describe(progress: Progress) -> str:
-    """``check  12 of 30 s  round 7  real/synthetic 1.84 (1.71 to 1.97)``."""
-    seconds = min(progress.seconds, progress.budget_s)
-    text = f"check  {seconds:.0f} of at most {progress.budget_s:.0f} s  {progress.phase}"
-    if progress.rounds:
-        text += f"  round {progress.rounds}"
-    if progress.interval is not None:
-        text += f"  real/synthetic {progress.interval:.2f}"
-    return text
