@@ -267,6 +267,7 @@ class Loop:
         item_every: the step waits for the device at every so many batches; 0: never.
         side_s: seconds of a kernel on a second stream that each step starts and joins.
         slowed: how many times longer the host takes while workers are at work.
+        optimizer_every: a real optimizer steps after every so many batches; 0: none does.
     """
 
     loads: tuple[float, ...]
@@ -285,6 +286,7 @@ class Loop:
     item_every: int = 0
     side_s: float = 0.0
     slowed: float = 1.0
+    optimizer_every: int = 0
 
     def made(self, time: Time) -> tuple[Any, PlayedStep]:
         """Return a loader and a step; in real time the loader is torch's own."""
@@ -337,6 +339,9 @@ class PlayedStep:
         self._side = device.stream()
         self._kernels = itertools.cycle(loop.kernels)
         self._calls = 0
+        self._optimizer = None
+        if loop.optimizer_every:
+            self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
     def __call__(self, batch: Any) -> None:
         loop, device = self._loop, self.device
@@ -356,6 +361,8 @@ class PlayedStep:
         if loop.side_s:
             device.wait_for(device.record(self._side))
         self._calls += 1
+        if self._optimizer is not None and self._calls % loop.optimizer_every == 0:
+            self._optimizer.step()
         if loop.item_every and self._calls % loop.item_every == 0:
             device.synchronize()
 

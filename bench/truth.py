@@ -23,8 +23,10 @@ from bench.known_work import BATCH, Rows, burn
 from bench.queue_model import Overhead
 from bench.workloads import Workload
 from dataloaders.batches.tree import map_tensors
+from dataloaders.measuring.clocks import Clock, HostClock
+from dataloaders.measuring.feed import Feed
 
-__all__ = ["Truth", "calibrated", "measured", "replayed_epoch", "share_in_next"]
+__all__ = ["Truth", "calibrated", "clock_of_step", "measured", "replayed_epoch", "share_in_next"]
 
 _HELD = 62
 """Batches kept for the synthetic loops: two turns of the longest pattern of batch lengths."""
@@ -63,7 +65,7 @@ def measured(workload: Workload, seconds: float, seed: int = 0, rounds: int = 5)
     _train(loader, step, workload.warm_s)
     held = _hold(loader, _HELD)
     chunk_s = seconds / rounds
-    feed = _Feed(loader, step, workload.period, whole_epochs=_is_short(loader, step, chunk_s))
+    chunks = _Chunks(loader, step, workload.period, whole_epochs=_is_short(loader, step, chunk_s))
     replay = itertools.cycle(held)
     synthetic = []
     real = []
@@ -71,8 +73,8 @@ def measured(workload: Workload, seconds: float, seed: int = 0, rounds: int = 5)
         time.sleep(workload.settle_s)  # the workers fill their queues and fall idle
         synthetic.append(_replay(replay, step, chunk_s / 3, len(held)))
         if turn < rounds:
-            real.append(feed.chunk(chunk_s * 2 / 3))
-    feed.close()
+            real.append(chunks.chunk(chunk_s * 2 / 3))
+    chunks.close()
     ratios = [
         seconds_real / ((before + after) / 2)
         for seconds_real, before, after in zip(real, synthetic, synthetic[1:], strict=False)
@@ -139,12 +141,12 @@ def replayed_epoch(workload: Workload, seconds: float, seed: int = 0) -> float:
     return ordinary / (time.perf_counter() - start)
 
 
-class _Feed:
+class _Chunks:
     """Real chunks from one loader that stays open between them."""
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: Any,
         step: Callable[[Any], None],
         period: int,
         *,
@@ -152,45 +154,43 @@ class _Feed:
     ) -> None:
         self._loader = loader
         self._step = step
+        self._clock = clock_of_step(step)
         self._period = period
         self._whole_epochs = whole_epochs
-        self._iterator: Iterator[Any] | None = None
+        self._feed = Feed(loader)
 
     def chunk(self, seconds: float) -> float:
         """Seconds per batch of a plain loop of about this long, or of one epoch if longer."""
-        if self._whole_epochs:
-            start = time.perf_counter()
-            count = 0
-            while time.perf_counter() - start < seconds:
-                for batch in self._loader:
-                    self._step(batch)
-                    count += 1
-            return (time.perf_counter() - start) / count
-        in_flight = self._loader.num_workers * (self._loader.prefetch_factor or 0)
-        for _ in range(2 * in_flight):
-            self._take()
-        for _ in range(4 * in_flight + 1):
-            self._step(self._take())
-        start = time.perf_counter()
+        step, feed = self._step, self._feed
+        if not self._whole_epochs:
+            in_flight = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+            for _ in range(2 * in_flight):
+                feed.next()
+            for _ in range(4 * in_flight + 1):
+                step(feed.next())
+        start, first = time.perf_counter(), self._clock.mark()
         count = 0
         while time.perf_counter() - start < seconds or count == 0:
-            for _ in range(self._period):
-                self._step(self._take())
-            count += self._period
-        return (time.perf_counter() - start) / count
+            if self._whole_epochs:
+                for batch in self._loader:
+                    step(batch)
+                    count += 1
+            else:
+                for _ in range(self._period):
+                    step(feed.next())
+                count += self._period
+        last = self._clock.mark()
+        self._clock.wait()
+        return self._clock.seconds(first, last) / count
 
     def close(self) -> None:
-        self._iterator = None
+        self._feed.close()
 
-    def _take(self) -> Any:
-        """The next batch, of the next epoch where one ends."""
-        while True:
-            if self._iterator is None:
-                self._iterator = iter(self._loader)
-            try:
-                return next(self._iterator)
-            except StopIteration:
-                self._iterator = None
+
+def clock_of_step(step: Any) -> Clock:
+    """The device's clock of a step that has one, else the host's."""
+    clock: Clock = getattr(step, "clock", None) or HostClock()
+    return clock
 
 
 def _train(loader: DataLoader[Any], step: Callable[[Any], None], seconds: float) -> None:
@@ -259,11 +259,16 @@ def _replay(
     batches: Iterator[Any], step: Callable[[Any], None], seconds: float, turn: int
 ) -> float:
     """Seconds per batch of a loop over ``batches``, whole turns of ``turn`` if they fit."""
-    start = time.perf_counter()
+    clock = clock_of_step(step)
+    for _ in range(2):
+        step(next(batches))
+    start, first = time.perf_counter(), clock.mark()
     count = 0
     while time.perf_counter() - start < seconds or count % turn:
         step(next(batches))
         count += 1
         if count % turn and time.perf_counter() - start > 2 * seconds:
             break
-    return (time.perf_counter() - start) / count
+    last = clock.mark()
+    clock.wait()
+    return clock.seconds(first, last) / count

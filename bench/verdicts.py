@@ -2,6 +2,8 @@
 
     python -m bench.verdicts                          every workload: table, totals
     python -m bench.verdicts burst tiny --seeds 3     those that start so, three times
+    python -m bench.verdicts device                   those on a played device
+    python -m bench.verdicts loaded                   those beside a neighbour process
     python -m bench.verdicts --verify balanced        computed truths against long plain loops
     python -m bench.verdicts --json FILE              everything measured, as JSON
 
@@ -22,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +83,14 @@ def examine(
         found["replayed_epoch"] = replayed_epoch(workload, epoch_s, seed)
         loader, step = workload.make(seed)
         start = time.perf_counter()
-        report = check_bottleneck(loader, step, budget_s=budget_s)
+        with _neighbour(workload.neighbour):
+            report = check_bottleneck(
+                loader,
+                step,
+                budget_s=budget_s,
+                device=workload.device,
+                clock=getattr(step, "clock", None),
+            )
         found["check_s"] = time.perf_counter() - start
         found["report"] = json.loads(report.to_json())
         del loader
@@ -179,8 +189,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.judge is not None:
         document = json.loads(options.judge.read_text())
         result = summarise(document["entries"])
-        show(CASES[0], result)
-        print(f"saved: {save(CASES[0], result, document.get('seconds', 0.0))}")
+        case = _case_of(entry["name"] for entry in document["entries"])
+        show(case, result)
+        print(f"saved: {save(case, result, document.get('seconds', 0.0))}")
         return 0 if result.met else 1
     names = _chosen(options.names)
     if not names:
@@ -206,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.verify:
         return 0
     result = summarise(entries)
-    show(CASES[0], result)
+    show(_case_of(names), result)
     return 0 if result.met else 1
 
 
@@ -248,6 +259,31 @@ def _in_child(name: str, seed: int, budget_s: float, truth_s: float, verify: boo
         if run.returncode != 0:
             return {"name": name, "seed": seed, "failed": (run.stdout + run.stderr)[-4000:]}
         return json.loads(target.read_text())
+
+
+@contextmanager
+def _neighbour(wanted: bool) -> Iterator[None]:
+    """Beside another process that takes half a core: at work or asleep, 10 to 300 ms at a time."""
+    if not wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+_NEIGHBOUR = """
+import random, time
+draw = random.Random(0).uniform
+while True:
+    until = time.monotonic() + draw(0.01, 0.3)
+    while time.monotonic() < until:
+        pass
+    time.sleep(draw(0.01, 0.3))
+"""
 
 
 def _computed_truth(workload: Workload, seed: int, overhead: Overhead) -> Truth:
@@ -309,21 +345,52 @@ def _short(mark: Mark) -> str:
     return "" if mark == "right" else mark
 
 
-def _run(scale: Scale) -> Result:
-    if not scale.tiny:
-        return summarise([_in_child(name, 0, 30.0, 20.0, False) for name in WORKLOADS])
-    # The affinity and the thread count of this process are not touched by these two.
-    return summarise([_in_child(name, 0, 1.5, 0.5, False) for name in _TINY])
+def _half(starts: str, tiny: Sequence[str]) -> Callable[[Scale], Result]:
+    def run(scale: Scale) -> Result:
+        if scale.tiny:
+            # The affinity and the thread count of this process are not touched by these.
+            return summarise([_in_child(name, 0, 1.5, 0.5, False) for name in tiny])
+        names = [name for name in WORKLOADS if _half_of(name) == starts]
+        return summarise([_in_child(name, 0, 30.0, 20.0, False) for name in names])
 
+    return run
+
+
+def _case_of(names: Iterable[str]) -> Case:
+    """The case that workloads of these names belong to."""
+    halves = {_half_of(name) for name in names}
+    half = halves.pop() if len(halves) == 1 else ""
+    return next(case for case in CASES if case.name == ("verdicts_" + half).rstrip("_"))
+
+
+def _half_of(name: str) -> str:
+    return name.partition("_")[0] if name.startswith(("device_", "loaded_")) else ""
+
+
+_BAR = (
+    "no wrong verdict, at most 10 % inconclusive, truth inside the interval in 90 %, within 30 s "
+    "each"
+)
 
 CASES = [
     Case(
         "verdicts",
         "How often is the bottleneck check right where the truth is known?",
-        "no wrong verdict, at most 10 % inconclusive, truth inside the interval in 90 %, "
-        "within 30 s each",
-        _run,
-    )
+        _BAR,
+        _half("", _TINY),
+    ),
+    Case(
+        "verdicts_device",
+        "The same where the step's device runs behind the host, played with known durations",
+        _BAR,
+        _half("device", ("device_hidden_short",)),
+    ),
+    Case(
+        "verdicts_loaded",
+        "The same beside a neighbour process that takes half a core, at random",
+        _BAR,
+        _half("loaded", ("loaded_serial_double",)),
+    ),
 ]
 
 if __name__ == "__main__":

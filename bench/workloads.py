@@ -16,7 +16,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -33,6 +33,7 @@ from bench.known_work import (
     WithTokens,
     as_array,
 )
+from bench.played import Loop, RealTime
 from bench.queue_model import Overhead, seconds_per_batch
 
 __all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
@@ -65,6 +66,9 @@ class Workload:
         period: batches after which the loop repeats itself, where that is known and short.
         load_s, step_s: mean seconds to make a batch and to step on it, for the calibration.
         step_kind: how the step spends them.
+        neighbour: whether another process takes half a core meanwhile, at random.
+        device: where the step wants its batches, for the check; None: it finds that out.
+        loop: a seed -> the loop that its device plays; None on the host.
     """
 
     name: str
@@ -79,6 +83,9 @@ class Workload:
     load_s: float = 0.0
     step_s: float = 0.02
     step_kind: Kind = "busy"
+    neighbour: bool = False
+    device: str | None = None
+    loop: Callable[[int], Loop] | None = None
 
 
 def gap_class(truth: float) -> Gap:
@@ -275,6 +282,59 @@ def _every(period: int, rare: float, usual: float) -> list[float]:
     return [usual] * (period - 1) + [rare]
 
 
+def _on_device(
+    name: str,
+    about: str,
+    *,
+    loads_ms: Times = (1,),
+    kernels_ms: Sequence[float] = (30,),
+    host_ms: float = 1,
+    copy_ms: float = 0,
+    side_ms: float = 0,
+    causes: frozenset[str] = _INPUT,
+    cores: int | None = None,
+    computable: bool = True,
+    **loop: Any,
+) -> Workload:
+    """A workload on a played device; its truth is computed on a virtual time.
+
+    ``copy_ms`` is what a batch's copy takes, ``host_ms`` the host's part of each launch.
+    """
+
+    def played(seed: int) -> Loop:
+        return Loop(
+            tuple(_seconds(loads_ms, seed)),
+            tuple(kernel / 1e3 for kernel in kernels_ms),
+            host_s=host_ms / 1e3,
+            nbytes=round(copy_ms * 10e6),
+            side_s=side_ms / 1e3,
+            **loop,
+        )
+
+    def make(seed: int) -> Made:
+        return played(seed).made(RealTime())
+
+    def computed(seed: int, overhead: Overhead) -> float:
+        return played(seed).truth(take_s=overhead.take, make_s=overhead.make)
+
+    like = played(0)
+    step_s = max(like.launches * like.host_s, like.launches * statistics.fmean(like.kernels))
+    return Workload(
+        name=f"device_{name}",
+        about=about,
+        make=make,
+        causes=causes,
+        computed=computed if computable else None,
+        cores=cores,
+        settle_s=0.2 + max(like.loads) * like.prefetch if like.workers else 0.2,
+        warm_s=1.0,
+        load_s=statistics.fmean(like.loads),
+        step_s=step_s,
+        device="meta" if copy_ms and not like.ahead else None,
+        loop=played,
+    )
+
+
 _VARIED = tuple(5 + 7 * k % 31 for k in range(31))  # 5 to 35 columns, mean 20, in mixed order
 
 _SERIAL = [
@@ -405,8 +465,99 @@ _SHAPES = [
            workers=2, prefetch=1),
 ]  # fmt: skip
 
+_TRANSFER = frozenset({"transfer-bound"})
+
+_DEVICE = [
+    _on_device("hidden", "load 60 ms, step 100 ms", loads_ms=(60,), kernels_ms=(100,),
+               host_ms=15, queue=2),
+    _on_device("hidden_short", "load 20 ms, step 30 ms", loads_ms=(20,), host_ms=5, queue=2),
+    _on_device("hidden_long", "load 150 ms, step 300 ms", loads_ms=(150,), kernels_ms=(300,),
+               host_ms=30, queue=2),
+    _on_device("below", "load and launch 3 % shorter than the kernel", loads_ms=(92,),
+               kernels_ms=(100,), host_ms=5),
+    _on_device("at", "load and launch 1 % longer than the kernel", loads_ms=(96,),
+               kernels_ms=(100,), host_ms=5),
+    _on_device("above_5", "5 % longer: neither large nor small", loads_ms=(100,),
+               kernels_ms=(100,), host_ms=5),
+    _on_device("above_15", "15 % longer", loads_ms=(29.5,), host_ms=5),
+    _on_device("double", "load 200 ms, step 100 ms", loads_ms=(200,), kernels_ms=(100,),
+               host_ms=15, queue=2),
+    _on_device("launch_bound", "20 launches of 2 ms, kernels of 0.5 ms, load 6 ms",
+               loads_ms=(6,), kernels_ms=(0.5,), launches=20, host_ms=2),
+    _on_device("launch_bound_free", "the same, load 0.4 ms", loads_ms=(0.4,), kernels_ms=(0.5,),
+               launches=20, host_ms=2),
+    _on_device("deep_queue", "every 8th load takes 4 steps; the queue holds 10 steps",
+               loads_ms=_every(8, 160, 5), kernels_ms=(4,), launches=10, host_ms=0.2, queue=100),
+    _on_device("shallow_queue", "the same, the queue holds a fifth of a step",
+               loads_ms=_every(8, 160, 5), kernels_ms=(4,), launches=10, host_ms=0.2, queue=2),
+    _on_device("deep_queue_above", "load 12 % longer than the step, behind a queue of 10 steps",
+               loads_ms=(43,), kernels_ms=(4,), launches=10, host_ms=0.2, queue=100),
+    _on_device("accumulation", "gradients accumulated over 5 batches, the 5th three times as long",
+               loads_ms=(30,), kernels_ms=_every(5, 90, 30), host_ms=2, queue=8,
+               optimizer_every=5),
+    _on_device("jitter", "lognormal loads, 30 % shorter than the step, a queue of 8",
+               loads_ms=_lognormal(21, 0.5, "load"), host_ms=1, queue=8),
+    _on_device("workers", "2 workers 20 % faster than the step", loads_ms=(48,), workers=2),
+    _on_device("workers_slower", "2 workers 15 % slower", loads_ms=(69,), workers=2),
+    _on_device("workers_double", "1 worker that takes twice as long", loads_ms=(60,), workers=1),
+    _on_device("workers_burst", "every 8th batch is 4 steps late; 8 batches ahead hide it",
+               loads_ms=_every(8, 120, 10), workers=2, prefetch=4),
+    _on_device("copy_pinned", "a pinned copy of a third of the step, on its stream", copy_ms=10,
+               causes=_TRANSFER),
+    _on_device("copy_pinned_small", "a pinned copy of 1 % of the step", copy_ms=0.3,
+               causes=_TRANSFER),
+    _on_device("copy_pageable", "a pageable copy of a third: the host waits for the device",
+               loads_ms=(5,), copy_ms=10, pinned=False, causes=_TRANSFER),
+    _on_device("copy_pageable_load", "the same, and a load that the waiting host cannot hide",
+               loads_ms=(45,), copy_ms=3, pinned=False),
+    _on_device("copy_workers", "batches of a worker, copied pinned: 20 % of the step",
+               loads_ms=(20,), workers=1, copy_ms=6, causes=_TRANSFER),
+    _on_device("ahead", "the copy of a third of the step on a stream of its own, one ahead",
+               copy_ms=10, ahead=1),
+    _on_device("ahead_too_slow", "copies that take longer than the step, ahead or not",
+               copy_ms=36, ahead=1),
+    _on_device("ahead_load", "copies hidden, loads 20 % too slow", loads_ms=(35,), copy_ms=10,
+               ahead=1),
+    _on_device("item", "the loss is read at each step: a third on top", loads_ms=(10,),
+               item_every=1),
+    _on_device("item_rare", "the loss is read at every 10th step: 1 % on top", loads_ms=(4,),
+               item_every=10),
+    _on_device("two_streams", "two kernels beside each other, load hidden", loads_ms=(18,),
+               side_ms=24),
+    _on_device("two_streams_slow", "the same, load 30 % longer than the longer of them",
+               loads_ms=(38,), side_ms=24),
+    _on_device("contended", "launches of 3 ms of CPU on a worker's core", loads_ms=(10,),
+               kernels_ms=(1,), launches=10, host_ms=3, host_kind="work", load_kind="work",
+               workers=1, cores=1, causes=_CONTENTION, computable=False),
+    _on_device("contended_hidden", "the same core shared, behind kernels of 60 ms",
+               loads_ms=(10,), kernels_ms=(60,), host_ms=5, host_kind="work", load_kind="work",
+               workers=1, cores=1, causes=_EITHER, computable=False),
+]  # fmt: skip
+
+_SLOW = [
+    _known("slow_serial_free", "steps of 1.2 s, 2 % on top", loads_ms=(24,), steps_ms=(1200,)),
+    _known("slow_serial", "steps of 1 s, 30 % on top", loads_ms=(300,), steps_ms=(1000,)),
+    _known("slow_workers_free", "steps of 0.8 s, 2 workers with little to do", loads_ms=(200,),
+           steps_ms=(800,), workers=2),
+    _known("slow_workers", "steps of 0.4 s, 2 workers half as slow again", loads_ms=(1200,),
+           steps_ms=(400,), workers=2),
+]  # fmt: skip
+
+_ON_THE_HOST = [*_SERIAL, *_BALANCED, *_BURSTS, *_JITTER, *_CORES, *_SHAPES, *_SLOW]
+
+_BESIDE_A_NEIGHBOUR = (
+    "serial_double", "serial_eighth", "serial_hundredth", "serial_cpu", "balanced_10", "slower_15",
+    "workers_free", "workers_tenfold", "sleeping_step", "sleeping_step_slow", "slow_serial_free",
+    "slow_workers_free",
+)  # fmt: skip
+
+_LOADED = [
+    replace(workload, name=f"loaded_{workload.name}", neighbour=True)
+    for workload in _ON_THE_HOST
+    if workload.name in _BESIDE_A_NEIGHBOUR
+]
+
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload
-    for workload in (*_SERIAL, *_BALANCED, *_BURSTS, *_JITTER, *_CORES, *_SHAPES)
+    workload.name: workload for workload in (*_ON_THE_HOST, *_LOADED, *_DEVICE)
 }
-"""Every workload by its name."""
+"""Every workload by its name: ``loaded_`` beside a neighbour, ``device_`` on a played device."""

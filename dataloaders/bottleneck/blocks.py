@@ -319,6 +319,7 @@ class Blocks:
             pool=len(self.pool),
             writes=self.writes,
             varied=self.pool.varied,
+            ahead=self.feed.ahead,
         )
 
     def _is_fresh(self, batch: Batch) -> bool:

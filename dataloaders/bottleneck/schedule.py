@@ -33,6 +33,8 @@ _SPREAD_OF_A_STEADY_STEP = 0.03
 _SLOW_STEP_S = 0.25  # from here on every step is an observation of its own
 _SLOW_BATCH_S = 0.1  # from here on a queue that was brought to its level needs few steps to settle
 _SETTLE_DEVICE_S = 0.2  # an idle GPU lowers its clocks, and needs this long to raise them again
+_MOST_REFILL_S = 0.5
+_COPIES_COST = 1.02
 _LAP_S = 0.002
 _LONGEST_CYCLE = 128
 _FEWEST_ROUNDS = 5
@@ -52,6 +54,7 @@ class Numbers(NamedTuple):
         pool: resident batches.
         writes: 1 if the step writes into its batch.
         varied: 1 if batches differ in shape.
+        ahead: batches that the loader itself copies to a device ahead of use.
     """
 
     left_s: float
@@ -64,6 +67,7 @@ class Numbers(NamedTuple):
     pool: float = 8
     writes: float = 0
     varied: float = 0
+    ahead: float = 0
 
 
 @dataclass(frozen=True)
@@ -287,9 +291,7 @@ class Schedule:
                 settle += int(n.left)  # the rest of this epoch, and the start of the next one
         if not self._cut_short:
             settle = cycle * math.ceil(settle / cycle)
-        refill = 0
-        if real and self.behind and not n.writes and n.step_s > 0:
-            refill = min(1024, round(n.lag_s / n.step_s))
+        refill = self._refill(n) if real and self.behind else 0
         self._last[arm] = batches
         planned = (settle + batches + refill) * max(n.real_s, n.step_s)
         return Plan(
@@ -386,10 +388,19 @@ class Schedule:
             batches = max(batches, int(n.pool) // 2)
         return batches
 
+    def _refill(self, n: Numbers) -> int:
+        """Resident steps that put the device as far behind the host as it was."""
+        # Behind a loader that copies ahead and is too slow at it, the device waits for copies: it
+        # is behind the host without having work.
+        waits_for_copies = n.ahead and n.real_s > _COPIES_COST * n.step_s
+        if n.writes or n.step_s <= 0 or waits_for_copies:
+            return 0
+        return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
+
     def _settle_resident(self, n: Numbers) -> int:
         settle = SETTLE_STEPS
         if self.behind:
-            settle = max(settle, min(4096, math.ceil(_SETTLE_DEVICE_S / max(1e-6, n.step_s))))
+            settle = max(settle, _steps_for(_SETTLE_DEVICE_S, n.step_s))
         return settle
 
     def _settle(self, n: Numbers) -> int:
@@ -406,5 +417,10 @@ class Schedule:
         else:
             settle = 2 * self.in_flight + self._random.randrange(1 + self.workers)
         if self.behind:
-            settle = max(settle, math.ceil(_SETTLE_DEVICE_S / max(1e-6, n.real_s)))
+            wanted = _steps_for(_SETTLE_DEVICE_S, n.real_s)
+            settle = max(settle, wanted if self.length is None else min(wanted, self.length // 3))
         return min(self._most_settling, settle)
+
+
+def _steps_for(seconds: float, step_s: float) -> int:
+    return min(4096, math.ceil(seconds / max(1e-6, step_s)))

@@ -42,6 +42,7 @@ class Feed:
         epoch_ends: seconds that ``next()`` took to say that an epoch was over (workers end).
         workers: worker processes (0 if the loader works in this process).
         in_flight: batches that can be made ahead of use.
+        ahead: those among them that the loader itself copies to a device ahead of use.
         tells: whether its iterator tells how many batches are ready (torch's with workers does).
         copies_to: the device to which the loader copies each batch as it is taken, or None.
             Batches from here are still where they were before that copy.
@@ -64,6 +65,7 @@ class Feed:
         self.tells: bool = True
         self.copies_to: torch.device | None = None
         self.workers: int = int(getattr(loader, "num_workers", 0) or 0)
+        self.ahead = 0
         self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
         self.in_flight = max(1, self._queued)
 
@@ -105,7 +107,8 @@ class Feed:
         self._iterator = iterator
         self.tells = counts_of(iterator) is not None
         # A prefetcher of ours holds more, on their way to the device.
-        self.in_flight = max(1, self._queued + int(getattr(iterator, "ahead", 0)))
+        self.ahead = int(getattr(iterator, "ahead", 0))
+        self.in_flight = max(1, self._queued + self.ahead)
         self.epoch += 1
         try:
             batch = next(self._iterator)

@@ -1,0 +1,178 @@
+"""The check where the step's device runs behind the host: played, on a virtual time, exact."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dataloaders.bottleneck import Check, Report, check_bottleneck
+from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of, host_time_of
+from helpers.waits import wait
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.played import Device, Loop, PlayedClock, VirtualTime
+from bench.workloads import WORKLOADS, Workload, accepted
+
+PLAYED = [workload for workload in WORKLOADS.values() if workload.loop and workload.computed]
+
+
+def checked(loop: Loop, budget_s: float = 30) -> Report:
+    loader, step = loop.made(VirtualTime())
+    device = "meta" if loop.nbytes and not loop.ahead else None
+    return check_bottleneck(loader, step, budget_s=budget_s, device=device, clock=step.clock)
+
+
+class TestDevice:
+    """The played device itself, against what its durations add up to."""
+
+    @pytest.mark.parametrize(
+        ("loop", "truth"),
+        [
+            (Loop((0.06,), (0.1,), host_s=0.015, queue=2), 1.0),
+            (Loop((0.2,), (0.1,), host_s=0.015, queue=2), 2.15),
+            (Loop((0.01,), (0.03,), item_every=1), 4 / 3),
+            (Loop((0.004,), (0.0005,), launches=20, host_s=0.002), 1.1),
+            (Loop((0.001,), (0.03,), nbytes=10**8), 4 / 3),
+            (Loop((0.001,), (0.03,), nbytes=10**8, ahead=1), 1.0),
+            (Loop((0.04,), (0.03,), nbytes=10**8, pinned=False), 5 / 3),
+            (Loop((0.03,), (0.02,), side_s=0.04), 1.0),
+            (Loop((0.07,), (0.02,), workers=2), 1.75),
+            (Loop((0.06,), (0.01,), workers=2, host_s=0.02, slowed=1.5), 1.5),
+        ],
+    )  # fmt: skip
+    def test_truth_follows_from_the_durations(self, loop: Loop, truth: float) -> None:
+        assert loop.truth() == pytest.approx(truth, rel=1e-3)
+
+    def test_a_full_launch_queue_blocks_the_host(self) -> None:
+        time = VirtualTime()
+        device = Device(time, queue=2)
+        for _ in range(4):
+            device.launch(1.0)
+        assert time.now() == 2.0
+        device.synchronize()
+        assert time.now() == 4.0
+
+    def test_events_order_streams_and_marks_are_on_the_current_one(self) -> None:
+        time = VirtualTime()
+        device = Device(time)
+        side, clock = device.stream(), PlayedClock(device)
+        first = clock.mark()
+        device.launch(2.0, side)
+        device.wait_for(device.record(side))
+        device.launch(1.0)
+        assert clock.seconds(first, clock.mark()) == 3.0
+        assert time.now() == 0.0
+
+
+@pytest.mark.parametrize("workload", PLAYED, ids=lambda workload: workload.name)
+def test_the_verdict_is_the_truths(workload: Workload) -> None:
+    assert workload.loop is not None
+    loop = workload.loop(0)
+    truth = loop.truth()
+    report = checked(loop)
+    assert report.verdict in accepted(workload, truth)
+    assert report.speedup_bound is not None
+    assert report.speedup_bound.low <= truth <= report.speedup_bound.high
+
+
+def test_contention_with_the_launching_thread_is_named() -> None:
+    loop = Loop((0.06,), (0.01,), workers=2, host_s=0.02, slowed=1.5)
+    assert checked(loop).verdict == "contention-bound"
+
+
+def test_few_long_steps_carry_a_verdict_by_single_steps_or_waits() -> None:
+    free = checked(Loop((0.02,), (1.3,), host_s=0.01, workers=1), budget_s=15)
+    assert free.verdict == "step-bound"
+    bound = checked(Loop((2.0,), (1.3,), host_s=0.01), budget_s=15)
+    assert bound.verdict == "input-bound"
+    assert bound.speedup_bound is not None
+    assert bound.speedup_bound.estimate == pytest.approx(2.01 / 1.3, rel=0.01)
+
+
+def test_no_block_waits_for_the_device_but_at_its_end() -> None:
+    """A wait in or before a block would show the loading that the device's work hides."""
+    loader, step = Loop((0.06,), (0.1,), host_s=0.015).made(VirtualTime())
+    done: list[str] = []
+
+    class Watched(PlayedClock):
+        def mark(self) -> float:
+            done.append("mark ")
+            return super().mark()
+
+        def wait(self) -> None:
+            done.append("wait ")
+            super().wait()
+
+    def watched(batch: Any) -> None:
+        done.append("step ")
+        step(batch)
+
+    check_bottleneck(loader, watched, budget_s=10, clock=Watched(step.device))
+    after_warm_up = "".join(done[done.index("mark ") - 2 :])
+    # Settled by two steps at least; refilled after a wait that found the device idle.
+    block = "(step ){2,}mark ((step )+mark )+wait (wait )?"
+    assert re.fullmatch(f"({block})+", after_warm_up)
+
+
+class TestClocks:
+    def test_the_hosts_clock_is_taken_where_no_device_is_in_use(self) -> None:
+        assert isinstance(clock_of([]), HostClock)
+        assert isinstance(clock_of([torch.device("cpu"), torch.device("meta")]), HostClock)
+
+    def test_a_clock_of_the_users_may_have_three_methods_only(self) -> None:
+        class Mine:
+            def __init__(self) -> None:
+                self.marks = self.waits = 0
+
+            def mark(self) -> float:
+                self.marks += 1
+                return host_time_of(None).now()
+
+            def seconds(self, first: float, last: float) -> float:
+                return 1.0
+
+            def wait(self) -> None:
+                self.waits += 1
+
+        clock = Mine()
+        batches = [torch.zeros(1)] * 50
+        check = Check(batches, budget_s=0.5, clock=clock)
+        for _ in check:
+            wait(0.001)
+            if clock.marks >= 4:
+                break
+        check.close()
+        assert clock.waits
+
+    @pytest.mark.gpu
+    def test_cuda_is_timed_by_events_on_its_current_stream(self) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        clock = clock_of([device])
+        assert isinstance(clock, DeviceClock)
+        matrix = torch.zeros(2048, 2048, device=device)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            first = clock.mark()
+            for _ in range(50):
+                matrix = matrix @ matrix
+            last = clock.mark()
+        began = clock.now()
+        clock.wait()
+        assert clock.seconds(first, last) > 0
+        assert clock.now() >= began
+
+
+@pytest.mark.measures
+@pytest.mark.parametrize("name", ["device_hidden_short", "device_double", "device_copy_pinned"])
+def test_the_same_on_real_time(name: str) -> None:
+    workload = WORKLOADS[name]
+    made: Any = workload.make(0)
+    loader, step = made
+    report = check_bottleneck(loader, step, budget_s=15, device=workload.device, clock=step.clock)
+    assert workload.computed is not None
+    assert report.verdict in {*accepted(workload, workload.loop(0).truth()), "inconclusive"}  # type: ignore[misc]

@@ -1,0 +1,243 @@
+"""Decisions of the check on given numbers: cycles, warm-ups, lengths of blocks, several ranks."""
+
+from __future__ import annotations
+
+import math
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaders.bottleneck import Check, Report
+from dataloaders.bottleneck.schedule import Numbers, Rhythm, Schedule, WarmUp
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.played import HostOn, PlayedLoader, VirtualTime
+
+SECONDS = st.floats(1e-7, 10)
+
+
+def rhythm_of(gaps: list[float], optimizer_every: int = 0) -> Rhythm:
+    rhythm = Rhythm()
+    for number, gap in enumerate(gaps, start=1):
+        if optimizer_every and number % optimizer_every == 0:
+            rhythm.stepped()
+        rhythm.asked(gap)
+    rhythm.update()
+    return rhythm
+
+
+class TestRhythm:
+    @pytest.mark.parametrize("cycle", [1, 2, 5, 32])
+    def test_optimizer_steps_tell_the_cycle(self, cycle: int) -> None:
+        rhythm = rhythm_of([0.01] * 4 * cycle, optimizer_every=cycle)
+        assert rhythm.cycle == cycle
+        assert rhythm.known
+
+    def test_two_optimizer_steps_tell_nothing_yet(self) -> None:
+        rhythm = rhythm_of([0.01] * 8, optimizer_every=4)
+        assert (rhythm.cycle, rhythm.known) == (1, False)
+
+    @pytest.mark.parametrize("cycle", [2, 3, 10])
+    def test_long_gaps_at_even_distances_tell_it_too(self, cycle: int) -> None:
+        rhythm = rhythm_of(([0.0] * (cycle - 1) + [0.2]) * 6)
+        assert rhythm.cycle == (cycle if cycle > 2 else 1)  # every second: not far longer than most
+        assert rhythm_of([0.01] * 50).cycle == 1
+
+    def test_long_gaps_at_odd_distances_are_noise(self) -> None:
+        gaps = [0.01] * 60
+        for at in (3, 9, 11, 30, 47):
+            gaps[at] = 0.3
+        assert rhythm_of(gaps).cycle == 1
+
+    def test_a_block_begins_where_a_cycle_does(self) -> None:
+        rhythm = rhythm_of([0.0, 0.0, 0.0, 0.2] * 5)
+        begins = []
+        for gap in [0.0, 0.0, 0.0, 0.2] * 2:
+            rhythm.asked(gap)
+            begins.append(rhythm.aligned)
+        assert begins == [False, False, False, True] * 2
+
+
+class TestWarmUp:
+    @staticmethod
+    def steps_until_over(steps: list[float], most_s: float = 4.5, fewest: int = 2) -> int:
+        warm_up = WarmUp(most_s, fewest)
+        for number, step in enumerate(steps, start=1):
+            warm_up.stepped(step, step)
+            if warm_up.over():
+                return number
+        raise AssertionError("it never ends")
+
+    def test_it_ends_when_three_steps_agree(self) -> None:
+        assert self.steps_until_over([3.0, 0.5, *[0.2] * 20]) == 5
+        assert self.steps_until_over([0.2] * 20) == 3
+
+    def test_compilation_is_not_counted(self) -> None:
+        assert self.steps_until_over([0.02, 60.0, *[0.3] * 20]) == 5
+
+    def test_steps_that_never_agree_end_it_after_a_while(self) -> None:
+        assert self.steps_until_over([0.1, 0.9] * 20) == 10
+
+    def test_slow_steps_end_it_by_three(self) -> None:
+        assert self.steps_until_over([2.0] * 9, fewest=64) == 3
+
+    def test_whole_cycles_are_compared(self) -> None:
+        warm_up = WarmUp(60, 2)
+        for _ in range(3):
+            for step in (0.0, 0.0, 0.6):
+                warm_up.stepped(step, step)
+        assert warm_up.over(cycle=3)
+
+
+class TestPlan:
+    @pytest.mark.parametrize("arm", ["synthetic", "host", "contended", "real"])
+    @given(step=SECONDS, real=SECONDS, cycle=st.integers(1, 64), behind=st.booleans())
+    def test_a_block_holds_whole_cycles_and_has_a_deadline(
+        self, arm: str, step: float, real: float, cycle: int, behind: bool
+    ) -> None:
+        schedule = Schedule(30, workers=2, in_flight=4, behind=behind)
+        plan = schedule.plan(arm, Numbers(30, step, real, cycle))
+        assert plan.batches % plan.lap == plan.lap % cycle == plan.settle % cycle == 0
+        assert plan.batches > 0
+        assert 0 < plan.most_s <= 30
+
+    @given(first=SECONDS, then=st.floats(0, 1e-6))
+    def test_a_step_time_of_nothing_makes_no_endless_block(self, first: float, then: float) -> None:
+        schedule = Schedule(30)
+        before = schedule.plan("synthetic", Numbers(30, first, first)).batches
+        after = schedule.plan("synthetic", Numbers(30, then, first)).batches
+        assert after <= 4 * before + 3
+
+    def test_on_a_device_a_block_settles_for_a_fifth_of_a_second(self) -> None:
+        for step_s in (0.001, 0.03, 0.5):
+            plan = Schedule(30, behind=True).plan("synthetic", Numbers(30, step_s, step_s))
+            assert plan.settle * step_s >= 0.2
+            assert Schedule(30).plan("synthetic", Numbers(30, step_s, step_s)).settle == 2
+
+    def test_a_real_block_is_refilled_as_the_last_one_left_the_device(self) -> None:
+        numbers = Numbers(30, 0.03, 0.03, lag_s=0.09)
+        assert Schedule(30, behind=True).plan("real", numbers).refill == 3
+        assert Schedule(30, behind=True).plan("synthetic", numbers).refill == 0
+        assert Schedule(30).plan("real", numbers).refill == 0
+        late_copies = numbers._replace(real_s=0.04, ahead=1)
+        assert Schedule(30, behind=True).plan("real", late_copies).refill == 0
+
+    def test_a_real_block_settles_for_twice_what_is_in_flight(self) -> None:
+        numbers = Numbers(30, 0.02, 0.02, ready=3)
+        settle = Schedule(30, workers=4, in_flight=8).plan("real", numbers).settle
+        assert settle >= 16
+        slow = numbers._replace(step_s=1.0, real_s=1.0)
+        assert Schedule(30, workers=4, in_flight=8).plan("real", slow).settle == 5
+
+    def test_an_epoch_that_ends_soon_is_run_out_before_the_block(self) -> None:
+        numbers = Numbers(30, 0.02, 0.02, left=5)
+        assert Schedule(30, length=1000).plan("real", numbers).settle >= 5 + 2
+
+    def test_the_deadline_is_looked_at_after_each_lap_alone_and_rarely_together(self) -> None:
+        assert Schedule(30).late(3, 2.0, most_s=1.0)
+        assert not Schedule(30).late(3, 0.5, most_s=1.0)
+        asked: list[float] = []
+
+        def agree(numbers: list[float]) -> list[float]:
+            asked.extend(numbers)
+            return numbers
+
+        together = Schedule(30, agree=agree)
+        late = [lap for lap in range(1, 17) if together.late(lap, 2.0, most_s=1.0)]
+        assert late == [1, 2, 4, 8, 16]
+        assert len(asked) == 5
+
+
+class TestEnd:
+    @pytest.mark.parametrize(
+        ("rounds", "spent", "settled", "enough"),
+        [
+            (5, 10.0, True, True),
+            (4, 10.0, True, False),
+            (5, 10.0, False, False),
+            (9, 29.0, False, True),  # another round would not fit
+        ],
+    )
+    def test_enough_is_known(self, rounds: int, spent: float, settled: bool, enough: bool) -> None:
+        assert Schedule(30).enough(rounds, spent, 1.0, lambda: settled) == enough
+
+    @pytest.mark.parametrize(
+        ("rounds", "spent", "carried", "over"),
+        [
+            (2, 29.0, True, False),
+            (2, 31.0, False, True),
+            (1, 31.0, False, False),  # not two rounds fit: twice the budget
+            (1, 31.0, True, True),
+            (1, 61.0, False, True),
+        ],
+    )
+    def test_the_budget_ends(self, rounds: int, spent: float, carried: bool, over: bool) -> None:
+        assert Schedule(30).over(rounds, spent, lambda: carried) == over
+
+
+class Ranks:
+    """Rank 0's numbers for all: what torch.distributed's broadcast does."""
+
+    def __init__(self, count: int) -> None:
+        self.asked = [0] * count
+        self._told: list[queue.Queue[list[float]]] = [queue.Queue() for _ in range(count)]
+
+    def agree(self, rank: int, numbers: list[float]) -> list[float]:
+        self.asked[rank] += 1
+        if rank == 0:
+            for other in self._told[1:]:
+                other.put(list(numbers))
+            return numbers
+        told = self._told[rank].get(timeout=20)
+        assert len(told) == len(numbers)
+        return told
+
+
+@pytest.mark.parametrize("lengths", [(None, None), (100, 100), (7, 7), (60, 40)])
+@pytest.mark.parametrize("behind_s", [0.0, 0.03])
+def test_unequal_ranks_run_the_same_number_of_steps(
+    lengths: tuple[int | None, int | None], behind_s: float
+) -> None:
+    """Rank 1 loads more slowly, or has shorter epochs; every step is a barrier, as with DDP."""
+    ranks = Ranks(2)
+    steps = [0, 0]
+    reports: list[Report | None] = [None, None]
+    together = threading.Barrier(2, timeout=20)
+
+    def run(rank: int) -> None:
+        time = VirtualTime()
+        loader = PlayedLoader(time, [0.001 + rank * behind_s], workers=1, batches=lengths[rank])
+        check = Check(
+            loader,
+            budget_s=4,
+            clock=HostOn(time),
+            agree=lambda numbers: ranks.agree(rank, numbers),
+        )
+        try:
+            for _ in check:
+                together.wait()
+                steps[rank] += 1
+                time.sleep(0.01)
+            reports[rank] = check.report()
+        finally:
+            together.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert steps[0] == steps[1] > 50
+    assert ranks.asked[0] == ranks.asked[1]
+    assert all(report is not None for report in reports)
+    slow: Any = reports[1]
+    if behind_s and lengths[0] == lengths[1]:
+        assert slow.verdict == "input-bound"
+    assert not math.isnan(slow.seconds)
