@@ -249,6 +249,63 @@ def test_files_that_existed_are_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "old.pt").exists()
 
 
+def test_checkpoints_that_rotate_are_neither_moved_nor_deleted(tmp_path: Path) -> None:
+    (tmp_path / "out" / "step-1").mkdir(parents=True)
+    for name in ("out/last.pt", "out/step-1/model.safetensors"):
+        (tmp_path / name).write_text(f"{name} of three weeks")
+    text = OPTIMIZER + LOADER + (
+        "import os, shutil\n"
+        "from pathlib import Path\n"
+        "from safetensors.torch import load_file, save_file\n"
+        "folder = Path('out')\n"
+        "try:\n"
+        "    for epoch in range(1000):\n"
+        "        for step, batch in enumerate(loader): train_on(batch, optimizer)\n"
+        "finally:\n"
+        "    torch.save(model, folder / 'last.tmp')\n"
+        "    os.replace(folder / 'last.tmp', folder / 'last.pt')\n"
+        "    print(type(torch.load('out/last.pt', weights_only=False)).__name__)\n"
+        "    save_file(model.state_dict(), 'out/step-1/model.safetensors')\n"
+        "    print(sorted(load_file('out/step-1/model.safetensors')))\n"
+        "    shutil.rmtree('out/step-1')\n"
+        "    os.mkdir('out/step-2')\n"
+        "    save_file(model.state_dict(), 'out/step-2/model.safetensors')\n"
+        "    (folder / 'step-2' / 'state.json').write_text('{}')\n"
+        "    (folder / 'last.pt').rename(folder / 'best.pt')\n"
+    )  # fmt: skip
+    done = check(tmp_path, text, "--quiet")
+    assert "Linear\n['bias', 'weight']\n" in done.stdout, done.stderr
+    left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "out").rglob("*")}
+    assert left == {"out/last.pt", "out/step-1", "out/step-1/model.safetensors"}
+    for name in ("out/last.pt", "out/step-1/model.safetensors"):
+        assert (tmp_path / name).read_text() == f"{name} of three weeks"
+
+
+@pytest.mark.nightly
+def test_lightnings_checkpoints_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_text("of three weeks")
+    text = (
+        "import lightning\n"
+        "class Module(lightning.LightningModule):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.model = model\n"
+        "    def training_step(self, batch, index): return self.model(batch).mean()\n"
+        "    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.01)\n"
+        "saves = lightning.pytorch.callbacks.ModelCheckpoint(\n"
+        "    '.', filename='new', every_n_train_steps=5, save_last=True,\n"
+        "    enable_version_counter=False)\n"
+        "lightning.Trainer(max_epochs=1000, accelerator='cpu', logger=False, callbacks=[saves],\n"
+        "    enable_progress_bar=False).fit(Module(), DataLoader(Data(), batch_size=4))\n"
+    )
+    done = check(tmp_path, text, budget=2)
+    assert measured_in(done).startswith("1: ")
+    left = {path.name for path in tmp_path.iterdir()} - {"train.py", "__pycache__"}
+    assert left == {"last.ckpt"}
+    assert (tmp_path / "last.ckpt").read_text() == "of three weeks"
+    assert "new.ckpt" in done.stdout
+
+
 def test_notes_name_what_was_written_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "last.pt").write_text("of three weeks")
     text = OPTIMIZER + LOADER + EPOCHS + "        torch.save(model, 'last.pt')\n"
