@@ -34,7 +34,7 @@ __all__ = ["Options", "check"]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks of a check.
+    """Holds what the command line asks of a check.
 
     Attributes:
         budget_s: the most seconds to measure.
@@ -120,7 +120,7 @@ def _check_in_child(
 
 
 class _Measuring:
-    """One process's part of a check: its takeover, and what comes of it.
+    """Does one process's part of a check: the takeover, the report.
 
     Args:
         options: of the command line.
@@ -155,7 +155,7 @@ class _Measuring:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside: the loops of this process are watched, and its files looked after."""
+        """Watch the loops of this process, and keep its old files, inside the block."""
         let_write = self._options.let_write
         with untouched_files(self.takeover, let_write=let_write) as self._scratch, self.takeover:
             yield
@@ -206,10 +206,13 @@ class _Measuring:
 
     def _may_take(self) -> bool:
         """Return whether this process measures: each rank, or the first process that gets here."""
+        from dataloaders.cli.progress import ProgressLine
         from dataloaders.scripts.ranks import Ranks
 
         self.ranks = Ranks.here(self._patience_s)
         if self.ranks is not None:
+            if self.ranks.rank:
+                self.line = ProgressLine(quiet=True)
             return True
         try:
             self.result.touch(exist_ok=False)

@@ -1,7 +1,7 @@
-"""One line on stderr that says how far a measurement is.
+"""Shows on stderr how far a measurement is.
 
-On a terminal it is rewritten in place; elsewhere a plain line is added now and then. It is
-written only when called, never from a thread of its own: a thread would run inside the blocks.
+On a terminal one line is rewritten in place; elsewhere a line is added now and then. Nothing is
+written from a thread: it would run inside the blocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PLAIN_EVERY_S = 10.0
 
 
 class ProgressLine:
-    """Callable with a text or a check's `Progress`; shows it on ``file``.
+    """Shows each text, or `Progress` of a check, that it is called with.
 
     Args:
-        file: where to write; None means the stderr of now (the program may replace it later).
+        file: where to write; None means the present stderr, which the program may replace later.
         quiet: show nothing.
     """
 

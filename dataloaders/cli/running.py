@@ -1,4 +1,4 @@
-"""What the commands that run a script share: refusals before, the takeover, words after."""
+"""Holds what the commands that run a script share: refusals before, messages after."""
 
 from __future__ import annotations
 

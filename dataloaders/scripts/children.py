@@ -1,4 +1,4 @@
-"""Processes that a program starts to train in: ``mp.spawn``, ``multiprocessing.Process``.
+"""Reaches the processes that a program starts to train in: ``mp.spawn``, ``Process``.
 
     Process(target=train).start()  ──>  in the new process: run(train, ...) in place of train(...)
 
@@ -31,7 +31,7 @@ Run = Callable[..., None]
 
 @dataclass
 class Children:
-    """The processes that a program started itself.
+    """Lists the processes that a program started itself.
 
     Attributes:
         started: all of them, in order.

@@ -1,4 +1,4 @@
-"""Every ``iter()`` of a DataLoader in this process, handed to one function.
+"""Hands every ``iter()`` of a DataLoader in this process to one function.
 
     for batch in loader:      DataLoader.__iter__, torch's and ours, replaced
         └── iterate(loader, original)

@@ -1,4 +1,4 @@
-"""Which of a program's loops trains: the one in which an optimizer steps.
+"""Counts the steps of a program's optimizers: the loop in which one steps is the one that trains.
 
     Optimizers().steps        counts every ``step()`` of every torch optimizer
                .expected()    whether the program will have one at all
@@ -31,7 +31,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 
 class Optimizers:
-    """While entered, counts the steps of all optimizers of this process.
+    """Counts the steps of all optimizers of this process while entered.
 
     Args:
         stepped: called after every step.

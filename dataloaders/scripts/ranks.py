@@ -1,4 +1,4 @@
-"""The other ranks of a distributed run: one schedule, one report.
+"""Keeps the ranks of a distributed run on one schedule, and gathers one report.
 
     rank 0   agree([...])  ──> its numbers, kept in the store of the process group
     others   agree([...])  ──> rank 0's, waited for
@@ -31,7 +31,7 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class Ranks:
-    """This process among the ranks of its default process group.
+    """Talks to the other ranks of the default process group.
 
     Args:
         patience_s: how long the others wait for rank 0, in seconds.

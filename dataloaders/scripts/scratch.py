@@ -1,4 +1,4 @@
-"""Files that a program writes while it is checked: none that existed before is changed.
+"""Keeps the files that existed before a check as they are, whatever the program writes.
 
     open(old, "w"), torch.save(x, old), os.replace(new, old)  ──> a scratch folder
     open(old) and torch.load(old) after that                  ──> what was written there
@@ -38,7 +38,7 @@ _EVENTS = "events.out.tfevents"
 
 
 class Scratch:
-    """While entered, diverts what this process writes over files that were there before.
+    """Diverts what this process writes over files that were there before, while entered.
 
     Args:
         training: whether the program trains already. A new checkpoint is moved to the scratch

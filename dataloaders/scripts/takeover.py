@@ -1,8 +1,8 @@
-"""A running program's loops over its loaders: all pass by here, one is handed to a measurement.
+"""Watches a running program's loops over its loaders and hands one of them to a measurement.
 
     for batch in loader:           every DataLoader's iter(), see `loops`
         │
-        ├── not the one ──> the loader's own iterator; its waits are told while the one is measured
+        ├── not the one ──> the loader's own iterator; its waits count as input of the one
         └── the one     ──> measure(loader, iterate), whose batches the program's loop gets instead,
                             past the end of the epoch, until it has enough: StopScript
 
@@ -49,7 +49,7 @@ iterated again after the program broke its loop."""
 
 @dataclass
 class Seen:
-    """A loader that the program iterated.
+    """Describes a loader that the program iterated.
 
     Attributes:
         number: 1 for the first loader that the program iterated, and so on.
@@ -65,7 +65,7 @@ class Seen:
 
 
 class Takeover:
-    """While entered, watches every loop over a DataLoader and hands one loader to ``measure``.
+    """Watches every loop over a DataLoader while entered; hands one loader to ``measure``.
 
     Args:
         measure: see `Measure`.
@@ -292,7 +292,7 @@ class Takeover:
 
 
 class _Loop:
-    """One epoch of a loader as the program's loop has it: the loader's own, or the measurement's.
+    """Iterates one epoch for the program's loop: the loader's own batches, or the measurement's.
 
     Attributes:
         seen, loader: what it iterates.
@@ -382,7 +382,7 @@ class _Loop:
 
 
 class Epoch:
-    """One epoch of the loader that is taken, as the measurement gets it, from its first batch on.
+    """Iterates one epoch of the loader taken, from its first batch on, for the measurement.
 
     Args:
         takeover: what takes the waits for its batches.
