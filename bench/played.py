@@ -305,7 +305,7 @@ class Loop:
         step = PlayedStep(self, device, inner)
         return (CopiedAhead(inner, self, device) if self.ahead else inner), step
 
-    def truth(self, batches: int = 4000, *, take_s: float = 0.0, make_s: float = 0.0) -> float:
+    def truth(self, batches: int = 2250, *, take_s: float = 0.0, make_s: float = 0.0) -> float:
         """Return real / synthetic in the long run, computed on a virtual time.
 
         ``take_s`` and ``make_s`` are torch's own cost a batch, in the loop and in a worker.

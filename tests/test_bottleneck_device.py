@@ -86,6 +86,23 @@ def test_contention_with_the_launching_thread_is_named() -> None:
     assert checked(loop).verdict == "contention-bound"
 
 
+@pytest.mark.parametrize(("queue", "verdict"), [(1, "inconclusive"), (64, "step-bound")])
+def test_another_loaders_wait_is_no_part_of_the_step_unless_the_device_hides_it(
+    queue: int, verdict: str
+) -> None:
+    """The step alone holds that wait as well: only where the device hid it is nothing lost."""
+    other_s = 0.045 if queue == 1 else 0.01
+    loader, step = Loop((0.001,), (0.03,), queue=queue).made(VirtualTime())
+    check = Check(loader, budget_s=15, clock=step.clock)
+    for batch in check:
+        step.device.time.sleep(other_s)
+        check.waited_elsewhere("the other", other_s)
+        step(batch)
+    report = check.report()
+    assert report.verdict == verdict
+    assert any("the other" in note for note in report.notes)
+
+
 def test_few_long_steps_carry_a_verdict_by_single_steps_or_waits() -> None:
     free = checked(Loop((0.02,), (1.3,), host_s=0.01, workers=1), budget_s=15)
     assert free.verdict == "step-bound"

@@ -10,6 +10,7 @@ import torch
 
 from dataloaders.batches.tree import leaves, map_tensors
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
+from dataloaders.errors import CheckError
 
 
 def filled(*batches: Any) -> Pool:
@@ -73,6 +74,50 @@ def test_huge_batches_are_kept_twice_at_most() -> None:
     assert not pool.wants_more
 
 
+def test_batches_that_vary_are_replaced_by_later_ones() -> None:
+    pool = filled(torch.zeros(1), torch.zeros(2))
+    for length in range(3, 100):
+        pool.record(torch.zeros(length))
+    assert len(pool) == pool.room == 64
+    lengths = [len(batch) for batch in pool.issue("synthetic", 64)]
+    assert sorted(lengths) == list(range(36, 100))
+
+
+class TestCrowded:
+    """A device whose memory is full: ours is an error of ours, and the step's is left alone."""
+
+    @pytest.fixture
+    def memory(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        room = [3]
+
+        def moved(pool: Pool, batch: Any) -> Any:
+            if room[0] == 0:
+                raise torch.OutOfMemoryError("the device is full")
+            room[0] -= 1
+            return map_tensors(batch, lambda leaf: leaf.to("meta"))
+
+        monkeypatch.setattr(Pool, "_moved", moved)
+        return room
+
+    def pool(self, count: int) -> Pool:
+        pool = Pool()
+        for value in range(count):
+            pool.keep(torch.full((4,), float(value)))
+        pool.place([torch.device("meta")])
+        return pool
+
+    def test_as_many_are_resident_as_fit(self, memory: list[int]) -> None:
+        pool = self.pool(8)
+        pool.build()
+        assert (len(pool), pool.crowded) == (3, True)
+        assert len(pool.issue("synthetic", 5)) == 5
+
+    def test_without_room_for_two_the_check_says_so(self, memory: list[int]) -> None:
+        memory[0] = 1
+        with pytest.raises(CheckError, match="memory of meta does not hold 2 batches"):
+            self.pool(8).build()
+
+
 def test_shapes_that_differ_are_noticed() -> None:
     assert filled(torch.zeros(2), torch.zeros(3)).varied
     assert not filled(torch.zeros(2), torch.ones(2)).varied
@@ -86,6 +131,33 @@ def test_placement_sees_which_leaves_the_step_copies_away() -> None:
         static.copy_(batch["y"])
         batch["x"].double()  # a copy, but not to another device
     assert placement.devices == [torch.device("meta"), None, torch.device("meta")]
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda x: x.double(),
+        lambda x: (x / 255).sub_(0.5),
+        lambda x: torch.stack([x, x]),
+        lambda x: torch.cat([torch.zeros(1, 3), x]).view(-1),
+    ],
+)
+def test_placement_sees_that_something_computed_from_the_batch_is_copied(derive: Any) -> None:
+    batch = {"x": torch.ones(2, 3)}
+    with Placement(batch) as placement:
+        torch.zeros(7).to("meta")  # of the step's own
+        assert not placement.derived
+        derive(batch["x"]).to("meta")
+    assert placement.derived
+    assert placement.devices == [None]
+
+
+def test_a_view_of_the_batch_is_the_batch() -> None:
+    batch = {"x": torch.ones(2, 3)}
+    with Placement(batch) as placement:
+        batch["x"].view(6)[:3].to("meta")
+    assert placement.devices == [torch.device("meta")]
+    assert not placement.derived
 
 
 def test_a_compiled_step_compiles_while_it_is_watched() -> None:

@@ -226,8 +226,9 @@ def test_unequal_ranks_run_the_same_number_of_steps(
                 steps[rank] += 1
                 time.sleep(0.01)
             reports[rank] = check.report()
-        finally:
+        except BaseException:
             together.abort()
+            raise
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:

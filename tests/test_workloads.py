@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import warm
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.queue_model import Overhead, seconds_per_batch  # noqa: E402
-from bench.verdicts import _in_child, judge, judge_rule, summarise  # noqa: E402
+from bench.verdicts import _case_of, _in_child, judge, judge_rule, main, summarise  # noqa: E402
 from bench.workloads import WORKLOADS, accepted, gap_class  # noqa: E402
 
 # Four workers on two cores are meant so here.
@@ -82,6 +80,15 @@ class TestWorkloads:
         assert gaps.count("large") >= 10
         assert gaps.count("small") >= 10
         assert gaps.count("between") >= 2
+
+    def test_each_third_of_the_examination_is_a_case_of_its_own(self) -> None:
+        device = [name for name in WORKLOADS if name.startswith("device_")]
+        loaded = [name for name in WORKLOADS if name.startswith("loaded_")]
+        assert len(device) >= 24
+        assert all(WORKLOADS[name].neighbour for name in loaded)
+        assert _case_of(device).name == "verdicts_device"
+        assert _case_of(loaded).name == "verdicts_loaded"
+        assert _case_of(["serial_double", *device]).name == "verdicts"
 
     @pytest.mark.parametrize(
         ("name", "truth"),
@@ -155,13 +162,14 @@ class TestJudging:
         assert summarise([broken]).met is False
 
 
-def test_an_unknown_workload_names_the_known_ones() -> None:
-    run = warm.run(["-W", "ignore", "-m", "bench.verdicts", "nonesuch"], cwd=ROOT)
-    assert run.returncode == 2
-    assert "nonesuch" in run.stdout
-    assert "serial_double" in run.stdout
+def test_an_unknown_workload_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nonesuch"]) == 2
+    said = capsys.readouterr().out
+    assert "nonesuch" in said
+    assert "serial_double" in said
 
 
+@pytest.mark.measures
 def test_verify_measures_what_it_computed() -> None:
     found = _in_child("serial_double", 0, 1.0, 1.0, True)
     assert "failed" not in found, found.get("failed")
@@ -170,6 +178,7 @@ def test_verify_measures_what_it_computed() -> None:
     json.dumps(found)
 
 
+@pytest.mark.measures
 def test_the_check_and_both_rules_run() -> None:
     entries = [_in_child(name, 0, 1.5, 0.5, False) for name in ("serial_double", "workers_free")]
     for entry in entries:

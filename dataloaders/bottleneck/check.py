@@ -277,6 +277,7 @@ class Check:
         if self._warm_steps > 2 * SETTLE_STEPS:
             yield from blocks.give(batch)  # seen enough
             return
+        self._placement.used.update(leaf.device for leaf in leaves(batch))
         try:
             with self._placement:
                 yield from blocks.give(batch)
@@ -289,17 +290,23 @@ class Check:
     def _take_clock(self) -> None:
         """Use the clock of the devices that the step computes on, unless one was given."""
         if self._clock is None:
-            used = set() if self._placement is None else set(self._placement.used)
-            if self._pool.device.type != "cpu":
-                used.add(self._pool.device)
-            self._blocks.clock = clock_of(sorted(used, key=str))
+            self._blocks.clock = clock_of(self._devices_in_use())
         self._schedule.behind = not isinstance(self._blocks.clock, HostClock)
 
+    def _devices_in_use(self) -> list[torch.device]:
+        """The devices that the step copied to or computed on, as far as it was seen."""
+        used = {self._pool.device}
+        if self._placement is not None:
+            used |= self._placement.used
+        on = {device for device in used if device.type not in ("cpu", "meta")}
+        if not on and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # A compiled step copies and computes unseen.
+            on = {torch.device("cuda", torch.cuda.current_device())}
+        return sorted(on, key=str)
+
     def _wait_for_devices(self) -> None:
-        if self._clock is not None:
-            self._clock.wait()
-        elif self._placement is not None:
-            clock_of(sorted(self._placement.used, key=str)).wait()
+        clock = self._clock or clock_of(self._devices_in_use())
+        clock.wait()
 
     def _run_out_first_epoch(self) -> None:
         """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.

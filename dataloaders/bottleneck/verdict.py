@@ -17,7 +17,7 @@ Three ways to the bound; the verdict says which one carries it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -41,6 +41,7 @@ STEP_BOUND_UP_TO = 1.08
 _CAUSE_SUPPORT = 0.95
 _ENOUGH_HALF_WIDTH = 0.02
 _ENOUGH_SHARE_OF_GAP = 0.15
+_LEAST = 0.95  # no loop is faster than its step alone: an interval below is the machine's doing
 _WIDEST = 3.0  # high / low of an interval that still says something
 
 # What interleaved blocks of one and the same thing still differ by (placement in memory, clock,
@@ -144,6 +145,8 @@ def analyse(
             found.insert(0 if alone else len(found), by_waits)
     if not found:
         return None
+    if behind:
+        found = [_with_waits_elsewhere(one, laps["synthetic"]) for one in found]
     named = [(name(one.bound, *_causes(one)), one) for one in found]
     named = [
         (verdict if _says_something(one.bound) else "inconclusive", one) for verdict, one in named
@@ -154,9 +157,23 @@ def analyse(
     return _analysis(verdict, best, left_out)
 
 
+def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
+    """The bound with what waits for other loaders may add to it, as they are in every arm.
+
+    On a device's clock such a wait is part of the step alone as well, and how much of it the
+    device hides is not known: without it the step may be as much shorter.
+    """
+    elsewhere = sum(lap.elsewhere for lap in resident) / max(1, sum(lap.steps for lap in resident))
+    if not elsewhere:
+        return found
+    step = found.means["synthetic"]
+    high = found.bound.high * step / max(step - elsewhere, 0.01 * step)
+    return replace(found, bound=replace(found.bound, high=high))
+
+
 def _says_something(bound: Interval) -> bool:
-    """Whether an interval is worth printing: not one such as 0.04 to 8555."""
-    return bound.low > 0 and bound.high / bound.low <= _WIDEST
+    """Whether an interval is worth printing: not one such as 0.04 to 8555, nor far below 1."""
+    return bound.low > 0 and bound.high / bound.low <= _WIDEST and bound.high >= _LEAST
 
 
 def name(
