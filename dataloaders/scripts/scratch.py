@@ -155,11 +155,13 @@ class Scratch:
             return
         target = self._writes(dst)
         if self._is_old(source):
-            shutil.copyfile(source, target)
+            shutil.copy(source, target)
             self.kept.append(_absolute(src))
         else:
-            shutil.copyfile(source, target) if target != dst else self._real_rename(source, dst)
-            if target != dst:
+            if target == dst and source == src:
+                self._real_rename(src, dst)
+            else:
+                shutil.copy(source, target)
                 self._real_unlink(source)
             self.diverted.pop(_absolute(src), None)
 

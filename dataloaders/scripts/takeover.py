@@ -15,17 +15,15 @@ was given.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import torch
-
-from dataloaders.batches.tree import Batch, map_tensors
+from dataloaders.batches.tree import Batch
 from dataloaders.loader import CopiedBatches
-from dataloaders.scripts.loops import Loader, Original, passing, replaced_iter
+from dataloaders.scripts.epochs import Epoch, Loop
+from dataloaders.scripts.loops import Loader, Original, replaced_iter
 from dataloaders.scripts.optimizers import Optimizers
 from dataloaders.scripts.stopping import StopScript, Watchdog, stop_main
 from dataloaders.specification import batches_in
@@ -36,7 +34,6 @@ SHORTEST = 4
 """Batches that an epoch must have for its loader to be taken over unasked."""
 
 _NOT_ASKED = "no batch of it was asked for"
-_MOST_KEPT = 4
 _STEPS_BESIDE = 20
 
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
@@ -117,10 +114,10 @@ class Takeover:
         self._patience_s = patience_s
         self._watchdog: Watchdog | None = None
         self._loaders: list[weakref.ref[Loader]] = []
-        self._watching: weakref.WeakSet[_Loop] = weakref.WeakSet()
+        self._watching: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
-        self._measured: weakref.ref[_Loop] | None = None
+        self._measured: weakref.ref[Loop] | None = None
         self._beside_since: int | None = None
         self._patches = replaced_iter(self._iterate, self._iterate_outermost)
 
@@ -137,7 +134,7 @@ class Takeover:
 
     # What the program's loops ask
 
-    def may_be_the_one(self, loop: _Loop) -> bool:
+    def may_be_the_one(self, loop: Loop) -> bool:
         """Return whether ``loop`` may be taken over; asked when its first batch is asked for."""
         seen = loop.seen
         if self.taken is not None:
@@ -157,7 +154,7 @@ class Takeover:
         seen.why_not = "only one batch was asked for"
         return True
 
-    def is_the_one(self, loop: _Loop) -> bool:
+    def is_the_one(self, loop: Loop) -> bool:
         """Return whether ``loop`` trains; asked at each batch that it asks for after its first."""
         if self.taken is not None and self.taken is not loop.seen:
             return False
@@ -188,7 +185,7 @@ class Takeover:
             return False
         return True
 
-    def take(self, loop: _Loop, original: Original, begun: Iterator[Batch] | None) -> None:
+    def take(self, loop: Loop, original: Original, begun: Iterator[Batch] | None) -> None:
         """Hand the loader of ``loop`` to the measurement.
 
         ``begun`` is its running epoch from the first batch on, or None if that is lost.
@@ -212,7 +209,7 @@ class Takeover:
         if self._patience_s is not None:
             self._watchdog = Watchdog(self._patience_s, self._stop_stalled)
 
-    def next_measured(self, loop: _Loop) -> Batch:
+    def next_measured(self, loop: Loop) -> Batch:
         """Return the measurement's next batch; of several loops over its loader any may ask.
 
         Raises:
@@ -236,7 +233,7 @@ class Takeover:
             self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)
         return batch
 
-    def waited_for(self, loop: _Loop, seconds: float) -> None:
+    def waited_for(self, loop: Loop, seconds: float) -> None:
         """Note what a loop other than the measured one waited for a batch."""
         if self.thread is threading.current_thread() and self._measured_loop() is not None:
             self._waited(f"loader {loop.seen.number} ({loop.seen.description})", seconds)
@@ -248,7 +245,7 @@ class Takeover:
         batches: Iterator[Batch] | None = None
         if seen is not self.taken or self._in_mid_epoch():
             batches = original(loader)
-        loop = _Loop(self, seen, loader, original, batches)
+        loop = Loop(self, seen, loader, original, batches)
         self._watching.add(loop)
         return loop
 
@@ -266,7 +263,7 @@ class Takeover:
         measured = self._measured_loop()
         return measured is not None and measured.given != measured.seen.length
 
-    def _measured_loop(self) -> _Loop | None:
+    def _measured_loop(self) -> Loop | None:
         return None if self._measured is None else self._measured()
 
     def _after_step(self) -> None:
@@ -289,132 +286,6 @@ class Takeover:
         self.seen.append(seen)
         self._loaders.append(weakref.ref(loader))
         return seen
-
-
-class _Loop:
-    """Iterates one epoch for the program's loop: the loader's own batches, or the measurement's.
-
-    Attributes:
-        seen, loader: what it iterates.
-        trains: whether gradients were on when its first batch was asked for.
-        given: batches that it was given.
-        steps_before: steps of optimizers before its last batch was asked for.
-        asked_at: when that was, by the clock.
-    """
-
-    def __init__(
-        self,
-        takeover: Takeover,
-        seen: Seen,
-        loader: Loader,
-        original: Original,
-        batches: Iterator[Batch] | None,
-    ) -> None:
-        self.seen = seen
-        self.loader = loader
-        self.trains = True
-        self.given = 0
-        self.steps_before = 0
-        self.asked_at = 0.0
-        self._takeover = takeover
-        self._original = original
-        self._batches = batches  # None: the measurement's
-        self._watched = batches is not None
-        self._kept: list[Batch] | None = []
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        takeover = self._takeover
-        if self._watched and self.given and takeover.is_the_one(self):
-            self._become_measured()
-        self.steps_before = takeover.optimizers.steps
-        self.asked_at = time.monotonic()
-        with passing():  # loaders that a dataset iterates are its own business
-            batch = takeover.next_measured(self) if self._batches is None else self._next_own()
-        self.given += 1
-        return batch
-
-    def __len__(self) -> int:
-        if self._batches is not None:
-            return len(self._batches)  # type: ignore[arg-type]
-        if self.seen.length is None:
-            raise TypeError("this loader has no length")
-        return self.seen.length
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_batches" or self._batches is None:
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
-    def stand_aside(self) -> None:
-        """Give the loader's own batches from now on, whatever happens."""
-        self._watched = False
-
-    def _next_own(self) -> Batch:
-        assert self._batches is not None
-        takeover = self._takeover
-        if not self.given:
-            self.trains = torch.is_grad_enabled()
-            self._watched = self._watched and takeover.may_be_the_one(self)
-        batch = next(self._batches)
-        if takeover.taken not in (None, self.seen) and self.trains:
-            takeover.waited_for(self, time.monotonic() - self.asked_at)
-        if self._watched and self._kept is not None:
-            if len(self._kept) < _MOST_KEPT:
-                # In new containers: the loop may pop from its own before the measurement does.
-                self._kept.append(map_tensors(batch, lambda leaf: leaf))
-            else:
-                self._kept = None
-        return batch
-
-    def _become_measured(self) -> None:
-        batches, kept = self._batches, self._kept
-        self._batches, self._kept, self._watched = None, None, False
-        begun = None
-        # Batches that the loader itself copies to a device have host batches under them, which
-        # the check wants to see: there the epoch begins anew.
-        if batches is not None and kept is not None and not isinstance(batches, CopiedBatches):
-            begun = Epoch(self._takeover, kept, batches)
-        del batches  # an epoch that nobody goes on with ends before the next one begins
-        self._takeover.take(self, self._original, begun)
-
-
-class Epoch:
-    """Iterates one epoch of the loader taken, from its first batch on, for the measurement.
-
-    Args:
-        takeover: what takes the waits for its batches.
-        first: batches that the program's loop had before, given again.
-        batches: the others.
-    """
-
-    def __init__(self, takeover: Takeover, first: list[Batch], batches: Iterator[Batch]) -> None:
-        self._takeover = takeover
-        self._first = first
-        self._steps = -1
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._first:
-            return self._first.pop(0)
-        takeover = self._takeover
-        begin = time.perf_counter()
-        batch = next(self.batches)
-        # Not where the check takes batches for itself: without a step, or on a thread of its own.
-        if self._steps != takeover.steps and takeover.thread is threading.current_thread():
-            takeover.waits.append(time.perf_counter() - begin)
-        self._steps = takeover.steps
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "batches":
-            raise AttributeError(name)
-        return getattr(self.batches, name)  # the check reads the state of torch's queues
 
 
 def _describe(loader: Loader) -> str:
