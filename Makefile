@@ -13,7 +13,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --junitxml .pytest_cache/report.xml
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not measures" --numprocesses auto --dist worksteal
@@ -41,7 +41,8 @@ TARGETS :=
 fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python tests/fuzz $(TARGETS) --seconds $(SECONDS)
 
-# Machines with a GPU come with a torch of their own: this takes the python that is there.
+# pytest -m gpu, then the bench cases for a GPU, 8 minutes at most: bench/results/gpu.json. Machines
+# with a GPU come with a torch of their own: this takes the python that is there.
 gpu:
 	$(PYTHON) -m bench --gpu
 

@@ -1,9 +1,9 @@
-"""Batches that cost nothing: like the real ones, made once on the device and reissued.
+"""Yield batches that cost nothing: like the real ones, made once on the device and reissued.
 
     one real batch, like= or spec= ──Recipe──> pool of batches on the device ──> the step
                       the loader's sampler ──> how many, and how short the last one is
 
-What a training loop does with these is all that it can do: the floor that no loader beats.
+A training loop that gets these batches shows its own speed: no loader can be faster.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ from dataloaders.specification import device_of, generators_of, iterates_itself
 __all__ = ["Synthetic", "TensorSpec"]
 
 
-# Not compared by value: tensors in ``like`` do not compare to one bool.
+# Not compared by value: comparing tensors in ``like`` does not give one bool.
 @dataclass(frozen=True, eq=False)
 class Synthetic(Backend):
     """Random batches with the real ones' structure, shapes, dtypes, strides and value ranges.
 
-    As many an epoch as the loader has, the last one as short. Floats are uniform between the
-    least and the greatest value of the real tensor, integers too, bools as often True. Tensors
-    whose values must fit together (offsets, boxes) get random ones like any other: pass those
-    in ``spec``. What cannot be made (sparse, nested and quantized tensors, subclasses, strings,
-    objects) is the real one, reissued. Containers are new in every batch, tensors are shared
-    with the batch a pool earlier; one that the step has written into is made again first.
+    An epoch has as many batches as the loader's, and the last one is as short. Floats and integers
+    are uniform between the least and the greatest value of the real tensor, bools are True as
+    often. Tensors whose values must fit together (offsets, boxes) become random like any other:
+    pass those in ``spec``. What cannot be made (sparse, nested and quantized tensors, subclasses,
+    strings, objects) is the real one, reissued. Every batch has new containers and shares its
+    tensors with the batch one pool earlier. If the step wrote into a batch, that batch is made
+    again before it is reissued.
 
     Attributes:
-        like: a batch to be like; None reads one, in a process of its own: here nothing is opened,
-            and no generator moves. A batch that cannot be sent between processes has to be given.
-        spec: or a nesting of `TensorSpec`; real tensors in it are reissued as they are.
-        pool: how many different batches are made.
-        batches: how many an epoch has; None for the loader's own number.
-        seed: of the values.
+        like: a batch to imitate; None reads one in a separate process, so that here nothing is
+            opened and no generator changes. A batch that cannot be sent between processes has to be
+            given.
+        spec: alternatively, a nesting of `TensorSpec`; real tensors in it are reissued as they are.
+        pool: the number of different batches.
+        batches: the number of batches in an epoch; None for the loader's own number.
+        seed: the seed of the values.
 
     Raises:
         OptionError: both ``like`` and ``spec`` are given, or a number is out of range.
@@ -69,7 +71,7 @@ class Synthetic(Backend):
         if self.like is not None and self.spec is not None:
             raise OptionError("Synthetic(like=..., spec=...): give one of them, not both")
         if self.spec is not None:
-            Recipe.spec(self.spec)  # a spec without a TensorSpec is told here
+            Recipe.spec(self.spec)  # raises here for a spec without a TensorSpec
         if not isinstance(self.pool, int) or self.pool < 1:
             raise OptionError(f"Synthetic(pool={self.pool!r}): must be an int of at least 1")
         if self.batches is not None and (not isinstance(self.batches, int) or self.batches < 0):
@@ -79,13 +81,13 @@ class Synthetic(Backend):
             )
 
     def explain(self, loader: Specification) -> Plan:
-        """One stage, on the device; the obstacle is an epoch without a known length."""
+        """Return one stage, on the device; the obstacle is an epoch of unknown length."""
         device = str(_device(loader))
         obstacle = None
         if self.batches is None and _is_iterable(loader) and _length(loader.dataset) is None:
             obstacle = (
-                f"{type(loader.dataset).__name__} is iterable and has no length, so how many "
-                "batches an epoch has is not known; say it: "
+                f"{type(loader.dataset).__name__} is iterable and has no length, so the "
+                "number of batches in an epoch is not known; give it: "
                 "backend=Synthetic(batches=1000), from backends.synthetic"
             )
         source = "the first real one"
@@ -96,7 +98,7 @@ class Synthetic(Backend):
         return Plan(self.name, (Stage("fetch", device, how),), device, obstacle, notes)
 
     def open(self, loader: Specification) -> Session:
-        """A session that makes its pool at the first epoch."""
+        """Open a session that makes its pool at the first epoch."""
         plan = self.explain(loader)
         if plan.obstacle is not None:
             raise BackendUnavailable(str(plan))
@@ -113,11 +115,11 @@ class _SyntheticSession(Session):
     def epoch(self) -> Iterator[Batch]:
         loader = self._loader()
         if loader is None:
-            raise RuntimeError("this session's loader is gone; iterate a loader that lives")
+            raise RuntimeError("the loader of this session is gone: keep it while iterating")
         if self._recipe is None:
             self._recipe = _recipe(self._options, loader)
         if self._recipe is None:
-            return iter(())  # the sampler gave no batch to be like
+            return iter(())  # the sampler yielded no batch to imitate
         recipe, samples = self._recipe
         device = _device(loader)
         if self._pool is None or self._pool.device != device:
@@ -134,7 +136,7 @@ class _SyntheticSession(Session):
 
 
 class _Epoch:
-    """One epoch's batches, one for each size."""
+    """One epoch's batches, each of its size."""
 
     def __init__(self, pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> None:
         self._pool = pool
@@ -170,11 +172,11 @@ class _Pool:
             torch.cuda.synchronize(device)  # once: a step on any stream may read the pool
 
     def issue(self, turn: int) -> Batch:
-        """The batch of the slot whose turn it is."""
+        """Return the batch of the slot whose turn it is."""
         place = turn % len(self._slots)
         if _versions(self._slots[place]) != self._versions[place]:
-            # A step that writes will do so each time: from now on it gets copies, which are
-            # cheaper than new draws. A new slot, because whoever holds the old one keeps it.
+            # A step that writes will do so each time, so it gets copies from now on, which are
+            # cheaper than new draws. The slot is new because whoever holds the old one keeps it.
             self._slots[place] = self._new()
             self._versions[place] = _versions(self._slots[place])
             self._copies = True
@@ -183,7 +185,7 @@ class _Pool:
             return map_tensors(self._slots[place], alias)
 
     def _new(self) -> Batch:
-        # Never an inference tensor: those have no version that would show a write.
+        # Never an inference tensor: those have no version counter that would show a write.
         with torch.inference_mode(False), torch.no_grad():
             return self._recipe.make(self.device, self._generator)
 
@@ -193,23 +195,23 @@ def _versions(batch: Batch) -> list[int]:
 
 
 def _recipe(options: Synthetic, loader: Specification) -> tuple[Recipe, int | None] | None:
-    """How to make batches, and the samples in one; None if the loader's epoch is empty."""
+    """Return how to make batches, and the samples in one; None if the loader's epoch is empty."""
     if options.spec is not None:
         recipe = Recipe.spec(options.spec)
         return recipe, samples_in(recipe.make(torch.device("meta"), None))
     if options.like is not None:
         return Recipe.like(options.like), samples_in(options.like)
-    found = _real_batch(loader)
-    if found is None:
+    real = _real_batch(loader)
+    if real is None:
         return None
-    batch, samples = found
+    batch, samples = real
     return Recipe.like(batch), samples
 
 
 def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
-    """The loader's first batch and its number of samples (None if it is one sample).
+    """Return the loader's first batch and its number of samples (None if it is one sample).
 
-    Its samples are read and collated in a process of their own.
+    Its samples are read and collated in a separate process.
 
     Raises:
         BackendUnavailable: no batch can be made there.
@@ -229,7 +231,7 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
                 indices = list(indices)
                 samples = len(indices)
     elif loader._auto_collation:
-        indices = [None] * (loader.batch_size or 1)  # as torch asks an iterable dataset
+        indices = [None] * (loader.batch_size or 1)  # what torch passes to an iterable dataset
     look = _FirstBatch(
         loader._dataset_kind, loader._auto_collation, loader.collate_fn, loader.drop_last, indices
     )
@@ -237,7 +239,7 @@ def _real_batch(loader: Specification) -> tuple[Batch, int | None] | None:
         made = observe(loader, look)
     except Unobserved as error:
         raise BackendUnavailable(
-            f"no real batch could be read to be like: {error}; give one: "
+            f"no real batch could be read: {error}; give one: "
             "backend=Synthetic(like=batch), from backends.synthetic"
         ) from error
     return None if made is None else (made.batch, samples)
@@ -272,7 +274,7 @@ _NOTHING: Any = object()
 
 
 def _sizes(loader: Specification) -> Iterator[int | None]:
-    """The number of samples of each batch of an epoch; None for one that is full."""
+    """Yield the number of samples of each batch of an epoch; None for a full one."""
     if _is_iterable(loader):
         total = _length(loader.dataset) or 0
         return _cut(total, loader.batch_size, loader.drop_last)
@@ -284,7 +286,7 @@ def _sizes(loader: Specification) -> Iterator[int | None]:
     number = _length(index_sampler)
     if number is not None:
         return itertools.repeat(None, number)
-    # Without a length, perhaps without an end: a batch for each that the sampler gives.
+    # Without a length, perhaps without an end: one batch for each that the sampler yields.
     batched = loader._auto_collation
     return (len(list(indices)) if batched else None for indices in index_sampler)
 
@@ -309,5 +311,5 @@ def _is_iterable(loader: Specification) -> bool:
 
 
 def _device(loader: Specification) -> torch.device:
-    """Where batches are delivered: the loader's device, else the current CUDA device, else CPU."""
+    """Return the device for batches: the loader's, else the current CUDA device, else the CPU."""
     return device_of(getattr(loader, "device", None))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Case, Result, Scale, interleave, on_one_thread, version_of
-from dataloaders.cache import CachedDataset, Compressed, precompute
+from bench.harness import Case, Result, Scale, cpu_of, in_folder, interleave, on_one_thread
+from dataloaders.cache import Compressed, precompute
 from dataloaders.cli.photos import make_photos
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -22,11 +20,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "raw, zstd level 9": {"compress": Compressed("zstd", 9)},
     "raw, blosc": {"compress": "blosc"},
 }
-
-
-def run(scale: Scale) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
 
 
 def photos(folder: Path, side: int, crop: int) -> Any:
@@ -44,30 +37,22 @@ def read(dataset: Any) -> None:
         dataset[index]
 
 
-def measure(scale: Scale, folder: Path) -> Result:
+@on_one_thread
+@in_folder
+def run(scale: Scale, folder: Path) -> Result:
     count, side = scale.pick(full=60, tiny=8), scale.pick(full=256, tiny=32)
     dataset = photos(make_photos(folder / "photos", count=count), side, side * 7 // 8)
-    builds: dict[str, Callable[[], object]] = {}
-    reads: dict[str, Callable[[], object]] = {}
-    sizes: dict[str, int] = {}
+    reads, builds, sizes = {"no cache": dataset}, {}, {}
     for name, options in WAYS.items():
         path = folder / f"{name}.h5"
         build = partial(precompute, dataset, path, num_workers=0, overwrite=True, **options)
-        reads[name] = partial(read, build())
-        builds[name] = build
-        sizes[name] = path.stat().st_size
-        assert len(CachedDataset(path)) == count
-    reads["no cache"] = partial(read, dataset)
-    rounds = scale.pick(full=5, tiny=1)
-    read_in = interleave(reads, rounds=rounds)
+        builds[name], reads[name], sizes[name] = build, build(), path.stat().st_size
+    read_in = interleave(reads, read, rounds=scale.pick(full=5, tiny=1))
     built_in = interleave(builds, rounds=scale.pick(full=3, tiny=1), warmups=0)
-    rows = []
-    for name, times in read_in.items():
-        made = 1000 * built_in[name].median("cpu") / count if name in built_in else None
-        took = 1000 * times.median("cpu") / count
-        size = sizes[name] / count / 1000 if name in sizes else None
-        of_raw = None if size is None else sizes[name] / sizes["raw"]
-        rows.append((name, size, of_raw, made, took))
+    rows = [("no cache", None, None, None, 1000 * read_in["no cache"].median("cpu") / count)]
+    for name, size in sizes.items():
+        made, took = (1000 * times[name].median("cpu") / count for times in (built_in, read_in))
+        rows.append((name, size / count / 1000, size / sizes["raw"], made, took))
     return Result(
         ("way", "kB a sample", "of raw", "build, CPU ms a sample", "read, CPU ms a sample"),
         tuple(rows),
@@ -75,11 +60,11 @@ def measure(scale: Scale, folder: Path) -> Result:
         (
             f"{count} of the demo's photographs (640x480 to 1024x768, JPEG quality 90) under "
             f"Resize(({side}, {side})), and RandomCrop({side * 7 // 8}), a flip, ToImage and "
-            f"ToDtype live; one torch thread, no workers; Pillow {version_of('pillow')}. They have "
-            "a camera's noise, which is what lossless ways spend their bytes on. With so few "
-            "samples, a build is in part the study of the first ones.",
+            "ToDtype live; one torch thread, no workers. The photographs have a camera's noise, "
+            "which is what lossless ways spend their bytes on. With so few samples, a build is in "
+            "part the study of the first ones.",
         ),
-        {"read": {n: t.cpu for n, t in read_in.items()}, "sizes": sizes},
+        {"read": cpu_of(read_in), "sizes": sizes},
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from bench.harness import Case, Result, Scale, interleave, on_one_thread
+from bench.harness import Case, Result, Scale, in_folder, interleave, on_one_thread
 from dataloaders.cache import precompute
 from dataloaders.cli.photos import make_photos
 from dataloaders.machine.resources import usable_cores
@@ -19,13 +19,12 @@ BAR = 0.9
 
 
 class Photos(Dataset[Any]):
-    """JPEG files of a folder, again and again: read, decoded, resized and cropped to a square."""
+    """JPEG files, again and again: read, decoded, resized and, with ``crop``, made square."""
 
-    def __init__(self, folder: Path, length: int, side: int, *, crop: bool) -> None:
+    def __init__(self, files: list[Path], length: int, side: int, *, crop: bool) -> None:
         from torchvision.transforms import v2
 
-        self.files = sorted(folder.glob("*/*.jpg"))
-        self.length = length
+        self.files, self.length = files, length
         self.transform = v2.Compose([v2.Resize(side), *([v2.CenterCrop(side)] if crop else [])])
 
     def __len__(self) -> int:
@@ -39,49 +38,44 @@ class Photos(Dataset[Any]):
 
 
 def read(dataset: Photos, first: int, step: int) -> None:
-    """Every ``step``-th sample from ``first`` on, and nothing done with it."""
     for index in range(first, len(dataset), step):
         dataset[index]
 
 
 def read_by(processes: int, dataset: Photos) -> None:
-    """Decode all, and keep nothing."""
-    context = multiprocessing.get_context("fork")
-    each = [
-        context.Process(target=read, args=(dataset, number, processes))
-        for number in range(processes)
-    ]
-    for process in each:
-        process.start()
-    for process in each:
-        process.join()
+    """Decode all samples and keep none."""
+    process = multiprocessing.get_context("fork").Process
+    started = [process(target=read, args=(dataset, n, processes)) for n in range(processes)]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join()
 
 
-def run(scale: Scale) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
-
-
-def measure(scale: Scale, folder: Path) -> Result:
+@on_one_thread
+@in_folder
+def run(scale: Scale, folder: Path) -> Result:
     few, many = scale.pick(full=3000, tiny=12), scale.pick(full=9000, tiny=18)
     side = scale.pick(full=256, tiny=32)
     photos = make_photos(folder / "photos", count=scale.pick(full=64, tiny=4))
+    files = sorted(photos.glob("*/*.jpg"))
     cores, path = usable_cores(), folder / "a.h5"
-    rows, data, met = [], {}, True
     square, any_shape = f"{side} x {side}", f"shorter side {side}"
+    rows, data, met = [], {}, True
     for length, shape in ((few, any_shape), (few, square), (many, square)):
-        dataset = Photos(photos, length, side, crop=shape == square)
+        dataset = Photos(files, length, side, crop=shape == square)
+        ways: dict[str, Callable[[], object]] = {
+            # Removing a file takes 0.07 s; whichever way the round goes, none is there.
+            "removed before": lambda: path.unlink(missing_ok=True),
+            "one process decodes": functools.partial(read_by, 1, dataset),
+            f"{cores} processes decode": functools.partial(read_by, cores, dataset),
+            "precompute": functools.partial(precompute, dataset, path),
+            "removed after": lambda: path.unlink(missing_ok=True),
+        }
         timings = interleave(
-            {
-                # To give the room of a file back takes 0.07 s; in either order, none is there.
-                "removed before": lambda: path.unlink(missing_ok=True),
-                "one process decodes": functools.partial(read_by, 1, dataset),
-                f"{cores} processes decode": functools.partial(read_by, cores, dataset),
-                "precompute": functools.partial(precompute, dataset, path),
-                "removed after": lambda: path.unlink(missing_ok=True),
-            },
+            ways,
             rounds=scale.pick(full=3, tiny=1),
-            # The last ones come when all files have been read, and take long.
+            # By the last length all files have been read; its runs take long.
             warmups=scale.pick(full=int(length == few), tiny=0),
             children=True,
         )
@@ -89,15 +83,15 @@ def measure(scale: Scale, folder: Path) -> Result:
         one, all_cores = timings["one process decodes"], timings[f"{cores} processes decode"]
         what = f"{length:,} of {shape}"
         for name, times in timings.items():
-            ratio = one.ratio(times)
-            share = ratio.median / cores
-            spread = f"{share:.3f} ({ratio.low / cores:.3f} to {ratio.high / cores:.3f})"
+            ratio = one.ratio(times, "wall")
+            share, low, high = (value / cores for value in (ratio.median, ratio.low, ratio.high))
             cpu = times.median("cpu") * 1000 / length
-            beside = str(all_cores.ratio(times))
+            spread = f"{share:.3f} ({low:.3f} to {high:.3f})"
+            beside = str(all_cores.ratio(times, "wall"))
             rows.append((f"{what}, {name}", length / times.median(), cpu, spread, beside))
-        if (length, shape) == (few, square):
-            met = one.ratio(timings["precompute"]).median / cores >= BAR
-        data[what] = {name: {"wall": t.wall, "cpu": t.cpu} for name, t in timings.items()}
+            if name == "precompute" and (length, shape) == (few, square):
+                met = share >= BAR
+        data[what] = {name: vars(times) for name, times in timings.items()}
     return Result(
         (
             "way",
@@ -109,13 +103,12 @@ def measure(scale: Scale, folder: Path) -> Result:
         tuple(rows),
         met,
         (
-            f"Samples of {len(list(photos.glob('*/*.jpg')))} JPEG files of 480 x 640 to 768 x "
-            f"1024, in the page cache, decoded by Pillow and resized by torchvision; all {square} "
-            "(rows of one shape) or as wide as they come (rows of several). Study, workers' "
-            "start, fsync, checksums and all are counted: what is paid once is a larger "
-            f"part of {few:,} samples than of {many:,}.",
-            "What that many processes reach by decoding alone is what the machine's cores have to "
-            "share: where it is below 1, no way of writing reaches 1.",
+            f"Samples of {len(files)} JPEG files of 480 x 640 to 768 x 1024, in the page cache, "
+            f"decoded by Pillow and resized by torchvision; all {square} (rows of one shape) or as "
+            "wide as they come (rows of several). Study, workers' start, fsync, checksums and all "
+            f"count: one-time costs are a larger part of {few:,} samples than of {many:,}.",
+            "What that many processes reach by decoding alone is what the machine's cores share: "
+            "where it is below 1, no way of writing reaches 1.",
         ),
         data,
     )

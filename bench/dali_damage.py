@@ -1,4 +1,4 @@
-"""Of damaged JPEG files, which does DALI decode otherwise than Pillow, and are those kept from it?
+"""Which damaged JPEG files does DALI decode otherwise than Pillow, and does the backend see them?
 
 sound file ──random damage──> peek ──DALI or Pillow?──┐
                ├─────────> DALI, whole and a window ──┼─ the same pixels? who raises?
@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import io
 import random
-import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.dali import dali_version, folder_of_photos
-from bench.harness import Case, Cell, Result, Scale, version_of
-
-__all__ = ["CASES", "Decoder", "compared", "damaged", "sound_files"]
+from bench.harness import Case, Cell, Result, Scale, in_folder, interleave
 
 OUTCOMES = (
     "the same pixels",
@@ -41,7 +37,8 @@ _LENGTHS = (1, 2, 4, 16, 64)
 _SEED = 5
 
 
-def run(scale: Scale) -> Result:
+@in_folder
+def run(scale: Scale, folder: Path) -> Result:
     count = scale.pick(full=12_000, tiny=20)
     found: Counter[tuple[str, str, str]] = Counter()
     for data, where, outcome in compared(count, _SEED):
@@ -51,7 +48,7 @@ def run(scale: Scale) -> Result:
         for reader in ("DALI", "Pillow"):
             counts = [found[where, reader, outcome] for outcome in OUTCOMES]
             rows.append((f"{where}, read by {reader}", sum(counts), *counts))
-    looking, decoding = cost(scale)
+    looking, decoding = cost(scale, folder)
     wrong = sum(found[where, "DALI", each] for where, _, _ in found for each in WRONG)
     return Result(
         ("damage in", "files", *OUTCOMES),
@@ -66,33 +63,25 @@ def run(scale: Scale) -> Result:
             f"Of a photo of 500 pixels on the longer side: looking at its header takes "
             f"{looking * 1e6:.0f} CPU us, its compressed data included, decoding "
             f"{decoding * 1e6:.0f}: {looking / decoding:.1%}.",
-            f"Versions: nvidia-dali {dali_version()}, pillow {version_of('pillow')}.",
+            f"nvidia-dali {dali_version()}.",
         ),
     )
 
 
-def cost(scale: Scale) -> tuple[float, float]:
-    """CPU seconds of looking at a photo's header, and of decoding it by DALI; the least of many."""
+def cost(scale: Scale, folder: Path) -> tuple[float, float]:
+    """Return the CPU seconds of looking at a photo's header, and of decoding it by DALI."""
     from backends.dali.header import peek
 
-    decode, rounds = Decoder(), scale.pick(full=100, tiny=2)
-    with tempfile.TemporaryDirectory() as folder:
-        (file,) = folder_of_photos(Path(folder), 1, 1).rglob("*.jpg")
-        data = file.read_bytes()
-    return (
-        min(_cpu_s(lambda: peek(data)) for _ in range(rounds)),
-        min(_cpu_s(lambda: decode(data, None)) for _ in range(rounds)),
-    )
-
-
-def _cpu_s(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+    decode = Decoder()
+    (file,) = folder_of_photos(folder, 1, 1).rglob("*.jpg")
+    data = file.read_bytes()
+    ways = {"look": lambda: peek(data), "decode": lambda: decode(data, None)}
+    timings = interleave(ways, rounds=scale.pick(full=100, tiny=2))
+    return timings["look"].low("cpu"), timings["decode"].low("cpu")
 
 
 def compared(count: int, seed: int) -> Iterator[tuple[bytes, str, str]]:
-    """``count`` damaged files, where each is damaged, and one of `OUTCOMES`."""
+    """Yield ``count`` damaged files, where each is damaged, and one of `OUTCOMES`."""
     chance, decode = random.Random(seed), Decoder()
     files = sound_files()
     while count > 0:
@@ -104,7 +93,7 @@ def compared(count: int, seed: int) -> Iterator[tuple[bytes, str, str]]:
 
 
 def sound_files() -> list[bytes]:
-    """Small JPEG files of every kind that DALI reads."""
+    """Return small JPEG files of every kind that DALI reads."""
     kinds: tuple[dict[str, Any], ...] = (
         {},
         {"subsampling": 0},
@@ -129,7 +118,7 @@ def sound_files() -> list[bytes]:
 
 
 def damaged(data: bytes, chance: random.Random) -> tuple[bytes, str]:
-    """``data`` with one damage, and where that is; its end stays as it is."""
+    """Return ``data`` with one damage, and where that is; its last bytes stay."""
     scan = data.index(b"\xff\xda") + 14
     inside = chance.random() < 0.8
     low, high = (scan, len(data) - 2) if inside else (2, scan)
@@ -151,13 +140,8 @@ def damaged(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     return data[:place] + new + data[place + gone :], "compressed data" if inside else "headers"
 
 
-class Window(NamedTuple):
-    """A part of an image, in pixels."""
-
-    top: int
-    left: int
-    rows: int
-    columns: int
+Window: TypeAlias = "tuple[int, int, int, int]"
+"""Top, left, rows and columns of a part of an image."""
 
 
 class Decoder:
@@ -167,7 +151,7 @@ class Decoder:
         self._pipelines: dict[bool, Any] = {}  # by whether a window is cut out
 
     def __call__(self, data: bytes, window: Window | None) -> Pixels:
-        """uint8 [rows, columns, 3], of all of the image or of ``window``.
+        """Return uint8 [rows, columns, 3] of the whole image or of ``window``.
 
         Raises:
             RuntimeError: DALI cannot decode it.
@@ -183,16 +167,16 @@ class Decoder:
                 pipeline.feed_input("shape", [np.array(window[2:], np.int32)])
             (found,) = pipeline.run()
         except RuntimeError:
-            del self._pipelines[windowed]  # none that failed can be used again
+            del self._pipelines[windowed]  # a pipeline that failed cannot be used again
             raise
         return np.array(found.at(0))
 
 
 def _outcome(data: bytes, decode: Decoder, chance: random.Random) -> str:
-    """The worse one of what comes out of the whole image and of a window."""
+    """Return the worse outcome of the whole image and a window."""
     from PIL import Image
 
-    window, theirs = Window(0, 0, 1, 2), None
+    window, theirs = (0, 0, 1, 2), None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -220,9 +204,7 @@ def _one(data: bytes, decode: Decoder, theirs: Pixels | None, window: Window | N
 
 def _window(height: int, width: int, chance: random.Random) -> Window:
     rows, columns = chance.randint(1, height), chance.randint(min(2, width), width)
-    return Window(
-        chance.randint(0, height - rows), chance.randint(0, width - columns), rows, columns
-    )
+    return chance.randint(0, height - rows), chance.randint(0, width - columns), rows, columns
 
 
 def _read_by(data: bytes) -> str:
@@ -233,7 +215,7 @@ def _read_by(data: bytes) -> str:
 
 
 def _picture(height: int, width: int, seed: int, mode: str) -> Any:
-    """Something between a photograph and noise, so that most coefficients are there."""
+    """Return something between a photograph and noise, which has most coefficients."""
     from PIL import Image
 
     values = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What does a sample cost that was precomputed, beside the ways of reading it that people use?
+"""What does a precomputed sample cost, beside the ways of reading that people use?
 
 Photos ──precompute──> train.h5 ──backend="h5"──> batches ──┐
    └───────written in each peer's own format────> batches ──┴─ checked, then timed in turns
@@ -6,8 +6,7 @@ Photos ──precompute──> train.h5 ──backend="h5"──> batches ──
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,35 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from backends.h5 import H5
-from bench.h5_check import check
-from bench.h5_peers import MEAN, PEERS, STD, Job, Peer
-from bench.harness import Case, Cell, Result, Scale, Timings, interleave, on_one_thread, version_of
+from bench.harness import (
+    Case,
+    Result,
+    Rows,
+    Scale,
+    Timings,
+    cpu_of,
+    exhaust,
+    in_folder,
+    interleave,
+    on_one_thread,
+    timing_headings,
+    timing_rows,
+    version_of,
+)
+from bench.peers.check import check
+from bench.peers.readers import MEAN, PEERS, STD, Job, Peer
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
 
 BATCH = 64
-BAR_BYTES, BAR_FLOATS = 0.07, 0.14
-BAR_BYTES_RATIO, BAR_FLOATS_RATIO = 6.0, 7.0
+BARS = {"uint8": (0.07, 6.0), "float32": (0.14, 7.0)}
+"""By dtype: CPU s a 1,000 samples at most; how many times cheaper than `BASE` at least."""
+
 OURS, BASE = "h5 (ours)", "torch over h5py, 2 workers"
 
 
 class Photos(Dataset[Any]):
-    """Images of ``stored`` pixels a side, as a photo folder's are after decoding and resizing."""
+    """Images of ``stored`` pixels a side, like a photo folder's after decoding and resizing."""
 
     def __init__(self, length: int, stored: int, transform: Any) -> None:
         random = np.random.default_rng(0)
@@ -46,22 +60,19 @@ class Photos(Dataset[Any]):
         return self.transform(Image.fromarray(pixels)), index % 1000
 
 
-def run(scale: Scale) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
-
-
-def measure(scale: Scale, folder: Path) -> Result:
+@on_one_thread
+@in_folder
+def run(scale: Scale, folder: Path) -> Result:
     length, stored = scale.pick(full=1000, tiny=20), scale.pick(full=256, tiny=16)
     side, batch = scale.pick(full=224, tiny=8), scale.pick(full=BATCH, tiny=4)
     photos = Photos(length, stored, np.asarray)
     images = np.stack([photos[number][0].transpose(2, 0, 1) for number in range(length)])
     ours = Peer(OURS, (), lambda job: own(job, Photos(length, stored, None)))
     peers = [ours, *(peer for peer in PEERS if not (scale.tiny and peer.workers))]
-    rows: list[tuple[Cell, ...]] = []
+    rows: Rows = ()
     data, met, missing = {}, True, {}
-    for kind, floats in (("uint8", False), ("float32", True)):
-        job = Job(folder, images, side, batch, floats)
+    for kind in BARS:
+        job = Job(folder, images, side, batch, kind == "float32")
         ways = {}
         for peer in peers:
             try:
@@ -70,42 +81,27 @@ def measure(scale: Scale, folder: Path) -> Result:
                 missing[peer.packages[0]] = str(error)
                 continue
             check(peer.name, job, way, kept=peer.kept)
-        timings = interleave(
-            {name: lambda way=way: exhaust(way) for name, way in ways.items()},
-            rounds=scale.pick(full=9, tiny=1),
-            children=True,
-            again=True,
-        )
-        rows += table(kind, timings, {peer.name: peer.kept for peer in peers}, 1000 / length)
-        data[kind] = {name: times.cpu for name, times in timings.items()}
-        others = {peer.name for peer in peers if not peer.limit}
-        met = met and is_met(floats, timings, 1000 / length, others)
+        rounds = scale.pick(full=9, tiny=1)
+        timings = interleave(ways, exhaust, rounds=rounds, children=True, again=True)
+        rows += timing_rows(timings, 1000 / length, OURS, f"{kind}, ")
+        data[kind] = cpu_of(timings)
+        met = met and is_met(timings, 1000 / length, *BARS[kind])
+    installed = {name: version_of(name) for peer in peers for name in peer.packages}
     return Result(
-        (
-            "way",
-            "safe to keep",
-            "CPU s a 1,000",
-            "smallest",
-            "wall s a 1,000",
-            "CPU ratio to ours (spread)",
-        ),
-        tuple(rows),
+        timing_headings(OURS),
+        rows,
         met,
         (
             f"{length} images of 3 x {stored} x {stored} bytes in the page cache, batches of "
             f"{batch}, RandomCrop({side}) and RandomHorizontalFlip; float32: scaled and normalised "
-            "too. CPU seconds of this process and its workers; one thread, or the workers that are "
-            "named. Workers persist: their start is not counted. Each way reads an epoch that does "
-            "not count, then the one that does.",
+            "too. CPU seconds of this process and its workers; one thread, or the workers named. "
+            "Workers persist: their start does not count. Each way reads an epoch that does not "
+            "count, then one that does.",
             "Every way was checked first: each image once an epoch, in a random order, each a "
-            "random window of what was stored, to the bit (float32: to 1e-5). Where batches are "
-            "not safe to keep, a later one overwrites them.",
-            "Files hold planar images (FFCV and the compiled gather: interleaved, as they are "
-            "decoded; FFCV's batches are channels last in memory).",
-            "The compiled gathers are nothing that one installs: a function for this one job, by "
-            "hand, without a loader around it. They show what the work takes, of rows as they are "
-            "decoded and as ours are kept, and are not part of the bar.",
-            f"Versions: {', '.join(versions(peers))}.",
+            "random window of what was stored, to the bit (float32: to 1e-5). Batches in a peer's "
+            "own buffers are overwritten by later ones; all others are safe to keep.",
+            "Files hold planar images (FFCV: interleaved; its batches are channels last).",
+            f"Versions: {', '.join(f'{n} {v}' for n, v in installed.items() if v)}.",
             *(f"Not installed, so not measured: {name} ({why})." for name, why in missing.items()),
         ),
         data,
@@ -113,7 +109,7 @@ def measure(scale: Scale, folder: Path) -> Result:
 
 
 def own(job: Job, photos: Photos) -> Iterable[Any]:
-    """Ours, over a cache that it builds."""
+    """Return our loader over a cache that it builds."""
     import torch
     from torchvision.transforms import v2
 
@@ -125,52 +121,20 @@ def own(job: Job, photos: Photos) -> Iterable[Any]:
     return DataLoader(photos, job.batch, shuffle=True, backend=H5(path))
 
 
-def table(
-    kind: str, timings: dict[str, Timings], kept: dict[str, bool], per_thousand: float
-) -> list[tuple[Cell, ...]]:
-    """A row for each way."""
-    rows: list[tuple[Cell, ...]] = []
-    for name, times in timings.items():
-        cpu, low = (value * per_thousand for value in (times.median("cpu"), times.low("cpu")))
-        ratio = None if name == OURS else str(times.ratio(timings[OURS], "cpu"))
-        wall = times.median() * per_thousand
-        rows.append((f"{kind}, {name}", kept[name], cpu, low, wall, ratio))
-    return rows
-
-
-def is_met(
-    floats: bool, timings: dict[str, Timings], per_thousand: float, others: Collection[str]
-) -> bool:
-    """Whether ours is within its seconds, cheaper by enough, and none of ``others`` is cheaper."""
+def is_met(timings: Mapping[str, Timings], per: float, most: float, least: float) -> bool:
+    """Return whether ours is within its seconds, cheaper by enough, and the cheapest of all."""
     ours, base = timings[OURS], timings.get(BASE)
-    most, least = (BAR_FLOATS, BAR_FLOATS_RATIO) if floats else (BAR_BYTES, BAR_BYTES_RATIO)
-    if ours.median("cpu") * per_thousand > most:
-        return False
-    if base is not None and base.ratio(ours, "cpu").median < least:
-        return False
-    others_times = (times for name, times in timings.items() if name in others)
-    return all(ours.median("cpu") <= times.median("cpu") for times in others_times)
-
-
-def versions(peers: Iterable[Peer]) -> list[str]:
-    """The peers' distributions that are installed, each once."""
-    names = dict.fromkeys(name for peer in peers for name in peer.packages)
-    found = {name: version_of(name) for name in names if name != "numpy"}
-    return [f"{name} {number}" for name, number in found.items() if number is not None]
-
-
-def exhaust(batches: Iterable[Any]) -> None:
-    for _batch in batches:
-        pass
+    enough = base is None or base.ratio(ours).median >= least
+    cheapest = all(ours.median("cpu") <= times.median("cpu") for times in timings.values())
+    return ours.median("cpu") * per <= most and enough and cheapest
 
 
 CASES = [
     Case(
         "h5",
         "What does a precomputed sample cost, beside the other ways of reading it?",
-        f"CPU s a 1,000 samples: uint8 <= {BAR_BYTES}, float32 <= {BAR_FLOATS}; "
-        f">= {BAR_BYTES_RATIO:g} and >= {BAR_FLOATS_RATIO:g} times fewer than torch over h5py with "
-        "2 workers; no peer that one installs cheaper",
+        "CPU s a 1,000 samples: uint8 <= 0.07, float32 <= 0.14; >= 6 and >= 7 times fewer than "
+        "torch over h5py with 2 workers; no peer cheaper",
         run,
     ),
 ]

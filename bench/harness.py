@@ -1,107 +1,76 @@
-"""What every bench shares: cases, interleaved timing, machine facts, tables and saved results.
+"""What all benches share: cases, interleaved timing, tables and saved results.
 
 A bench is a module in this folder with a list ``CASES``. To add one, ``bench/my_bench.py``::
 
-    from bench.harness import Case, Result, Scale, interleave
+    from bench.harness import Case, Result, Scale, exhaust, interleave, timing_headings, timing_rows
 
     def run(scale: Scale) -> Result:
-        data = make_data(scale.pick(full=100_000, tiny=100))
-        timings = interleave(
-            {"torch": lambda: drain(a), "ours": lambda: drain(b)},   # A B A B A B, one process
-            rounds=scale.pick(full=7, tiny=1),
-        )
-        ratio = timings["ours"].ratio(timings["torch"], "cpu")       # one ratio a round
-        return Result(
-            headings=("way", "CPU s", "ratio to torch"),
-            rows=(
-                ("torch", timings["torch"].median("cpu"), None),
-                ("ours", timings["ours"].median("cpu"), str(ratio)),
-            ),
-            met=ratio.median <= 1.25,
-        )
+        samples = scale.pick(full=100_000, tiny=100)
+        ways = {"torch": theirs(samples), "ours": ours(samples)}
+        timings = interleave(ways, exhaust, rounds=scale.pick(full=7, tiny=1))  # A B B A A B
+        ratio = timings["ours"].ratio(timings["torch"])  # one ratio a round
+        rows = timing_rows(timings, 1000 / samples, base="torch")
+        return Result(timing_headings("torch"), rows, met=ratio.median <= 1.25)
 
     CASES = [Case("my_bench", "Is ours as cheap as torch's?", "CPU ratio <= 1.25", run)]
 
-`tests/test_bench.py` finds the module and runs each of its cases with ``Scale(tiny=True)``, where
-``met`` is not looked at: a toy size says nothing about speed.
+`bench/tests/` runs each case with ``Scale(tiny=True)`` and ignores ``met``: a toy size says nothing
+about speed.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
 import os
-import pkgutil
-import platform
 import resource
 import statistics
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-__all__ = [
-    "RESULTS",
-    "Case",
-    "Clock",
-    "Ratio",
-    "Result",
-    "Scale",
-    "Timings",
-    "device_here",
-    "discover",
-    "finished",
-    "interleave",
-    "machine_facts",
-    "markdown",
-    "on_one_thread",
-    "save",
-    "show",
-    "version_of",
-]
+from dataloaders.machine.facts import machine_facts as _facts_of_machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
-"""Where full-size results go: the table NAME.md is kept in git, the raw NAME.json is not."""
+"""The folder of full-size results: git keeps the table NAME.md and ignores the raw NAME.json."""
 
 Cell: TypeAlias = "str | int | float | bool | None"
-"""One entry of a result's table; None prints as nothing."""
-
+Rows: TypeAlias = "tuple[tuple[Cell, ...], ...]"
 Clock: TypeAlias = Literal["wall", "cpu"]
-
 T = TypeVar("T")
-
-_BESIDE_BENCHES = {"harness", "__main__"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a case runs: full size, or a toy size that only shows that the case works."""
+    """The size of a run: full, or a toy size that only shows that a case works."""
 
     tiny: bool = False
 
     def pick(self, full: T, tiny: T) -> T:
-        """``tiny`` at toy size, else ``full``."""
         return tiny if self.tiny else full
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a case found out.
+    """What a case measured.
 
     Attributes:
-        headings: of the table's columns, with units.
-        rows: of the table, each as long as ``headings``.
-        met: whether the case's bar was met; None where the case has no bar or could not run.
-        notes: a sentence each: what was measured and how, what the numbers do not say.
-        data: anything more for the JSON file, such as every single timing.
+        headings: the table's columns, with units.
+        rows: the table's rows, each as long as ``headings``; None is an empty cell.
+        met: whether the bar was met; None where the case has no bar or could not run.
+        notes: one sentence each: what was measured and how, what the numbers do not say.
+        data: more for the JSON file, such as every single timing.
     """
 
     headings: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Rows
     met: bool | None = None
     notes: tuple[str, ...] = ()
     data: Mapping[str, Any] | None = None
@@ -112,11 +81,12 @@ class Case:
     """One question and how it is measured.
 
     Attributes:
-        name: the name on the command line and of the result's files.
-        question: what the numbers answer, as one question.
-        bar: what would be good enough, in words with a number.
+        name: the name on the command line and of the result files.
+        question: what the numbers answer.
+        bar: what is good enough, in words with a number.
         run: measures at a scale.
-        gpu: whether it needs a CUDA device; such a case runs only under ``--gpu``.
+        gpu: whether it needs a CUDA device; such cases run only under ``--gpu``.
+        limit_s: under ``--gpu``, the seconds after which it is stopped.
     """
 
     name: str
@@ -124,11 +94,12 @@ class Case:
     bar: str
     run: Callable[[Scale], Result]
     gpu: bool = False
+    limit_s: float = 120
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio measured once a round: its median, smallest and largest value."""
+    """The median, smallest and largest of a ratio that was measured once a round."""
 
     median: float
     low: float
@@ -140,30 +111,28 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one way, a value a round, in the order of the rounds.
+    """The seconds of one way, one value a round.
 
     Attributes:
         wall: seconds by the clock.
-        cpu: seconds of CPU of this process and its children, user and system.
+        cpu: CPU seconds of this process (and its children, if asked), user and system.
     """
 
     wall: tuple[float, ...]
     cpu: tuple[float, ...]
 
     def median(self, clock: Clock = "wall") -> float:
-        """The middle value, in seconds."""
         return statistics.median(self._values(clock))
 
     def low(self, clock: Clock = "wall") -> float:
-        """The smallest value, in seconds: the one that other processes disturbed least."""
+        """Return the smallest value, which other processes disturbed least."""
         return min(self._values(clock))
 
     def high(self, clock: Clock = "wall") -> float:
-        """The largest value, in seconds."""
         return max(self._values(clock))
 
-    def ratio(self, base: Timings, clock: Clock = "wall") -> Ratio:
-        """This way's time divided by ``base``'s, round by round."""
+    def ratio(self, base: Timings, clock: Clock = "cpu") -> Ratio:
+        """Return this way's time divided by ``base``'s, round by round."""
         pairs = zip(self._values(clock), base._values(clock), strict=True)
         ratios = [ours / max(theirs, 1e-9) for ours, theirs in pairs]
         return Ratio(statistics.median(ratios), min(ratios), max(ratios))
@@ -172,109 +141,166 @@ class Timings:
         return self.wall if clock == "wall" else self.cpu
 
 
+def _call(way: Callable[[], object]) -> None:
+    way()
+
+
 def interleave(
-    ways: Mapping[str, Callable[[], object]],
+    ways: Mapping[str, T],
+    run: Callable[[T], object] = _call,
     *,
     rounds: int,
     warmups: int = 1,
     children: bool = False,
     again: bool = False,
 ) -> dict[str, Timings]:
-    """Seconds of each way, measured in turns: A B C A B C ... in this one process.
+    """Time ``run`` on each way in turns, A B C C B A A B C ..., in this process.
 
-    Turns make a slow minute of the machine hit every way alike; the order is reversed every
-    other round, so that no way always follows the same one. ``warmups`` rounds come first and
-    are not counted. With ``children`` the CPU seconds of child processes count too, those alive
-    before and after a run included (their clock ticks are 10 ms: make runs long against that).
-    With ``again`` each way runs twice in its turn, and the second run counts: what is meant to be
-    in memory is in it then, also where the system takes away what was idle in the other turns.
+    A slow minute of the machine then hits every way alike, and no way always follows the same one.
+
+    Args:
+        ways: name -> what ``run`` takes.
+        run: what is timed; by default each way is called.
+        rounds: how many rounds count.
+        warmups: how many rounds come first and do not count.
+        children: add the CPU seconds of child processes, live and ended (their clock ticks are
+            10 ms, so runs have to be long against that).
+        again: run each way twice in its turn and count the second run, so that what should be in
+            memory is there.
     """
     walls: dict[str, list[float]] = {name: [] for name in ways}
     cpus: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(-warmups, rounds):
-        names = list(ways) if turn % 2 == 0 else list(ways)[::-1]
-        for name in names:
+        for name in list(ways)[:: 1 if turn % 2 == 0 else -1]:
             if again:
-                ways[name]()
-            gc.collect()  # what an earlier way left behind is not this one's cost
+                run(ways[name])
+            gc.collect()  # garbage of an earlier way is not this one's cost
             of_children = _children_cpu_seconds() if children else 0.0
             cpu, wall = time.process_time(), time.perf_counter()
-            ways[name]()
+            run(ways[name])
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            if children:
-                cpu += _children_cpu_seconds() - of_children
+            cpu += _children_cpu_seconds() - of_children if children else 0.0
             if turn >= 0:
                 walls[name].append(wall)
                 cpus[name].append(cpu)
     return {name: Timings(tuple(walls[name]), tuple(cpus[name])) for name in ways}
 
 
-def on_one_thread(measure: Callable[[Scale], Result], scale: Scale) -> Result:
-    """What ``measure`` finds with one torch thread.
+def timing_headings(base: str, what: str = "a 1,000") -> tuple[str, ...]:
+    """Return the headings of `timing_rows`; ``what`` is what their seconds are for."""
+    return ("way", f"CPU s {what}", "smallest", f"wall s {what}", f"CPU ratio to {base} (spread)")
 
-    Several that wait for each other burn CPU seconds which say nothing, the more so the busier
-    the machine is.
+
+def timing_rows(timings: Mapping[str, Timings], per: float, base: str, label: str = "") -> Rows:
+    """Return a row for each way: seconds times ``per``, and the CPU ratio to the way ``base``."""
+    return tuple(
+        (
+            label + name,
+            times.median("cpu") * per,
+            times.low("cpu") * per,
+            times.median() * per,
+            None if name == base or base not in timings else str(times.ratio(timings[base])),
+        )
+        for name, times in timings.items()
+    )
+
+
+def cpu_of(timings: Mapping[str, Timings]) -> dict[str, tuple[float, ...]]:
+    """Return each way's CPU seconds, for a result's ``data``."""
+    return {name: times.cpu for name, times in timings.items()}
+
+
+def exhaust(batches: Iterable[Any]) -> None:
+    """Iterate to the end; as in training, a batch is held while the next one is made."""
+    for _batch in batches:
+        pass
+
+
+def on_one_thread(measure: Callable[[Scale], Result]) -> Callable[[Scale], Result]:
+    """Return ``measure`` with one torch thread.
+
+    Several threads that wait for each other burn CPU seconds that say nothing.
     """
-    import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return measure(scale)
-    finally:
-        torch.set_num_threads(threads)
+    @functools.wraps(measure)
+    def run(scale: Scale) -> Result:
+        import torch
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return measure(scale)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
+
+
+def in_folder(measure: Callable[[Scale, Path], Result]) -> Callable[[Scale], Result]:
+    """Return ``measure`` with a temporary folder for its files."""
+
+    @functools.wraps(measure)
+    def run(scale: Scale) -> Result:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure(scale, Path(folder))
+
+    return run
 
 
 def device_here() -> Any:
-    """The CUDA device, as ``torch.device``; the CPU where there is none."""
+    """Return the CUDA device as a ``torch.device``, or the CPU where there is none."""
     import torch
 
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def finished(device: Any) -> None:
-    """Waits until ``device`` has done all that was queued."""
+    """Wait until ``device`` has done all queued work."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.synchronize(device)
 
 
-def machine_facts() -> dict[str, Any]:
-    """What a reader needs to judge the numbers: processor, cores, memory, system, versions."""
-    facts: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
+def machine_facts() -> dict[str, str]:
+    """Return what a reader needs to judge the numbers: machine, versions, load, date."""
+    installed = ((name, version_of(name)) for name in ("numpy", "torchvision", "pillow"))
+    return {
+        **_facts_of_machine(),
+        **{name: f"{name} {version}" for name, version in installed if version},
+        "load": f"load average {os.getloadavg()[0]:.2f}",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
-    for name in ("torch", "numpy", "torchvision", "lightning"):
-        version = version_of(name)
-        if version is not None:
-            facts[name] = version
-    import torch
 
-    facts["torch_threads"] = torch.get_num_threads()
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    facts["load_average"] = round(os.getloadavg()[0], 2)
-    facts["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return facts
+
+def version_of(*distributions: str) -> str | None:
+    """Return the version of the first of ``distributions`` that is installed."""
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def discover() -> list[Case]:
-    """Every case of every bench module in this folder, in the order of their modules' names."""
-    package = importlib.import_module("bench")
-    cases: list[Case] = []
-    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        if module not in _BESIDE_BENCHES:
-            cases.extend(getattr(importlib.import_module(f"bench.{module}"), "CASES", ()))
-    return cases
+    """Return the cases of all modules in this folder, in the order of the modules' names."""
+    return [case for module in modules() for case in cases_of(module)]
+
+
+def modules() -> list[str]:
+    """Return the names of the modules in this folder."""
+    found = (file.stem for file in Path(__file__).parent.glob("*.py"))
+    return sorted(name for name in found if not name.startswith("__"))
+
+
+def cases_of(module: str) -> list[Case]:
+    """Return the cases of one module of this folder."""
+    return list(getattr(importlib.import_module(f"bench.{module}"), "CASES", ()))
 
 
 def record(case: Case, result: Result, seconds: float) -> dict[str, Any]:
-    """A case and its result as plain JSON values, with the machine and the command."""
+    """Return a case and its result as JSON values, with the machine and the command."""
     return {
         "name": case.name,
         "question": case.question,
@@ -286,21 +312,23 @@ def record(case: Case, result: Result, seconds: float) -> dict[str, Any]:
     }
 
 
-def markdown(case: Case, result: Result, facts: Mapping[str, Any]) -> str:
-    """The result as a Markdown page: question, bar, table, machine, command."""
-    head = "| " + " | ".join(result.headings) + " |"
-    rule = "|" + "|".join(" --- " for _ in result.headings) + "|"
-    body = ["| " + " | ".join(_cell(value) for value in row) + " |" for row in result.rows]
-    machine = ", ".join(f"{name} {value}" for name, value in facts.items())
-    lines = [f"# {case.name}", "", case.question, "", f"Bar: {case.bar}. {_verdict(result.met)}"]
-    lines += ["", head, rule, *body, ""]
-    lines += [f"- {note}" for note in result.notes]
-    lines += [f"- Machine: {machine}.", f"- Command: `{_command(case)}`", ""]
+def markdown(case: Case, result: Result, facts: Mapping[str, str]) -> str:
+    """Return the result as a Markdown page: question, bar, table, notes, machine, command."""
+    met = {True: "Met.", False: "NOT met.", None: "No verdict."}[result.met]
+    notes = [*result.notes, f"Machine: {', '.join(facts.values())}."]
+    lines = [
+        *(f"# {case.name}", "", case.question, "", f"Bar: {case.bar}. {met}", ""),
+        *(f"| {' | '.join(map(_cell, row))} |" for row in (result.headings, *result.rows)),
+        "",
+        *(f"- {note}" for note in notes),
+        *(f"- Command: `{_command(case)}`", ""),
+    ]
+    lines.insert(7, "|" + " --- |" * len(result.headings))
     return "\n".join(lines)
 
 
 def save(case: Case, result: Result, seconds: float, folder: Path = RESULTS) -> Path:
-    """Writes ``NAME.json`` and ``NAME.md`` and returns the path of the latter."""
+    """Write ``NAME.json`` and ``NAME.md`` and return the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     entry = record(case, result, seconds)
     (folder / f"{case.name}.json").write_text(json.dumps(entry, indent=1) + "\n")
@@ -310,22 +338,8 @@ def save(case: Case, result: Result, seconds: float, folder: Path = RESULTS) -> 
 
 
 def show(case: Case, result: Result) -> None:
-    """Prints the result as a table."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:  # a GPU machine on loan may have torch and nothing else
-        print(markdown(case, result, machine_facts()))
-        return
-    table = Table(title=f"{case.name}: {case.question}", caption=f"bar: {case.bar}")
-    for position, heading in enumerate(result.headings):
-        table.add_column(heading, justify="left" if position == 0 else "right")
-    for row in result.rows:
-        table.add_row(*(_cell(value) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    for note in (_verdict(result.met), *result.notes):
-        console.print(f"  {note}", markup=False)
+    """Print the result."""
+    print(markdown(case, result, machine_facts()))
 
 
 def _command(case: Case) -> str:
@@ -333,47 +347,18 @@ def _command(case: Case) -> str:
 
 
 def _children_cpu_seconds() -> float:
-    """CPU seconds of every child so far: those that ended and were waited for, and live ones."""
+    """CPU seconds of all children so far: of those that ended and of those alive."""
+    import psutil
+
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime + sum(_live_children_cpu_seconds())
-
-
-def _live_children_cpu_seconds() -> Sequence[float]:
-    try:
-        import psutil
-    except ImportError:  # see show()
-        return ()
-    seconds = []
+    seconds: float = ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
-        except psutil.NoSuchProcess:  # it ended between the listing and the question
+        except psutil.NoSuchProcess:  # it ended after the listing
             continue
-        seconds.append(times.user + times.system)
+        seconds += times.user + times.system
     return seconds
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    named = {key.strip(): value.strip() for key, value in fields.items()}
-    name = named.get("model name", platform.machine())
-    if "model" in named and not any(character.isdigit() for character in name):
-        name += f", family {named.get('cpu family', '?')} model {named['model']}"
-    return name
-
-
-def version_of(distribution: str) -> str | None:
-    """Of what is installed; None if it is not."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cell(value: Cell) -> str:
@@ -382,7 +367,3 @@ def _cell(value: Cell) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _verdict(met: bool | None) -> str:
-    return {True: "Met.", False: "NOT met.", None: "No verdict."}[met]

@@ -10,9 +10,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,9 @@ import numpy as np
 import torch
 
 from bench.dali import dali_version, folder_of_photos
-from bench.harness import RESULTS, Case, Cell, Result, Scale, on_one_thread, version_of
+from bench.harness import RESULTS, Case, Cell, Result, Scale, in_folder, on_one_thread
 from dataloaders import DataLoader
 from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, words
-
-__all__ = ["CASES", "NAMES", "documented", "table"]
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "transforms.md"
 BEGIN, END = "<!-- python -m bench.transforms -->", "<!-- end -->"
@@ -34,89 +29,72 @@ _SEED = 5
 _SIDE = 96
 
 
-def transforms() -> dict[str, Callable[[Any], list[Any]]]:
-    """Name -> the transforms to look at, for torchvision's v1 or v2; a chain ends in one size."""
-    half = 0.5
+def transforms(m: Any) -> dict[str, list[Any]]:
+    """Return the transforms to look at, of torchvision's v1 or v2; a chain ends in one size."""
+    half, resize = 0.5, (_SIDE, 70)
+    bilinear, nearest = _mode("bilinear"), _mode("nearest")
+    alone = {
+        "Resize": [m.Resize(resize)],
+        "Resize, bicubic": [m.Resize(resize, _mode("bicubic"))],
+        "Resize, lanczos": [m.Resize(resize, _mode("lanczos"))],
+        "Resize, nearest": [m.Resize(resize, nearest)],
+        "Resize, max_size": [m.Resize(80, max_size=120), m.CenterCrop(_SIDE)],
+        "CenterCrop": [m.CenterCrop(_SIDE)],
+        "RandomCrop": [m.RandomCrop(_SIDE, padding=20, pad_if_needed=True)],
+        "RandomResizedCrop": [m.RandomResizedCrop(_SIDE)],
+    }
+    cropped = {
+        "RandomHorizontalFlip": [m.RandomHorizontalFlip()],
+        "RandomVerticalFlip": [m.RandomVerticalFlip()],
+        "RandomRotation": [m.RandomRotation(30)],
+        "RandomRotation, bilinear": [m.RandomRotation(30, bilinear)],
+        "RandomAffine": [m.RandomAffine(20, (0.1, 0.2), (0.8, 1.2), 10, bilinear)],
+        "RandomPerspective": [m.RandomPerspective(0.4, 0.7)],
+        "RandomPerspective, nearest": [m.RandomPerspective(0.4, 0.7, nearest)],
+        "Pad": [m.Pad((3, 5), 7)],
+        "Pad, reflect": [m.Pad((3, 5), 0, "reflect")],
+        "ColorJitter": [m.ColorJitter(half, half, half, 0.2)],
+        "ColorJitter, hue": [m.ColorJitter(0, 0, 0, half)],
+        "Grayscale": [m.Grayscale(3)],
+        "RandomGrayscale": [m.RandomGrayscale(half)],
+        "GaussianBlur": [m.GaussianBlur(5)],
+        "RandomInvert": [m.RandomInvert()],
+        "RandomPosterize": [m.RandomPosterize(3)],
+        "RandomSolarize": [m.RandomSolarize(100)],
+        "RandomAutocontrast": [m.RandomAutocontrast()],
+        "RandomEqualize": [m.RandomEqualize()],
+        "RandomAdjustSharpness": [m.RandomAdjustSharpness(2)],
+        "AutoAugment": [m.AutoAugment()],
+        "RandAugment": [m.RandAugment()],
+        "TrivialAugmentWide": [m.TrivialAugmentWide()],
+        "AugMix": [m.AugMix()],
+        "ElasticTransform": [m.ElasticTransform()],
+        "RandomErasing": [m.PILToTensor(), m.RandomErasing(1, value=9)],
+        "RandomApply": [m.RandomApply([m.ColorJitter(half)])],
+        "RandomChoice": [m.RandomChoice([m.RandomRotation(9), m.RandomInvert()])],
+        "RandomOrder": [m.RandomOrder([m.RandomRotation(9), m.ColorJitter(half)])],
+    }
+    guides = [
+        m.Resize((160, 160)),
+        m.RandomHorizontalFlip(),
+        m.RandomVerticalFlip(),
+        m.RandomRotation(10),
+        m.ColorJitter(0.05, 0.05, 0.05, 0.05),
+    ]
+    nested = m.Compose([m.CenterCrop(_SIDE), m.Compose([m.RandomHorizontalFlip()])])
+    pure = [m.ToPureTensor()] if hasattr(m, "ToPureTensor") else []
+    more = {
+        "ToTensor; v2: ToImage, ToDtype": _floats(m),
+        "PILToTensor, ConvertImageDtype": [m.PILToTensor(), m.ConvertImageDtype(torch.float32)],
+        "Normalize; v2: and ToPureTensor": [*_floats(m), m.Normalize(**_TO_LEVELS), *pure],
+    }
     return {
-        "Resize": lambda m: [m.Resize((_SIDE, 70))],
-        "Resize, bicubic": lambda m: [m.Resize((_SIDE, 70), _mode("bicubic"))],
-        "Resize, lanczos": lambda m: [m.Resize((_SIDE, 70), _mode("lanczos"))],
-        "Resize, nearest": lambda m: [m.Resize((_SIDE, 70), _mode("nearest"))],
-        "Resize, max_size": lambda m: [m.Resize(80, max_size=120), m.CenterCrop(_SIDE)],
-        "CenterCrop": lambda m: [m.CenterCrop(_SIDE)],
-        "RandomCrop": lambda m: [m.RandomCrop(_SIDE, padding=20, pad_if_needed=True)],
-        "RandomResizedCrop": lambda m: [m.RandomResizedCrop(_SIDE)],
-        "RandomHorizontalFlip": lambda m: [m.CenterCrop(_SIDE), m.RandomHorizontalFlip()],
-        "RandomVerticalFlip": lambda m: [m.CenterCrop(_SIDE), m.RandomVerticalFlip()],
-        "RandomRotation": lambda m: [m.CenterCrop(_SIDE), m.RandomRotation(30)],
-        "RandomRotation, bilinear": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.RandomRotation(30, _mode("bilinear")),
-        ],
-        "RandomAffine": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.RandomAffine(20, (0.1, 0.2), (0.8, 1.2), 10, _mode("bilinear")),
-        ],
-        "RandomPerspective": lambda m: [m.CenterCrop(_SIDE), m.RandomPerspective(0.4, 0.7)],
-        "RandomPerspective, nearest": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.RandomPerspective(0.4, 0.7, _mode("nearest")),
-        ],
-        "Pad": lambda m: [m.CenterCrop(_SIDE), m.Pad((3, 5), 7)],
-        "Pad, reflect": lambda m: [m.CenterCrop(_SIDE), m.Pad((3, 5), 0, "reflect")],
-        "ColorJitter": lambda m: [m.CenterCrop(_SIDE), m.ColorJitter(half, half, half, 0.2)],
-        "ColorJitter, hue": lambda m: [m.CenterCrop(_SIDE), m.ColorJitter(0, 0, 0, half)],
-        "Grayscale": lambda m: [m.CenterCrop(_SIDE), m.Grayscale(3)],
-        "RandomGrayscale": lambda m: [m.CenterCrop(_SIDE), m.RandomGrayscale(half)],
-        "GaussianBlur": lambda m: [m.CenterCrop(_SIDE), m.GaussianBlur(5)],
-        "RandomInvert": lambda m: [m.CenterCrop(_SIDE), m.RandomInvert()],
-        "RandomPosterize": lambda m: [m.CenterCrop(_SIDE), m.RandomPosterize(3)],
-        "RandomSolarize": lambda m: [m.CenterCrop(_SIDE), m.RandomSolarize(100)],
-        "RandomAutocontrast": lambda m: [m.CenterCrop(_SIDE), m.RandomAutocontrast()],
-        "RandomEqualize": lambda m: [m.CenterCrop(_SIDE), m.RandomEqualize()],
-        "RandomAdjustSharpness": lambda m: [m.CenterCrop(_SIDE), m.RandomAdjustSharpness(2)],
-        "AutoAugment": lambda m: [m.CenterCrop(_SIDE), m.AutoAugment()],
-        "RandAugment": lambda m: [m.CenterCrop(_SIDE), m.RandAugment()],
-        "TrivialAugmentWide": lambda m: [m.CenterCrop(_SIDE), m.TrivialAugmentWide()],
-        "AugMix": lambda m: [m.CenterCrop(_SIDE), m.AugMix()],
-        "ElasticTransform": lambda m: [m.CenterCrop(_SIDE), m.ElasticTransform()],
-        "RandomErasing": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.PILToTensor(),
-            m.RandomErasing(1, value=9),
-        ],
-        "RandomApply": lambda m: [m.CenterCrop(_SIDE), m.RandomApply([m.ColorJitter(half)])],
-        "RandomChoice": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.RandomChoice([m.RandomRotation(9), m.RandomInvert()]),
-        ],
-        "RandomOrder": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.RandomOrder([m.RandomRotation(9), m.ColorJitter(half)]),
-        ],
-        "the guides' chain": lambda m: [
-            m.Resize((160, 160)),
-            m.RandomHorizontalFlip(),
-            m.RandomVerticalFlip(),
-            m.RandomRotation(10),
-            m.ColorJitter(0.05, 0.05, 0.05, 0.05),
-        ],
-        "Compose in Compose": lambda m: [
-            m.Compose([m.CenterCrop(_SIDE), m.Compose([m.RandomHorizontalFlip()])])
-        ],
-        "ToTensor; v2: ToImage, ToDtype": lambda m: [m.CenterCrop(_SIDE), *_floats(m)],
-        "PILToTensor, ConvertImageDtype": lambda m: [
-            m.CenterCrop(_SIDE),
-            m.PILToTensor(),
-            m.ConvertImageDtype(torch.float32),
-        ],
-        "Normalize; v2: and ToPureTensor": lambda m: [
-            m.CenterCrop(_SIDE),
-            *_floats(m),
-            m.Normalize(**_TO_LEVELS),
-            *([m.ToPureTensor()] if hasattr(m, "ToPureTensor") else []),
-        ],
-        "transforms of weights": lambda m: [_of_weights()],
+        **alone,
+        **{name: [m.CenterCrop(_SIDE), *members] for name, members in cropped.items()},
+        "the guides' chain": guides,
+        "Compose in Compose": [nested],
+        **{name: [m.CenterCrop(_SIDE), *members] for name, members in more.items()},
+        "transforms of weights": [_of_weights()],
     }
 
 
@@ -138,25 +116,21 @@ def _of_weights() -> Any:
     return preset
 
 
-NAMES = tuple(transforms())
-
-
-def run(scale: Scale) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        return on_one_thread(lambda scale: measure(scale, Path(folder)), scale)
-
-
-def measure(scale: Scale, folder: Path) -> Result:
+@on_one_thread
+@in_folder
+def run(scale: Scale, folder: Path) -> Result:
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
     count = scale.pick(full=48, tiny=3)
     photos = folder_of_photos(folder, count, count)
+    chains = [transforms(module) for module in (v1, v2)]
     rows: list[tuple[Cell, ...]] = []
-    names = NAMES if not scale.tiny else NAMES[::5]
-    for name in names:
-        chains = [module.Compose(transforms()[name](module)) for module in (v1, v2)]
-        cells = [differences(photos, chain, count) for chain in chains]
+    for name in list(chains[0])[:: scale.pick(full=1, tiny=5)]:
+        cells = [
+            differences(photos, module.Compose(chain[name]), count)
+            for module, chain in zip((v1, v2), chains, strict=True)
+        ]
         rows.append((name, *(worst(column) for column in zip(*cells, strict=True))))
     return Result(
         ("transform, v1 and v2", "on the CPU", "kernels", "quicker (fast=)", "nodes (fast=)"),
@@ -172,7 +146,7 @@ def measure(scale: Scale, folder: Path) -> Result:
             "what DALI's graph on a GPU does, and kernels the rest; both computed on the CPU here.",
             "Floats are made by the table that their members make of all bytes, in each way; "
             "Normalize, where there is one, makes levels of them again.",
-            f"Versions: nvidia-dali {dali_version()}, pillow {version_of('pillow')}.",
+            f"nvidia-dali {dali_version()}.",
         ),
     )
 
@@ -292,21 +266,18 @@ def worst(column: tuple[Any, ...]) -> str:
 
 
 def table() -> str:
-    """The kept result, as docs/transforms.md has it."""
-    result = json.loads((RESULTS / "transforms.json").read_text())
-    headings = result["headings"]
-    lines = ["| " + " | ".join(headings) + " |", "| " + " | ".join(["---"] * len(headings)) + " |"]
-    lines += ["| " + " | ".join(map(str, row)) + " |" for row in result["rows"]]
-    return "\n".join(lines)
+    """Return the table of the kept result."""
+    lines = (RESULTS / "transforms.md").read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
 
 
 def documented() -> str:
-    """What docs/transforms.md has between its marks."""
+    """Return what docs/transforms.md has between its marks."""
     return DOCUMENT.read_text().split(BEGIN)[1].split(END)[0].strip()
 
 
 def write() -> None:
-    """Puts the table of the kept result into docs/transforms.md."""
+    """Put the table of the kept result into docs/transforms.md."""
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")

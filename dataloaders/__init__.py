@@ -2,13 +2,13 @@
 
     sampler ──> fetch ──> decode ──> augment ──> collate ──> transfer ──> training step
 
-    DataLoader        torch's DataLoader, with backend= choosing who makes the batches
-    wrap              the same for a loader that somebody else made
-    check_bottleneck  the same step on real and on synthetic input: is the CPU the bottleneck?
+    DataLoader        torch's DataLoader, with a backend= that makes the batches
+    wrap              the same for a loader that already exists
+    check_bottleneck  the same step on real and on synthetic input: is the input the bottleneck?
     bottleneck_check  the same for a loop as it stands: with bottleneck_check(loader) as check
-    tune              workers, prefetching and pinning, by a few measured trials
+    tune              choose workers, prefetching and pinning by a few measured trials
 
-Importing this loads torch and numpy, and none of h5py, DALI, torchvision or PIL.
+Importing this package loads torch and numpy, but not h5py, DALI, torchvision or PIL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Imported when first used: they bring rich and psutil, which a training script does not need.
+# Imported on first use: all load rich and psutil, which a training script does not need.
 _LAZY = {
     "bottleneck_check": "dataloaders.bottleneck",
     "check_bottleneck": "dataloaders.bottleneck",

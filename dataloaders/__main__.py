@@ -1,4 +1,4 @@
-"""``python -m dataloaders``: the same as the ``dataloaders`` command."""
+"""Run ``python -m dataloaders``, which is the ``dataloaders`` command."""
 
 import sys
 

@@ -1,13 +1,13 @@
-"""Backend and Session: what every way of making batches implements.
+"""Define Backend and Session, the interface of every way of making batches.
 
     Backend (frozen options) ──explain(loader)──> Plan       what will run where, or why it cannot
                              ──open(loader)─────> Session    streams, threads, rings, files
     Session                  ──epoch()──────────> batches    one pass over the loader's sampler
-                             ──epoch_ahead()────> the same, to be taken on a thread of ours
-                             ──close()                       nothing stays behind
+                             ──epoch_ahead()────> the same, for a background thread to take
+                             ──close()                       release everything
 
-Any ``torch.utils.data.DataLoader`` is a specification: dataset, sampler, collation, workers.
-A backend may wrap another one, ``Prefetch(inner=Stock())``.
+Any ``torch.utils.data.DataLoader`` is a specification: dataset, sampler, collation, workers. A
+backend may wrap another one, as in ``Prefetch(inner=Stock())``.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from dataloaders.plan import Plan
 __all__ = ["Ahead", "Backend", "Cancelled", "Session", "Specification", "Tunable"]
 
 Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
-"""Any torch DataLoader, ours or not, read as the description of what to load."""
+"""Any torch DataLoader, read as a description of what to load."""
 
 
 class Cancelled(Exception):
-    """What a cancelled `Ahead` raises on the thread that waits in it; no user ever sees it."""
+    """Raised on the thread that waits in a cancelled `Ahead`. Users never see it."""
 
 
 class Ahead(ABC):
-    """An epoch's batches, taken ahead of use on another thread than the consumer's.
+    """The batches of one epoch, which a background thread takes ahead of use.
 
-    Nothing with global state may run in ``next()``: no sampler, no dataset, no collation of the
-    user's in this process. Worker queues, file reads and our own gathers may. What has to run on
-    the consumer's thread (samplers draw from the process-wide generators) runs in `supply`.
+    ``next()`` must not run anything with global state: no sampler, no dataset, no user collation in
+    this process. Reading worker queues and files is allowed, and so are this package's own gathers.
+    What must run on the consumer's thread (samplers draw from the process-wide generators) runs in
+    `supply`.
     """
 
     def __iter__(self) -> Iterator[Batch]:
@@ -45,7 +46,7 @@ class Ahead(ABC):
 
     @abstractmethod
     def __next__(self) -> Batch:
-        """The next batch; on any thread, one at a time.
+        """Return the next batch. Any thread may call this, one at a time.
 
         Raises:
             StopIteration: the epoch is over.
@@ -54,91 +55,95 @@ class Ahead(ABC):
 
     @property
     def in_flight(self) -> int:
-        """Batches whose samples were drawn at ``iter()`` and are being made already.
+        """The number of batches that are already being made because ``iter()`` drew their samples.
 
-        As many can be taken before the first `supply`.
+        This many batches can be taken before the first `supply`.
         """
         return 0
 
     @property
     def iterator(self) -> object | None:
-        """Torch's iterator that makes the batches, for whoever asks it for its workers; or None."""
+        """Torch's iterator that makes the batches, from which the workers can be found; or None."""
         return None
 
     @abstractmethod
     def supply(self, batches: int) -> None:
-        """Draw from the sampler for ``batches`` batches more; on the consumer's thread.
+        """Draw from the sampler for ``batches`` more batches, on the consumer's thread.
 
-        Called with 1 at each hand-over, as torch draws one batch's samples for each batch that it
-        hands over: so a loop that breaks leaves samplers and generators where torch would.
+        The consumer calls this with 1 at each hand-over. Torch, too, draws the samples of one batch
+        for each batch that it hands over, so a loop that breaks leaves samplers and generators
+        where torch would leave them.
 
         Raises:
             Exception: the sampler's own, to be raised in place of the batch of this hand-over, as
-                torch does; or it is kept and raised by ``next()`` at the batch that it concerns.
+                torch does. An implementation may also keep it and raise it from ``next()`` at the
+                batch that it concerns.
         """
 
     def awaited(self) -> None:
-        """Told that the consumer waits for its next batch: whoever limits that time counts now.
+        """Note that the consumer starts to wait for its next batch; a timeout is counted from here.
 
-        On its thread, once for each batch and for the end; batches may have been taken already.
+        Called on the consumer's thread, once for each batch and once for the end. Batches may have
+        been taken by then.
         """
         return
 
     def handed_over(self) -> None:
-        """Told of each batch that the consumer gets; on its thread, which may be warned."""
+        """Note that the consumer received a batch. Called on its thread, which may warn."""
         return
 
     @abstractmethod
     def cancel(self) -> None:
-        """Make a ``next()`` that waits, and every later one, raise `Cancelled` at once.
+        """Make a waiting ``next()``, and every later one, raise `Cancelled` within about 0.1 s.
 
-        On any thread. "At once" is within about 0.1 s.
+        Any thread may call this.
         """
 
 
 class Session(ABC):
     """What one backend holds open for one loader, across epochs.
 
-    A session must not hold its loader strongly: the loader owns the session, and a dropped
-    loader must end its workers at once, not when the garbage collector finds a cycle.
+    A session must not hold its loader strongly: the loader owns the session, and a dropped loader
+    must end its workers at once, not when the garbage collector finds a cycle.
 
-    Who ends what: nobody calls ``close()`` when a loader is dropped. An iterator outlives its
-    loader (``iter(DataLoader(...))`` is common), so an iterator must hold whatever it needs, and
-    threads, files and streams must end when the session and its last iterator are gone
-    (``weakref.finalize``), at interpreter exit too. ``close()`` is called when the loader turns
-    to another backend; a live iterator may then raise, but must not hang. In a forked child
-    nothing is called: the child opens a session of its own.
+    Nobody calls ``close()`` when a loader is dropped. An iterator may outlive its loader
+    (``iter(DataLoader(...))`` is common), so an iterator must hold whatever it needs, and threads,
+    files and streams must end when the session and its last iterator are gone
+    (``weakref.finalize``), also at interpreter exit. ``close()`` is called when the loader switches
+    to another backend; a live iterator may then raise, but must not hang. A forked child calls
+    nothing and opens a session of its own.
     """
 
     @abstractmethod
     def epoch(self) -> Iterator[Batch]:
-        """An iterator over one epoch. Called on the consumer's thread, once for each ``iter()``.
+        """Return an iterator over one epoch. Called once for each ``iter()``, on its thread.
 
-        The inner loader's own ``iter()`` runs here, on the caller's thread: torch draws its base
-        seed and installs its signal handlers there. A second call while an earlier iterator is
-        alive gives an independent iterator (with persistent workers: as torch does).
+        The inner loader's own ``iter()`` runs here, on the caller's thread, because torch draws its
+        base seed and installs its signal handlers there. A second call while an earlier iterator is
+        alive returns an independent iterator (with persistent workers: as torch does).
         """
 
     def epoch_ahead(self) -> Ahead | None:
-        """The same epoch as `epoch` gives, for a thread to take; called in place of it.
+        """Return the batches that `epoch` would return, for a background thread to take; or None.
 
-        None, if its batches run the user's own Python in this process: then only `epoch` will
-        do, iterated on the consumer's thread. Nothing may have been drawn or started by then.
+        Called in place of `epoch`. None means that the batches run the user's own Python in this
+        process, so that only `epoch`, iterated on the consumer's thread, can be used. In that case
+        nothing has been drawn or started.
         """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """End every thread, process, stream and file of this session. Safe to call twice."""
+        """End every thread, process, stream and file of this session. May be called twice."""
 
 
 class Backend(ABC):
     """One way of making a loader's batches; subclasses are frozen dataclasses of its options.
 
     Attributes:
-        name: the name under which the registry knows it.
-        delivers: "host" if it leaves batches in host memory (a ``device=`` then adds a copy),
-            "device" if it takes the loader's ``device`` itself.
+        name: the name in the registry.
+        delivers: "host" if it leaves batches in host memory (``device=`` then adds a copy),
+            "device" if it delivers on the loader's ``device`` itself.
         same_samples: whether it yields torch's own samples in torch's own order (synthetic does
             not).
     """
@@ -149,22 +154,23 @@ class Backend(ABC):
 
     @abstractmethod
     def explain(self, loader: Specification) -> Plan:
-        """The plan for ``loader``: where each stage will run, or the obstacle. Never raises."""
+        """Return the plan for ``loader``: where each stage runs, or the obstacle. Never raises."""
 
     def takes_ahead(self, loader: Specification) -> bool:
-        """Whether a session for ``loader`` gives an `Ahead`; for plans, so never raises."""
+        """Whether a session for ``loader`` returns an `Ahead`. Never raises: plans ask."""
         return False
 
     def tunable(self, loader: Specification) -> Tunable | None:
-        """Which of its own options tuning may choose for ``loader``; never raises.
+        """Return which of its own options tuning may choose for ``loader``. Never raises.
 
-        None: it has none, or cannot serve the loader. What is tuned are then torch's workers.
+        None: it has no such options, or cannot serve the loader. Only torch's workers are tuned
+        then.
         """
         return None
 
     @abstractmethod
     def open(self, loader: Specification) -> Session:
-        """A session for ``loader``.
+        """Open a session for ``loader``.
 
         Raises:
             BackendUnavailable: if the plan has an obstacle.
@@ -173,13 +179,13 @@ class Backend(ABC):
 
 @dataclass(frozen=True)
 class Tunable:
-    """What tuning may choose of a backend's own options for one loader.
+    """The options of a backend that tuning may choose for one loader.
 
     Attributes:
         backend: the backend as it would serve the loader now, with a number in place of "auto".
-        values: by option, the numbers that may be worth trying, smallest first; the one that
-            ``backend`` has is among them. What matters most comes first.
-        workers: whether torch's workers take part, so that their number is to be chosen too.
+        values: for each option, the numbers that may be worth trying, smallest first, including the
+            one that ``backend`` has. The options that matter most come first.
+        workers: whether torch's workers take part, so that their number is chosen too.
     """
 
     backend: Backend

@@ -1,10 +1,11 @@
-"""Every exception and warning of this package, in one tree.
+"""Define every exception and warning of this package, in one tree.
 
     DataLoadersError
-    ├── OptionError         an option has a value that cannot be used      (also ValueError)
-    ├── UnknownBackend      no backend of that name                        (also ValueError)
+    ├── OptionError         an option has a value that it cannot take      (also ValueError)
+    ├── UnknownBackend      no backend has that name                       (also ValueError)
     ├── MissingDependency   the backend's own package is not installed     (also ImportError)
     ├── BackendUnavailable  this backend cannot serve this loader          (also RuntimeError)
+    ├── CacheError          a cache cannot be built or read                (also RuntimeError)
     └── CheckError          a measurement could not be made                (also RuntimeError)
 
 Each message says what was given, the rule, the value, and the next step.
@@ -40,7 +41,7 @@ class UnknownBackend(DataLoadersError, ValueError):
 
 
 class MissingDependency(DataLoadersError, ImportError):
-    """The backend exists, but the package it stands on is not installed."""
+    """The backend exists, but the package that it needs is not installed."""
 
 
 class BackendUnavailable(DataLoadersError, RuntimeError):
@@ -48,7 +49,7 @@ class BackendUnavailable(DataLoadersError, RuntimeError):
 
 
 class CacheError(DataLoadersError, RuntimeError):
-    """A cache cannot be built, or the file is none, is damaged, unfinished or of other samples."""
+    """A cache cannot be built, or the file is not a usable cache of these samples."""
 
 
 class CheckError(DataLoadersError, RuntimeError):
@@ -56,9 +57,9 @@ class CheckError(DataLoadersError, RuntimeError):
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Have ``note`` shown under ``error`` where it is printed; its type and text stay its own.
+    """Add ``note`` below the text of ``error`` where it is printed; keep its type and text.
 
-    Python 3.10 keeps the note and does not print it.
+    Python 3.10 stores the note but does not print it.
     """
     notes = getattr(error, "__notes__", None)
     if notes is None:
@@ -67,11 +68,11 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 class BackendWarning(UserWarning):
-    """A backend cannot serve one loader or one batch, and what serves it in its place."""
+    """A backend cannot serve one loader or one batch; the text says what serves it instead."""
 
 
 class CacheWarning(UserWarning):
-    """A build waits for other ranks, and none of them seems to go on."""
+    """A build waits for other ranks, and none of them seems to make progress."""
 
 
 class CapacityWarning(UserWarning):

@@ -1,8 +1,8 @@
-"""DataLoader: torch's own, with interchangeable backends behind it.
+"""DataLoader: torch's DataLoader with interchangeable backends.
 
 DataLoader(dataset, ..., backend=None)
     │ __iter__
-    ├── None of our arguments given ──> backends.stock: torch's own iterator
+    ├── no argument beyond torch's ───> backends.stock: torch's own iterator
     └── backend= / DATALOADERS_BACKEND ──> registry ──> Backend.open(self) ──> Session.epoch()
 """
 
@@ -35,51 +35,53 @@ from dataloaders.tuning import auto
 __all__ = ["BACKEND_VARIABLE", "DataLoader", "wrap"]
 
 BACKEND_VARIABLE = "DATALOADERS_BACKEND"
-"""The environment variable that names the backend of every loader that names none itself."""
+"""The environment variable that names the backend of every loader without ``backend=``."""
 
 T_co = TypeVar("T_co", covariant=True)
 _TorchLoader = torch.utils.data.DataLoader
 
-# Sessions and torch iterators of a parent process, kept from being freed in this one.
+# Sessions and torch iterators of the parent process, kept alive so that this one never frees them.
 _INHERITED: list[tuple[Session, object]] = []
 
 
 class DataLoader(_TorchLoader[T_co]):
     """Batches of ``dataset``, made by the backend of your choice; torch's loader by default.
 
-    Takes torch's own parameters with torch's names, defaults and accepted combinations, and
-    behaves as ``torch.utils.data.DataLoader`` does, to the bit, as long as none of the
-    arguments below is given. ``num_workers``, ``prefetch_factor`` and ``pin_memory`` also take
-    ``"auto"``: what `dataloaders.tune` learned for this dataset on this machine, else a rule
-    from usable cores, memory and shared memory. The attributes are always plain ints and bools.
+    Takes torch's own parameters with torch's names, defaults and accepted combinations, and behaves
+    as ``torch.utils.data.DataLoader`` does, to the bit, as long as none of the arguments below is
+    given. ``num_workers``, ``prefetch_factor`` and ``pin_memory`` also take ``"auto"``: the values
+    that `dataloaders.tune` learned for this dataset on this machine, else a rule based on usable
+    cores, memory and shared memory. The attributes are always plain ints and bools.
 
     Args:
-        dataset: as torch's; so are all arguments up to ``in_order``.
+        dataset: as in torch, like all arguments up to ``in_order``.
         backend: a name ("stock", "synthetic", ...; see ``dataloaders backends``), a `Backend`
             instance with options, or None for ``$DATALOADERS_BACKEND``, else "stock".
-        device: where batches are delivered. None leaves that to the backend: stock leaves them
-            in host memory, prefetch and synthetic deliver on the current CUDA device if there is
-            one. A CUDA device with a backend that delivers in host memory is
-            ``Prefetch(that backend)``.
-        seed: makes shuffling and random augmentation a function of (seed, epoch, index): the
-            same for any number of workers. None leaves torch's random streams alone.
+        device: where batches are delivered. None leaves that to the backend: stock leaves them in
+            host memory; prefetch, dali and synthetic deliver on the current CUDA device if there is
+            one. A CUDA device with a backend that delivers in host memory is ``Prefetch(that
+            backend)``.
+        seed: makes shuffling and random augmentation a function of (seed, epoch, index): the same
+            for any number of workers. None leaves torch's random streams alone.
         on_error: what to do with a sample that cannot be loaded; only "raise" in this version.
 
     Raises:
-        OptionError: an argument of ours has a value it cannot take (also a ValueError).
+        OptionError: an argument that torch's loader does not have has an invalid value (also a
+            ValueError).
         UnknownBackend: no backend has that name (also a ValueError).
         MissingDependency: the backend's package is not installed (also an ImportError).
         BackendUnavailable: at ``iter()``, when the backend cannot serve this loader.
         ValueError, TypeError: as torch's loader raises them.
     """
 
-    # Set where given, and no sooner: subclasses have attributes and properties of these names.
+    # Set on the instance only where given: subclasses have attributes and properties of these
+    # names.
     backend: str | Backend | None = None
     device: torch.device | str | int | None = None
     seed: int | None = None
     on_error: str = "raise"
 
-    # Private state, here as defaults so that unpickled, copied and wrapped loaders have it too.
+    # Private state, with defaults here so that unpickled, copied and wrapped loaders have it too.
     _session: Session | None = None
     _session_backend: Backend | None = None
     _session_wanted: str | Backend | None = None
@@ -124,7 +126,7 @@ class DataLoader(_TorchLoader[T_co]):
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
                 pin_memory=pin_memory,
-                # These three are only accepted with workers: "auto" must not choose none.
+                # Torch accepts these three only with workers, so "auto" must not choose 0 workers.
                 needs_workers=bool(persistent_workers or multiprocessing_context or timeout),
                 backend=_name_of(backend),
             )
@@ -156,7 +158,7 @@ class DataLoader(_TorchLoader[T_co]):
             self.seed = seed
 
     def __iter__(self) -> Any:
-        """An iterator over one epoch, from this loader's backend."""
+        """Return an iterator over one epoch, made by this loader's backend."""
         session, backend = self._current_session()
         batches = session.epoch()
         self._iterations += 1
@@ -167,34 +169,34 @@ class DataLoader(_TorchLoader[T_co]):
         return batches
 
     def __len__(self) -> int:
-        """Batches in an epoch, as torch's loader counts them."""
+        """Return the number of batches in an epoch, as torch's loader counts them."""
         return super().__len__() if self._source is None else len(self._source)
 
     def explain(self) -> Plan:
-        """What will run where for this loader, stage by stage; print it. Never raises."""
+        """Return what will run where for this loader, stage by stage; print it. Never raises."""
         wanted = self._wanted_backend()
         try:
             backend, refusal = self._resolve_backend(wanted)
         except DataLoadersError as error:
             return Plan(str(wanted), obstacle=str(error))
-        except Exception as error:  # a third party's backend that cannot be made without options
+        except Exception as error:  # a third-party backend that needs options
             return Plan(str(wanted), obstacle=f"it cannot be made: {error!r}")
         try:
             backend = self._delivering(backend)
             plan = backend.explain(self._specification(backend))
-        except Exception as error:  # a third party's backend; this method never raises
+        except Exception as error:  # a third-party backend; this method never raises
             return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
         if refusal is not None:
             plan = replace(plan, notes=(*plan.notes, refusal))
         return plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the number of the next epoch, for ``seed=`` and for the samplers that count epochs.
+        """Set the number of the next epoch, for ``seed=`` and for samplers that count epochs.
 
-        Passed on to ``set_epoch`` of the sampler, the batch sampler and the dataset where they
-        have one (DistributedSampler, Hugging Face datasets). Without it, epochs are counted by
-        ``iter()``. As with torch's loader, persistent workers keep the copies of the dataset that
-        they were started with: only `prefetch` passes the number on to them.
+        Calls ``set_epoch`` of the sampler, the batch sampler and the dataset where they have one
+        (DistributedSampler, Hugging Face datasets). Without it, each ``iter()`` counts as an epoch.
+        As with torch's loader, persistent workers keep the copies of the dataset that they were
+        started with: only `prefetch` passes the number on to them.
         """
         self._given_epoch = epoch
         inner = getattr(self.batch_sampler, "sampler", None)
@@ -206,7 +208,7 @@ class DataLoader(_TorchLoader[T_co]):
                 forward(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what is open: a copy or an unpickled loader opens its own session."""
+        """Return all but what is open: a copy or an unpickled loader opens its own session."""
         state = self.__dict__.copy()
         for name in ("_session", "_session_backend", "_session_wanted", "_session_pid", "_placed"):
             state.pop(name, None)
@@ -217,9 +219,9 @@ class DataLoader(_TorchLoader[T_co]):
         wanted = self._wanted_backend()
         if self._session is not None and self._session_backend is not None:
             if self._session_pid != os.getpid():
-                # Inherited through a fork: its threads and workers are the parent's. Torch's
-                # iterator tells its workers to end when it is freed, the parent's workers: so
-                # what was inherited is neither closed nor freed in this process.
+                # A fork inherited this session; its threads and workers belong to the parent.
+                # Torch's iterator, when it is freed, tells its workers to end, and those are the
+                # parent's. So this process neither closes nor frees what it inherited.
                 _INHERITED.append((self._session, self._iterator))
                 self._session = self._iterator = None
             elif _same_choice(self._session_wanted, wanted):
@@ -238,7 +240,7 @@ class DataLoader(_TorchLoader[T_co]):
         return self._session, backend
 
     def _specification(self, backend: Backend) -> _TorchLoader[Any]:
-        """What the backend reads: this loader, or the wrapped one that iterates in its own way."""
+        """Return what the backend reads: this loader, or a wrapped one that iterates itself."""
         source = self._source
         if source is None:
             return self
@@ -251,7 +253,7 @@ class DataLoader(_TorchLoader[T_co]):
         return self._placed
 
     def _delivering(self, backend: Backend) -> Backend:
-        """``backend``, in a prefetcher where it leaves on the host what is wanted on CUDA."""
+        """Return ``backend``, within Prefetch if it delivers on the host and CUDA is wanted."""
         if self.device is None or backend.delivers != "host":
             return backend
         if torch.device(self.device).type != "cuda":
@@ -259,7 +261,7 @@ class DataLoader(_TorchLoader[T_co]):
         return registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
 
     def _tunable(self) -> Tunable | None:
-        """What tuning may choose of this loader's backend; None: it has no options to choose."""
+        """Return what tuning may choose of this loader's backend, or None."""
         backend = self._delivering(self._resolve_backend(self._wanted_backend())[0])
         return backend.tunable(self._specification(backend))
 
@@ -269,7 +271,7 @@ class DataLoader(_TorchLoader[T_co]):
         return os.environ.get(BACKEND_VARIABLE) or "stock"
 
     def _resolve_backend(self, wanted: str | Backend) -> tuple[Backend, str | None]:
-        """The backend that will serve, and why it is not the environment's choice (or None)."""
+        """Return the backend that will serve, and why the environment's choice cannot (or None)."""
         if isinstance(wanted, Backend):
             return wanted, None
         if self.backend is not None or wanted == "stock":
@@ -314,18 +316,18 @@ def wrap(
     seed: int | None = None,
     on_error: str = "raise",
 ) -> DataLoader[T_co]:
-    """A `DataLoader` that loads what ``loader`` loads, with the arguments of ours given here.
+    """Return a `DataLoader` that loads what ``loader`` loads, with the arguments given here.
 
-    For a loader that somebody else made: dataset, samplers, workers and collation are shared
-    with it, not copied. A loader of ours keeps its class. Where another class has an iteration
-    of its own (a subclass of torch's that overrides ``__iter__`` or ``_get_iterator``, a loader
-    that Accelerate prepared), stock iterates it by that.
+    For a loader that somebody else made: dataset, samplers, workers and collation are shared with
+    it, not copied. A loader that already is a `dataloaders.DataLoader` keeps its class. If
+    ``loader`` iterates in its own way (a subclass of torch's that overrides ``__iter__`` or
+    ``_get_iterator``, or a loader that Accelerate prepared), stock iterates it in that way.
 
     Raises:
         TypeError: ``loader`` is not a ``torch.utils.data.DataLoader``.
-        OptionError: as `DataLoader` raises it; also ``seed`` for a loader that iterates by a
-            method of its own, since that method draws as it likes.
-        UnknownBackend, MissingDependency: as `DataLoader` raises them.
+        OptionError: as in `DataLoader`; also ``seed`` for a loader that iterates in its own way,
+            because ``seed=`` does not reach the generators that it draws from.
+        UnknownBackend, MissingDependency: as in `DataLoader`.
     """
     if not isinstance(loader, _TorchLoader):
         raise TypeError(
@@ -333,11 +335,11 @@ def wrap(
             "for other iterables make a DataLoader of their dataset"
         )
     _check_options(backend, device, seed, on_error)
-    # type(), not isinstance(): Accelerate's loaders claim the class of the one they hold.
+    # type(), not isinstance(): Accelerate's loaders claim the class of the loader that they hold.
     ours = issubclass(type(loader), DataLoader)
     kind: type[DataLoader[T_co]] = type(loader) if ours else DataLoader  # type: ignore[assignment]
     wrapped = kind.__new__(kind)
-    # Straight into __dict__: torch's __setattr__ refuses some names on a finished loader.
+    # Written to __dict__, because torch's __setattr__ refuses some names on a finished loader.
     wrapped.__dict__.update(_state_of(loader), _iterator=None)
     if not ours and iterates_itself(type(loader)):
         if seed is not None:
@@ -354,7 +356,7 @@ def wrap(
 
 
 def _name_of(backend: str | Backend | None) -> str:
-    """Of the backend that is wanted by an argument or by the environment; "" for none."""
+    """Return the name of the backend that the argument or the environment asks for, or ""."""
     if isinstance(backend, Backend):
         return backend.name
     return backend or os.environ.get(BACKEND_VARIABLE) or ""
@@ -365,16 +367,16 @@ def _is_auto(value: object) -> bool:
 
 
 def _same_choice(before: str | Backend | None, now: str | Backend) -> bool:
-    # Backends by identity: the options of two may hold tensors, whose == is no truth value.
+    # Compare backends by identity: their options may hold tensors, whose == has no truth value.
     return before is now or (isinstance(before, str) and before == now)
 
 
 def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
-    """The instance attributes of ``loader``, with torch's own complete."""
+    """Return the instance attributes of ``loader``, including all that torch's own loader has."""
     if issubclass(type(loader), DataLoader):
         return DataLoader.__getstate__(cast("DataLoader[Any]", loader))
     state = dict(vars(loader))
-    if "dataset" not in state:  # a loader around another one, which it asks for what it lacks
+    if "dataset" not in state:  # a wrapper around another loader, which forwards attribute access
         for name in vars(_TorchLoader([0])):  # type: ignore[arg-type]
             if hasattr(loader, name):
                 state[name] = getattr(loader, name)
@@ -383,7 +385,7 @@ def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
 
 def _check_options(backend: object, device: object, seed: object, on_error: object) -> None:
     if isinstance(backend, str):
-        registry.load(backend)  # a wrong name or a missing package is told here, not at iter()
+        registry.load(backend)  # raises here, not at iter(), for a wrong name or a missing package
     elif backend is not None and not isinstance(backend, Backend):
         raise OptionError(
             f"backend={backend!r}: must be a name such as 'stock', a Backend instance such as "
@@ -404,5 +406,5 @@ def _check_options(backend: object, device: object, seed: object, on_error: obje
     if on_error != "raise":
         raise OptionError(
             f"on_error={on_error!r}: only 'raise' exists in this version; "
-            "to leave bad samples out, leave them out of the sampler"
+            "to skip bad samples, leave them out of the sampler"
         )

@@ -1,8 +1,8 @@
-"""What a backend will do with a loader, stage by stage, and where.
+"""Describe what a backend will do with a loader, stage by stage, and where.
 
     sampler ──> fetch ──> decode ──> augment ──> collate ──> transfer ──> training step
 
-``loader.explain()`` returns a `Plan`; printing it answers "what runs where, and why not there?".
+``loader.explain()`` returns a `Plan`. Print it to see what runs where, and why.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["Plan", "Stage"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the way of a batch.
+    """One stage of a batch's path.
 
     Attributes:
         name: sampler, fetch, decode, augment, collate or transfer.
         where: who does the work, such as "this process", "2 worker processes" or "cuda:0".
         how: what is done, in a few words.
-        obstacle: what keeps this stage from a better place and what to do about it; or None.
+        obstacle: why this stage does not run in a better place, and what to do about it; or None.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Plan:
 
     Attributes:
         backend: the backend's name.
-        stages: in the order in which a batch passes them.
+        stages: the stages, in the order in which a batch passes through them.
         delivers: where finished batches are, such as "cpu", "cpu (pinned)" or "cuda:0".
         obstacle: why the backend cannot serve this loader at all, and what to do; or None.
-        notes: further facts worth knowing, a sentence each.
+        notes: further facts worth knowing, one sentence each.
     """
 
     backend: str

@@ -1,7 +1,7 @@
-"""Names of backends: one table, name to "module:Class", and how to install what each needs.
+"""Find backends by name: one table of "module:Class" targets and install commands.
 
-A backend's file is imported when the backend is used, never before. Ours are loaded from where
-this package is installed, even if the script's own folder has a ``backends`` package.
+A backend's module is imported when the backend is used, never before. The backends of this package
+are loaded from its own installation, even if the script's folder has a ``backends`` package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY_POINTS", "Entry", "entries", "load", "shadowing_folder"]
 
 ENTRY_POINTS = "dataloaders.backends"
-"""The entry point group through which a third party's package registers a backend."""
+"""The entry point group through which a third-party package registers a backend."""
 
 _BACKENDS_FOLDER = Path(__file__).resolve().parent.parent / "backends"
 
@@ -34,7 +34,7 @@ class Entry:
     """One backend that can be named.
 
     Attributes:
-        name: what the user writes, ``backend="stock"``.
+        name: what the user writes, as in ``backend="stock"``.
         target: "module:Class".
         summary: what it does, in one line.
         needs: the distribution that must be installed, or None.
@@ -87,22 +87,22 @@ _OURS = {
 
 
 def entries() -> dict[str, Entry]:
-    """Every backend that can be named, ours first, then those of installed packages."""
-    found = dict(_OURS)
+    """Return every backend that can be named: built-in ones, then those of installed packages."""
+    by_name = dict(_OURS)
     for point in _entry_points():
-        if point.name not in found:
+        if point.name not in by_name:
             origin = point.dist.name if point.dist is not None else "unknown"
-            found[point.name] = Entry(
+            by_name[point.name] = Entry(
                 point.name, point.value, f"from the package {origin}", origin=origin
             )
-    return found
+    return by_name
 
 
 def load(name: str) -> type[Backend]:
-    """The backend class called ``name``; its module is imported now.
+    """Import and return the backend class called ``name``.
 
     Raises:
-        UnknownBackend: no backend has that name, or its registration names no class.
+        UnknownBackend: no backend has that name, or its registration does not lead to a class.
         MissingDependency: its module needs a package that is not installed.
     """
     entry = _OURS.get(name) or entries().get(name)
@@ -134,7 +134,7 @@ def load(name: str) -> type[Backend]:
 
 
 def shadowing_folder(package: str = "backends") -> Path | None:
-    """The folder that hides ours under the name ``package``, or None if ours is found first."""
+    """Return the folder that hides this one's ``package``, or None if this one is found first."""
     ours = _BACKENDS_FOLDER.parent / package
     paths = _search_path(package)
     if any(Path(path).resolve() == ours for path in paths):
@@ -143,7 +143,7 @@ def shadowing_folder(package: str = "backends") -> Path | None:
 
 
 def _search_path(package: str) -> list[str]:
-    """Where ``package`` is looked up, or its file if it is a module; nothing of it is imported."""
+    """Return the paths of ``package``, or its file if it is a module, without importing it."""
     module = sys.modules.get(package)
     if module is not None:
         paths = [str(path) for path in getattr(module, "__path__", [])]
@@ -155,10 +155,10 @@ def _search_path(package: str) -> list[str]:
 
 
 def _installed_name(module: str) -> str:
-    """The name under which our own ``backends.x`` is found, whatever else is called so.
+    """Return a name that imports this package's ``backends.x``, whatever else has that name.
 
     ``backends`` is a namespace package: a script's own ``backends`` folder without an
-    ``__init__.py`` is searched beside ours, and may have a module of the same name.
+    ``__init__.py`` is searched as well, and may have a module of the same name.
     """
     spec = PathFinder.find_spec(module, _search_path("backends"))
     origin = None if spec is None else spec.origin

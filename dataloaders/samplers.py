@@ -1,11 +1,11 @@
-"""Orders in which a dataset is read: random, and yet kind to the disk.
+"""Shuffle a dataset in orders that are random and that a disk can serve quickly.
 
-    rows as they stand in the file      0 1 2 │ 3 4 5 │ 6 7 8 │ 9 ...      blocks
-    blocks in random order              6 7 8 │ 0 1 2 │ 9 ...              read: long runs, once
-    rows moved within half a window     7 0 6 2 9 8 1 ...                  given out
-                                              └─ the kernel is told of the blocks that come next
+    rows as stored in the file          0 1 2 │ 3 4 5 │ 6 7 8 │ 9 ...      blocks
+    blocks in random order              6 7 8 │ 0 1 2 │ 9 ...              long reads, each once
+    rows moved within half a window     7 0 6 2 9 8 1 ...                  yielded
+                                              └─ the kernel is told which blocks come next
 
-A window is what has to stay in memory, where a full shuffle needs all of the file.
+Only one window has to fit in memory; a full shuffle needs the whole file there.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, words_of
 __all__ = ["BlockShuffle", "ReadAhead"]
 
 BLOCK_BYTES = 2 << 20
-"""Of a block, by default: with several of them asked for at once, as good as one long run."""
+"""The default size of a block: several requests of this size are as fast as one long read."""
 WINDOW_BYTES = 512 << 20
-"""Of a window, by default."""
+"""The default size of a window."""
 MOST_WINDOW_ROWS = 1 << 18
-"""Of a window, by default, where rows are small: they are in memory while they are sorted."""
-_WINDOW_BLOCKS = 64  # of a window by default, at least
+"""The default limit of a window with small rows: a window's row numbers are sorted in memory."""
+_WINDOW_BLOCKS = 64  # the least number of blocks in a default window
 
-_LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # bytes that the disk is kept busy with
-_FASTEST = 16 << 30  # bytes a second; who takes more is not reading rows from a disk
-_LEAST_CHUNK, _MOST_CHUNK = 16, 1024  # rows that are given out between two looks ahead
+_LEAST_AHEAD, _MOST_AHEAD = 16 << 20, 64 << 20  # how far to read ahead, in bytes
+_FASTEST = 16 << 30  # bytes a second; no disk delivers rows faster than this
+_LEAST_CHUNK, _MOST_CHUNK = 16, 1024  # rows that are yielded between two requests
 
 _ORDER, _MOVES = FIRST_RESERVED_DRAW + 4, FIRST_RESERVED_DRAW + 5
 
@@ -45,63 +45,63 @@ Rows = npt.NDArray[np.int64]
 
 @runtime_checkable
 class ReadAhead(Protocol):
-    """A dataset that lies in a file, row by row, such as a `CachedDataset`."""
+    """A dataset whose rows are stored in a file, such as a `CachedDataset`."""
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row, on average."""
+        """Bytes in a row, on average."""
 
     def will_read(self, first: int, last: int) -> None:
         """Have rows ``first`` to ``last - 1`` read from disk in the background."""
 
 
 class BlockShuffle(DistributedSampler[int]):
-    """All rows once, in a random order that reads a file in long runs: for files beyond memory.
+    """Shuffle all rows in an order that reads a file in long runs, for files larger than memory.
 
         loader = DataLoader(cached, batch_size=64, sampler=BlockShuffle(cached, seed=0))
 
-    The rows are cut into blocks of neighbours, the blocks come in random order, and each row moves
-    by a random distance of at most half a window from where its block puts it. So each block is
-    read once, all at a time, shortly before its first row is due, and in memory there has to be one
-    window of rows, and a few blocks. Given a cache, the blocks that come next are asked for ahead
-    (`CachedDataset.will_read`), for all processes that read the file.
+    The rows are divided into blocks of consecutive rows. The blocks are shuffled, and each row then
+    moves by a random distance of at most half a window from the place that its block gives it. So
+    each block is read once, in one go, shortly before its first row is due, and memory has to hold
+    one window of rows and a few blocks. For a cache, the next blocks are requested ahead of time
+    (`CachedDataset.will_read`), on behalf of all processes that read the file.
 
-    **How random it is.** Each row comes once an epoch, at any time of it. What differs from a full
-    shuffle is who meets whom: a batch's rows come from one window, evenly (from half of one at the
-    epoch's two ends), which is window / block random places of the file; and two rows of one block
-    are in the same batch with a chance of about batch / window, not batch / rows. A window as
-    large as the dataset is a full shuffle. ``block=1`` is one too, with any window: then each row
-    is read by itself, but still asked for ahead.
+    **How random it is.** Each row comes once an epoch, at any point of it. The difference from a
+    full shuffle is which rows meet in a batch. A batch's rows come evenly from one window (from
+    half a window at either end of the epoch), that is from window / block random places of the
+    file. Two rows of one block share a batch with a probability of about batch / window instead of
+    batch / rows. A window as large as the dataset gives a full shuffle. So does ``block=1`` with
+    any window: each row is then read by itself, but still requested ahead of time.
 
-    The order is a function of seed and epoch, the same on every machine. The epoch is what
-    `set_epoch` was given; until then, the number of times that the sampler was iterated before.
+    The order is a function of seed and epoch, and the same on every machine. The epoch is the value
+    given to `set_epoch`; without one, the number of earlier iterations of this sampler.
 
-    **Several ranks.** As with torch's `DistributedSampler`, of which this is one, each rank of the
-    default process group gets as many rows, from blocks of its own: in memory the ranks' windows
-    add up. Without ``drop_last``, some rows come again so that all ranks have as many. Lightning
-    and Fabric leave a `DistributedSampler` as it is, and call `set_epoch`. Accelerate deals out
-    every loader's batches itself: for it, give ``num_replicas=1`` and a seed.
+    **Several ranks.** This is a `DistributedSampler`: each rank of the default process group gets
+    the same number of rows, from blocks of its own, so the ranks' windows add up in memory. Without
+    ``drop_last``, some rows are repeated to make the shares equal. Lightning and Fabric keep a
+    `DistributedSampler` as it is and call `set_epoch`. Accelerate distributes every loader's
+    batches itself: for Accelerate, give ``num_replicas=1`` and a seed.
 
     Args:
-        dataset: what is sampled: a cache, or anything with a length. With ``backend="h5"`` over a
-            dataset of yours, ``CachedDataset`` of the same file serves as well: the numbers of its
-            rows are those of the samples.
+        dataset: the dataset to sample: a cache, or anything with a length. With ``backend="h5"``
+            over your own dataset, give a ``CachedDataset`` of the same file: its rows have the
+            numbers of the samples.
         block: rows that are read together. By default as many as take 2 MiB, at most 1/64 of the
-            window; of another dataset than a cache it has to be said.
-        window: rows. By default as many as take 512 MiB, or 64 blocks where it is not known what
-            a row takes; at most 262,144. It is not made to fit the machine's memory, since the
-            order depends on it.
-        seed: of the order. None: drawn from torch's default generator for each epoch, as
+            window. Required for a dataset that is not a cache.
+        window: rows. By default as many as take 512 MiB, or 64 blocks if the size of a row is not
+            known; at most 262,144. It does not depend on the machine's memory, because the order
+            depends on it.
+        seed: the seed of the order. None: drawn from torch's default generator for each epoch, as
             `RandomSampler` does; with several ranks, which must agree, 0.
-        num_replicas: how many ranks there are. None: those of the default process group at the
-            time of iteration, or 1 if there is none.
-        rank: which one this is; None: that of the process group.
-        drop_last: leave out up to ``num_replicas - 1`` rows, instead of giving some twice.
+        num_replicas: the number of ranks. None: that of the default process group at the time of
+            iteration, or 1 without one.
+        rank: the number of this rank. None: that of the process group.
+        drop_last: leave out up to ``num_replicas - 1`` rows instead of repeating some.
 
     Attributes:
         dataset: as given.
         block, window: rows.
-        epoch: which one the next iteration is.
+        epoch: the number of the next iteration.
         drop_last: as given.
 
     Raises:
@@ -119,7 +119,7 @@ class BlockShuffle(DistributedSampler[int]):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        # Not torch's: that one asks the process group, which may not be there yet.
+        # Torch's __init__ is not called: it asks the process group, which may not exist yet.
         self.dataset: Any = dataset
         self.shuffle = True
         self.drop_last = drop_last
@@ -140,34 +140,34 @@ class BlockShuffle(DistributedSampler[int]):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """How many ranks share the rows."""
+        """The number of ranks that share the rows."""
         if self._num_replicas is not None:
             return self._num_replicas
         return torch.distributed.get_world_size() if _has_group() else 1
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Which of them this is."""
+        """The number of this rank."""
         if self._rank is None and _has_group() and self._num_replicas != 1:
             return torch.distributed.get_rank()
         return self._rank or 0
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """Rows of this rank; of every rank."""
+        """Rows of each rank."""
         rows, of = len(self.dataset), self.num_replicas
         return rows // of if self.drop_last else -(-rows // of)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """Rows of all ranks, those that come twice included."""
+        """Rows of all ranks together, repeated ones included."""
         return self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is, and each one after it until this is called again."""
+        """Set the number of the next iteration, and of every later one until the next call."""
         self.epoch = _whole("epoch", epoch, least=0)
         self._epoch_given = True
 
@@ -187,7 +187,7 @@ class BlockShuffle(DistributedSampler[int]):
         return self._given_out(runs, moved)
 
     def _given_out(self, runs: _Runs, moved: Iterator[Rows]) -> Iterator[int]:
-        """The rows one by one, and a word to the kernel before those of another block begin."""
+        """Yield the rows one by one, and request blocks from the disk before they are due."""
         chunk = max(_LEAST_CHUNK, min(self.block, _MOST_CHUNK))
         ahead = None
         if isinstance(self.dataset, ReadAhead):
@@ -219,14 +219,14 @@ class BlockShuffle(DistributedSampler[int]):
 
 
 class _Runs(NamedTuple):
-    """Rows side by side, run after run in the order of the epoch: the first row, and how many."""
+    """Runs of consecutive rows in the order of the epoch: the first row and the length of each."""
 
     starts: Rows
     lengths: Rows
 
 
 class _Ahead:
-    """Asks for blocks before they are due, as far ahead as keeps a disk busy."""
+    """Request blocks before they are due, far enough ahead to keep a disk busy."""
 
     def __init__(self, file: ReadAhead, runs: _Runs, window: int, chunk: int) -> None:
         self._file = file
@@ -241,16 +241,16 @@ class _Ahead:
         self._seconds = 0.0
 
     def away(self, seconds: float) -> None:
-        """So long the rows given out so far were in use."""
+        """Add the time for which the consumer used the rows yielded so far."""
         self._seconds += seconds
 
     def look(self, given: int) -> None:
-        """Ask for what is due soon, now that so many rows are given out."""
+        """Request what is due soon, after ``given`` rows were yielded."""
         if given * self._row_bytes > _MOST_AHEAD + self._seconds * _FASTEST:
-            return  # somebody makes a list of the epoch: the rows are read another time
+            return  # the epoch is being listed, not read
         begins, (starts, lengths) = self._begins, self._runs
         last = int(np.searchsorted(begins, given + self._reach))
-        # After such a pause: rows that were given out need no advice.
+        # After a pause, skip the blocks whose rows were yielded already.
         passed = int(np.searchsorted(begins, given - self._half, side="right")) - 1
         for run in range(max(self._next, passed), last):
             self._file.will_read(int(starts[run]), int(starts[run] + lengths[run]))
@@ -258,13 +258,13 @@ class _Ahead:
 
 
 def _runs(rows: int, block: int, random: np.random.Philox) -> _Runs:
-    """The blocks of so many rows, shuffled."""
+    """Divide ``rows`` rows into blocks, and shuffle the blocks."""
     starts = _shuffled(-(-rows // block), random) * block
     return _Runs(starts, np.minimum(block, rows - starts))
 
 
 def _part(runs: _Runs, rows: int, first: int, last: int) -> _Runs:
-    """Places ``first`` to ``last - 1`` of the order, which starts again after its end."""
+    """Return places ``first`` to ``last - 1`` of the order, which repeats from its beginning."""
     parts = []
     while first < last:
         begin = first % rows
@@ -284,10 +284,11 @@ def _part(runs: _Runs, rows: int, first: int, last: int) -> _Runs:
 
 
 def _moved(runs: _Runs, block: int, window: int, random: np.random.Philox) -> Iterator[Rows]:
-    """The rows of the runs, each at most half a window from its place; in pieces of any length.
+    """Yield the rows of the runs in pieces, each row at most half a window from its place.
 
-    Row number i of the order is due at i + 1/2 + (u - 1/2) * window, u even in [0, 1); what is due
-    before the beginning or behind the end is mirrored there, so that every moment has as many rows.
+    Row number i of the order is due at i + 1/2 + (u - 1/2) * window, with u uniform in [0, 1).
+    Times before the beginning or after the end are reflected there, so that rows are due at a
+    constant rate.
     """
     total = int(runs.lengths.sum())
     full = window >= total
@@ -301,7 +302,7 @@ def _moved(runs: _Runs, block: int, window: int, random: np.random.Philox) -> It
         count = int(lengths.sum())
         within = np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         rows = np.repeat(starts, lengths) + within
-        # Raw bits and IEEE products: the same on any machine and with any NumPy.
+        # Raw bits and IEEE products are the same on any machine and with any NumPy.
         even = (random.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         if full:
             moments = even * total
@@ -317,7 +318,7 @@ def _moved(runs: _Runs, block: int, window: int, random: np.random.Philox) -> It
 
 
 def _shuffled(count: int, random: np.random.Philox) -> Rows:
-    """0 to ``count - 1`` in random order: sorted by random bits, which stand above the numbers."""
+    """Return 0 to ``count - 1`` in random order, sorted by random bits placed above the numbers."""
     bits = np.uint64(max(1, (count - 1).bit_length()))
     keys = random.random_raw(count) << bits | np.arange(count, dtype=np.uint64)
     keys.sort()
@@ -326,7 +327,7 @@ def _shuffled(count: int, random: np.random.Philox) -> Rows:
 
 
 def _bits(seed: int, epoch: int, rank: int, draw: int) -> np.random.Philox:
-    """Random bits that belong to these numbers: NumPy promises that they stay the same."""
+    """Return a source of random bits for these numbers; NumPy promises that they stay the same."""
     words = words_of(seed, epoch, rank, 0, draw)
     return np.random.Philox(
         key=np.array([words[0] | words[1] << 32, words[2] | words[3] << 32], np.uint64)
@@ -334,7 +335,7 @@ def _bits(seed: int, epoch: int, rank: int, draw: int) -> np.random.Philox:
 
 
 def _sizes(dataset: Any, block: int | None, window: int | None) -> tuple[int, int]:
-    """The rows of a block and of a window; None: as many as are usual."""
+    """Return the rows of a block and of a window; None stands for the default."""
     if isinstance(dataset, ReadAhead):
         row_bytes = max(1.0, dataset.row_bytes)
         if window is None:
@@ -344,8 +345,8 @@ def _sizes(dataset: Any, block: int | None, window: int | None) -> tuple[int, in
         return block, window
     if block is None:
         raise OptionError(
-            f"BlockShuffle(block=None) needs a cache, and {type(dataset).__name__} is none: say "
-            "how many neighbours are read together, such as block=32"
+            f"BlockShuffle(block=None) needs a cache, and {type(dataset).__name__} is not one; "
+            "give the number of rows to read together, such as block=32"
         )
     if window is None:
         window = max(2 * block, min(_WINDOW_BLOCKS * block, MOST_WINDOW_ROWS))
@@ -363,6 +364,6 @@ def _whole(name: str, value: Any, *, least: int) -> int:
         number = None
     if number is None or isinstance(value, bool) or not least <= number < 2**63:
         raise OptionError(
-            f"BlockShuffle({name}={value!r}): must be a whole number from {least} on, below 2**63"
+            f"BlockShuffle({name}={value!r}): must be an integer from {least} to 2**63 - 1"
         )
     return number

@@ -1,4 +1,4 @@
-"""A torch loader as a specification: asked about, copied with changes, never changed itself."""
+"""Read a torch loader as a specification: answer questions about it and copy it with changes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 def batches_in(loader: Any) -> int | None:
-    """Batches in an epoch of ``loader`` (a loader or any sized iterable); None if it has no length.
+    """Return the number of batches in an epoch of ``loader``; None if it has no length.
 
-    Torch's own ``len(loader)`` of an iterable dataset is remembered by the loader, which then
-    warns when more batches come; asking here leaves no trace.
+    ``loader`` may be any sized iterable. Torch remembers the result of ``len(loader)`` for an
+    iterable dataset, and warns when more batches come; this function leaves no trace.
     """
     try:
         if not isinstance(loader, DataLoader) or loader.__dict__.get("_source") is not None:
@@ -38,9 +38,9 @@ def batches_in(loader: Any) -> int | None:
 
 
 def device_of(wanted: Any) -> torch.device:
-    """The device that ``wanted`` names; for None the current CUDA device if there is one, or CPU.
+    """Return the device that ``wanted`` names, a CUDA device always with its number.
 
-    Of CUDA devices always with its number.
+    None means the current CUDA device if there is one, else the CPU.
     """
     if wanted is None:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,13 +51,13 @@ def device_of(wanted: Any) -> torch.device:
 
 
 def iterates_itself(kind: type[DataLoader[Any]]) -> bool:
-    """Whether the class has an iteration of its own in place of torch's."""
+    """Whether the class overrides torch's iteration."""
     methods = ("__iter__", "_get_iterator")
     return any(getattr(kind, name) is not getattr(DataLoader, name) for name in methods)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that ``loader`` and its samplers draw from, each once."""
+    """Return the generators that ``loader`` and its samplers draw from, each once."""
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     owners = (
         loader,
@@ -65,12 +65,12 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         getattr(loader, "batch_sampler", None),
         inner,
     )
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    generators = (getattr(owner, "generator", None) for owner in owners)
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
 
 def sampling_of(loader: DataLoader[Any]) -> str:
-    """How its samples are chosen and batched, in words."""
+    """Describe how the samples are chosen and batched."""
     if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
         return "none: the dataset decides its own order"
     if loader.batch_sampler is None:
@@ -86,10 +86,10 @@ def sampling_of(loader: DataLoader[Any]) -> str:
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A plain torch loader with the attributes of ``loader``, except ``changes``.
+    """Return a plain torch loader with the attributes of ``loader``, except ``changes``.
 
-    Dataset, samplers and generator are shared. Attributes go straight into ``__dict__``, since
-    torch's ``__setattr__`` refuses some names on a finished loader, and its ``__init__`` would
+    Dataset, samplers and generator are shared. Attributes are written to ``__dict__``, because
+    torch's ``__setattr__`` refuses some names on a finished loader and its ``__init__`` would
     reject combinations that it made itself.
     """
     view: DataLoader[Any] = object.__new__(DataLoader)
@@ -99,10 +99,10 @@ def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The attributes of ``loader`` without the session that it keeps open.
+    """Return the attributes of ``loader`` without the session that it keeps open.
 
-    A session that held its loader's attributes with itself among them would end only when the
-    garbage collector finds it.
+    A session that held these attributes, with itself among them, would form a reference cycle and
+    end only when the garbage collector finds it.
     """
     return {name: value for name, value in vars(loader).items() if name not in _OPEN}
 

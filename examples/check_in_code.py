@@ -1,4 +1,4 @@
-"""The bottleneck check called from Python: no script is taken over, the step is a function.
+"""Call the bottleneck check from Python: the step is a function.
 
 python examples/check_in_code.py
 """

@@ -1,9 +1,9 @@
-"""Check, switch, check again: does the input hold this training back, and does DALI lift it?
+"""Check, switch to DALI, check again: does the input hold this training back, and does DALI help?
 
     python examples/switch_to_dali.py --data photos
 
-`photos` is a folder with one subfolder of images for each class. The transforms stay torchvision's:
-what changes is one argument of the loader.
+`photos` is a folder with one subfolder of images for each class. The transforms stay torchvision's;
+only one argument of the loader changes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from dataloaders import DataLoader, check_bottleneck
 
 
 def training_step(classes: int, device: str):
-    """step(batch): one step of a small convolutional network."""
+    """Return step(batch): one training step of a small convolutional network."""
     layers = [nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(16, classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder with one subfolder for each class")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=0, help="worker processes, before")
-    parser.add_argument("--seconds", type=float, default=10.0, help="that a check may take")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of a check")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
 
@@ -56,7 +56,7 @@ def main() -> None:
     before = check_bottleneck(stock, step, budget_s=args.seconds)
     print(before)
     if before.verdict == "step-bound":
-        print("The step is what takes the time. No other input would make this training faster.")
+        print("The step takes the time. No other input would make this training faster.")
         return
 
     dali = DataLoader(dataset, args.batch_size, shuffle=True, backend="dali", device=args.device)

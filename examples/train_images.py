@@ -3,7 +3,7 @@
     python examples/train_images.py --data photos --epochs 2
     dataloaders check examples/train_images.py -- --data photos
 
-Plain torch and torchvision: the only trace of this package is the import of DataLoader.
+Plain torch and torchvision: only the import of DataLoader comes from this package.
 """
 
 import argparse
@@ -35,9 +35,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0, help="worker processes")
-    parser.add_argument("--prefetch", type=int, default=2, help="batches each makes ahead")
-    parser.add_argument("--no-pin", action="store_true", help="no pinned memory beside a GPU")
-    parser.add_argument("--threads", type=int, help="threads of the step, where it is on the CPU")
+    parser.add_argument("--prefetch", type=int, default=2, help="batches ahead for each worker")
+    parser.add_argument("--no-pin", action="store_true", help="no pinned memory with a GPU")
+    parser.add_argument("--threads", type=int, help="threads of a step on the CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.threads is not None:

@@ -1,4 +1,4 @@
-"""The same check on a Lightning script: nothing in it knows about this package.
+"""Train with Lightning: this script does not know about this package, and can be checked too.
 
 dataloaders check examples/train_lightning.py -- --data photos
 """

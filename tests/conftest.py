@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -24,14 +27,45 @@ hypothesis.settings.load_profile("no deadline")
 multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip ``gpu`` tests, saying why, where there is no CUDA device."""
+    """Skip ``gpu`` tests where there is no CUDA device; leave most of a product to the night."""
+    products: dict[object, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("covering") is not None:
+            products[getattr(item, "function", item)].append(item)
+    for cases in products.values():
+        mark = cases[0].get_closest_marker("covering")
+        assert mark is not None
+        strength = mark.args[0] if mark.args else 1
+        params: list[dict[str, Any]] = [case.callspec.params for case in cases]  # type: ignore[attr-defined]
+        values = [{name: id(value) for name, value in each.items()} for each in params]
+        kept = covering(values, strength)
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker(pytest.mark.nightly)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def covering(cases: Sequence[Mapping[str, int]], strength: int) -> set[int]:
+    """Return the numbers of few of ``cases`` in which each value of each parameter occurs.
+
+    With a ``strength`` of 2 each pair of values, with 3 each triple: see Cohen et al., "The AETG
+    System", 1997. Each next case is the one that adds most.
+    """
+    parts = [set(combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
+    missing = set().union(*parts)
+    kept: set[int] = set()
+    while missing:
+        best = max(range(len(parts)), key=lambda number: len(parts[number] & missing))
+        kept.add(best)
+        missing -= parts[best]
+    return kept
 
 
 def pytest_collection_finish() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,29 @@ def test_another_loaders_wait_is_no_part_of_the_step_unless_the_device_hides_it(
     report = check.report()
     assert report.verdict == verdict
     assert any("the other" in note for note in report.notes)
+
+
+def test_every_batch_is_taken_on_the_loops_own_thread() -> None:
+    """Also those that are dropped beside the step: next() runs the loader's sampler."""
+    loop = Loop((0.03,), (0.02,), workers=1)
+    loader, step = loop.made(VirtualTime())
+    threads: set[str] = set()
+    taken: list[str] = []
+
+    class Told(type(iter(loader))):  # type: ignore[misc]
+        def __next__(self) -> Any:
+            threads.add(threading.current_thread().name)
+            taken.append("batch")
+            return super().__next__()
+
+    check = Check(loader, budget_s=5, clock=step.clock, iterate=lambda: Told(loader))
+    steps = 0
+    for batch in check:
+        steps += 1
+        step(batch)
+    assert "contended" in check.report().seconds_per_batch
+    assert threads == {threading.current_thread().name}
+    assert len(taken) < steps
 
 
 def test_few_long_steps_carry_a_verdict_by_single_steps_or_waits() -> None:

@@ -63,15 +63,12 @@ def test_the_pool_is_bounded_and_holds_several() -> None:
     assert not pool.varied
 
 
-def test_huge_batches_are_kept_twice_at_most() -> None:
-    pool = Pool()
-    huge = torch.empty(1, dtype=torch.uint8).expand(1 << 30)
-    assert pool.wants_more
-    # The copy of an expanded tensor keeps its strides: no gigabyte is allocated here.
-    pool.keep(huge)
-    assert pool.wants_more
-    pool.keep(huge)
-    assert not pool.wants_more
+@pytest.mark.parametrize(("megabytes", "kept"), [(1, 8), (4, 3), (100, 2)])
+def test_batches_are_kept_as_far_as_memory_goes_and_two_at_least(megabytes: int, kept: int) -> None:
+    pool = Pool(most_bytes=36 << 20)
+    while pool.wants_more:
+        pool.keep(torch.zeros(megabytes << 20, dtype=torch.uint8))
+    assert len(pool) == kept
 
 
 def test_batches_that_vary_are_replaced_by_later_ones() -> None:

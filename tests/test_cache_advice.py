@@ -46,7 +46,7 @@ def said(dataset: Any, path: Path, **options: Any) -> str:
 def test_a_random_member_that_comes_first(photos: Path, tmp_path: Path) -> None:
     assert said(folder(photos, FIRST), tmp_path) == (
         "RandomResizedCrop at dataset.transform.transforms[0] is random, and nothing before it "
-        "makes images smaller: it and all behind it stay live, and images are kept as large as "
+        "makes images smaller: it and all after it stay live, and images are stored as large as "
         'they are decoded, 351.6 KiB a row. Smaller are images="packed" (the files as they are), '
         'images="jpeg", or a Resize in front of it'
     )
@@ -146,7 +146,7 @@ def test_h5_prints_it_when_it_builds(
 
 def test_explain_of_h5_notes_it(photos: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
-    note = "images are kept as large as they are decoded. Smaller are"
+    note = "images are stored as large as they are decoded. Smaller are"
     loader = DataLoader(folder(photos, FIRST), backend="h5")
     assert note in str(loader.explain())
     assert note not in str(DataLoader(folder(photos, v2.Resize(8)), backend="h5").explain())

@@ -196,7 +196,7 @@ def test_joined_shards(tmp_path: Path) -> None:
 def test_shards_of_other_classes_are_not_joined(tmp_path: Path) -> None:
     for rank, classes in enumerate((["cat", "dog"], ["cat", "cow"])):
         kept(tmp_path / "a.h5", Numbers(classes=classes), shard=(rank, 2), wait=False)
-    message = "of different builds: classes: 2 .* differs is 1: dog then, cow now"
+    message = "from different builds: classes: 2 .* differs is 1: dog then, cow now"
     with pytest.raises(CacheError, match=message):
         join(tmp_path / "a.h5")
 

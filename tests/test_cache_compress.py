@@ -127,6 +127,7 @@ def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path: Path) -> None:
     assert (cached[3] == samples[3]).all()
 
 
+@pytest.mark.nightly
 def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
     build(tmp_path / "here.h5", rows_of(300), compress=Compressed("blosc", 5))
     source = f"""

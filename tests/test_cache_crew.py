@@ -92,6 +92,7 @@ class Whoami(Dataset[Any]):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.nightly
 def test_datasets_see_a_worker_of_torchs(method: str) -> None:
     loader = DataLoader(
         Whoami(),
@@ -255,6 +256,7 @@ def test_a_worker_that_is_interrupted_interrupts() -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.nightly
 def test_interrupted_at_any_moment_no_worker_stays(tmp_path: Path) -> None:
     process = start_script(
         tmp_path,
@@ -296,6 +298,7 @@ def test_interrupted_at_any_moment_no_worker_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.nightly
 def test_workers_end_with_a_builder_that_is_killed(method: str, tmp_path: Path) -> None:
     process = start_script(
         tmp_path,

@@ -62,6 +62,7 @@ def test_the_size_of_chunks_changes_no_bit(tmp_path: Path, samples: list[Any]) -
     assert len(found) == 1
 
 
+@pytest.mark.nightly
 def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
     build(tmp_path / "here.h5", mixed(40), failed=[(3, "no")], fingerprint={"b": 1, "a": [2]})
     source = f"""
@@ -217,6 +218,7 @@ def test_samples_without_leaves(tmp_path: Path, sample: Any) -> None:
         assert list(cached) == cached[:] == [sample] * 5
 
 
+@pytest.mark.nightly
 def test_many_rows(tmp_path: Path) -> None:
     samples = [(row, "x" * (row % 3)) for row in range(100_000)]
     build(tmp_path / "a.h5", samples, 33_333)
@@ -375,6 +377,7 @@ def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
     check_no_room(done.stdout, "File too large|file too large")
 
 
+@pytest.mark.nightly
 def test_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "script.py").write_text(NO_ROOM)

@@ -129,6 +129,7 @@ ANY = st.recursive(
 
 @relaxed
 @given(st.data())
+@pytest.mark.nightly
 def test_values_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
     fields = copy.deepcopy(whole.fields)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -358,6 +359,7 @@ def arrays_of(whole: Whole) -> list[tuple[str, int, int, int]]:
 
 @relaxed
 @given(st.data())
+@pytest.mark.nightly
 def test_offsets_shapes_and_codes(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
     spoilt = bytearray(whole.data)
     for _ in range(data.draw(st.integers(1, 4))):

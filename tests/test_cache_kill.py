@@ -195,6 +195,7 @@ def test_workers_end_soon_after_their_builder_was_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("shapes", ["one", "two", "one but for a row"])
+@pytest.mark.nightly
 def test_a_disk_that_is_full_loses_nothing(shapes: str, tmp_path: Path) -> None:
     """A file system of 8 MB that fills up while chunks are written, then while they are joined.
 

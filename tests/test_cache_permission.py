@@ -81,7 +81,7 @@ command("build", {str(closed)!r}, {str(here / "b.h5")!r})
 command("build", {str(closed / "data.py") + ":data"!r}, {str(here / "b.h5")!r})
 """,
     )
-    rule = "cannot be looked into (Permission denied); give a path in a folder that you may read"
+    rule = "cannot be read (Permission denied); give a path in a folder that you may read"
     assert lines[0].startswith(f"{closed} {rule}")
     assert lines[1].startswith(f"{closed / 'deeper'} {rule}")
     assert lines[2].startswith(f"2 dataloaders cache: {closed} {rule}")
@@ -108,7 +108,7 @@ for words in ({"backend": "h5"}, {"num_workers": "auto"}):
 def test_a_cache_folder_that_cannot_be_made(closed: Path, tmp_path: Path) -> None:
     folder = closed / "cache"
     first, second = told(tmp_path, BUILD, DATALOADERS_CACHE=str(folder))
-    assert first.startswith(f"{folder / 'h5'} cannot be made or looked into (Permission denied); ")
+    assert first.startswith(f"{folder / 'h5'} cannot be created or read (Permission denied); ")
     assert first.endswith('written to, or give H5("train.h5") as the backend')
     assert second == "8"
 

@@ -180,6 +180,7 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
+@pytest.mark.nightly
 def test_what_never_reached_the_disk_is_made_again(
     begun: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -75,9 +75,7 @@ def test_rows_that_are_not_there(cached: CachedDataset) -> None:
         with pytest.raises(IndexError, match=f"row {row} of a cache"):
             cached.__getitems__([0, row])
     for row in ("a", 1.0, None):
-        with pytest.raises(
-            TypeError, match="a row of a cache is a whole number or a slice, and not"
-        ):
+        with pytest.raises(TypeError, match="a row of a cache must be an int or a slice, not"):
             cached[row]
 
 
@@ -283,9 +281,7 @@ def test_a_pickle_opens_no_other_cache(tmp_path: Path) -> None:
     build(tmp_path / "a.h5", [1, 2])
     pickled = pickle.dumps(CachedDataset(tmp_path / "a.h5"))
     build(tmp_path / "a.h5", [1, 3])
-    with pytest.raises(
-        CacheError, match="another cache than the one that was open: it was replaced"
-    ):
+    with pytest.raises(CacheError, match="is not the cache that was open: it was replaced"):
         pickle.loads(pickled)
     (tmp_path / "a.h5").unlink()
     with pytest.raises(CacheError, match="there is no cache"):

@@ -90,6 +90,7 @@ def values_in(sample: Any) -> list[Any]:
 @example(form="tensor", dtype="f4", shape=(64,), buffers=64, num_workers=2)
 @example(form="views", dtype="u1", shape=(2,), buffers=300, num_workers=2)
 @example(form="nested", dtype="f8", shape=(3, 80, 80), buffers=12, num_workers=2)
+@pytest.mark.nightly
 def test_buffers_used_in_turn(
     form: str, dtype: str, shape: tuple[int, ...], buffers: int, num_workers: int
 ) -> None:

@@ -104,11 +104,10 @@ def test_who_comes_later_only_opens_it(expected: Path, tmp_path: Path) -> None:
         assert cached.path == path
         assert len(cached) == SIZE
     assert {each: each.stat().st_mtime_ns for each in path.parent.iterdir()} == before
-    for other in (Numbered(SIZE + 1), Numbered(shift=1)):
-        with pytest.raises(
-            CacheError, match=r"was built from something else: (length|the contents of sample 0)"
-        ):
-            precompute(other, path, shard=(1, 4), num_workers=0)
+    with pytest.raises(CacheError, match="was built from something else: length"):
+        precompute(Numbered(SIZE + 1), path, shard=(1, 4), num_workers=0)
+    with pytest.raises(CacheError, match="was built from something else: the contents of sample 0"):
+        precompute(Numbered(shift=1), path, shard=(1, 4), num_workers=0, check="contents")
 
 
 def test_four_processes_at_once(expected: Path, tmp_path: Path) -> None:
@@ -164,6 +163,7 @@ killed = Killed()
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.nightly
 def test_torchrun_starts_again_when_a_rank_is_killed(expected: Path, tmp_path: Path) -> None:
     """Four ranks, one of which is killed with -9 while it builds; the result is the same."""
     (tmp_path / "killed_data.py").write_text(KILLED.format(tests=str(ROOT / "tests")))
@@ -462,6 +462,7 @@ def test_workers_read_a_joined_cache(expected: Path) -> None:
     assert list(loader) == [bits(Numbered()[row]) for row in range(SIZE)]
 
 
+@pytest.mark.nightly
 def test_the_h5_backend_over_a_joined_file(tmp_path: Path) -> None:
     dataset = Pictures((10,))
     built(dataset, tmp_path / "a.h5", 4)

@@ -155,6 +155,7 @@ gated = Gated()
 """
 
 
+@pytest.mark.nightly
 def test_a_terminal_shows_rate_bytes_and_time_left(tmp_path: Path) -> None:
     (tmp_path / "gated_data.py").write_text(GATED)
     ours, theirs = os.openpty()
@@ -275,6 +276,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     assert len(CachedDataset("x.h5")) == 40
 
 
+@pytest.mark.nightly
 def test_output_that_is_closed_is_done_without(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:

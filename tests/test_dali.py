@@ -132,6 +132,7 @@ def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.covering
 def test_crops_are_stocks_to_the_bit(chain: Any) -> None:
     theirs, ours = pair(folder(chain), shuffle=True, seed=5)
     assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])

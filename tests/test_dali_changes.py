@@ -168,6 +168,7 @@ class Over(torch.utils.data.Dataset[Any]):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.covering
 def test_another_dataset_under_somebodys_own_is_seen_as_torchs_workers_see_it(
     persistent: bool,
 ) -> None:
@@ -203,6 +204,7 @@ def test_why_its_own_code_decodes_is_told() -> None:
     assert "own code decodes: Opened is not known to decode files; give it the methods" in opened
 
 
+@pytest.mark.nightly
 def test_workers_may_be_more_or_fewer_in_the_next_epoch() -> None:
     theirs, ours = pair(Opened(CROP), num_workers=1)
     for workers in (1, 2, 0):

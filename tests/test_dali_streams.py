@@ -63,7 +63,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     played = Cuda()
     for name in ("Event", "Stream", "set_device", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(played, name))
-    monkeypatch.setattr(line, "let_others_capture", lambda: played.told.append("captures apart"))
+    monkeypatch.setattr(
+        line, "use_thread_local_capture", lambda: played.told.append("captures apart")
+    )
     return played
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import DistributedSampler, TensorDataset
+from torch.utils.data import DistributedSampler, RandomSampler, TensorDataset
 
 from backends.stock import Stock
 from dataloaders import DataLoader, wrap
+from dataloaders.samplers import BlockShuffle
 from helpers.compare import assert_same, seed_everything
 from helpers.datasets import MapDataset, pair_sample
 
@@ -106,6 +107,19 @@ class TestLightning:
         rebuilt = data._update_dataloader(loader, DistributedSampler(DATASET, 2, 0))
         assert (type(rebuilt), rebuilt.title, rebuilt.backend) == (Named, "mine", "stock")
         assert len(list(rebuilt)) == 2
+
+    def test_a_block_shuffle_is_left_as_it_is(self) -> None:
+        """Lightning deals out samplers of others itself, from a list of the epoch."""
+        connector = pytest.importorskip("lightning.pytorch.trainer.connectors.data_connector")
+
+        class Trainer:
+            class _accelerator_connector:
+                use_distributed_sampler = True
+                is_distributed = True
+
+        asks = connector._DataConnector(Trainer())._requires_distributed_sampler
+        assert not asks(DataLoader(DATASET, sampler=BlockShuffle(DATASET, block=2)))
+        assert asks(DataLoader(DATASET, sampler=RandomSampler(DATASET)))
 
     def test_fabric_sets_up_a_loader(self) -> None:
         fabric_class = pytest.importorskip("lightning.fabric").Fabric
@@ -223,19 +237,23 @@ class TestSubclasses:
         assert_same(epochs[0], epochs[1])
 
     def test_wrap_iterates_a_torch_subclass_by_its_own_method(self) -> None:
-        theirs = Reversed([1, 2, 3])
-        ours = wrap(theirs)
-        assert [int(batch) for batch in ours] == [3, 2, 1]
-        assert len(ours) == 7
-        with pytest.raises(ValueError, match=r"seed=3: Reversed iterates by a method of its own"):
-            wrap(theirs, seed=3)
+        class Reversed(_TorchLoader[Any]):
+            def __iter__(self) -> Any:
+                return reversed(list(super().__iter__()))
 
-    def test_wrap_keeps_an_iterator_made_by_another_class(self) -> None:
-        class Backwards(torch.utils.data.DataLoader[Any]):
+            def __len__(self) -> int:
+                return 7
+
+        class Backwards(_TorchLoader[Any]):
             def _get_iterator(self) -> Any:
                 return reversed(list(super()._get_iterator()))
 
-        assert [int(batch) for batch in wrap(Backwards([1, 2, 3]))] == [3, 2, 1]
+        for kind, length in ((Reversed, 7), (Backwards, 3)):
+            ours = wrap(kind([1, 2, 3]))
+            assert [int(batch) for batch in ours] == [3, 2, 1]
+            assert len(ours) == length
+        with pytest.raises(ValueError, match=r"seed=3: Reversed iterates by a method of its own"):
+            wrap(Reversed([1, 2, 3]), seed=3)
 
     def test_wrap_refuses_what_is_no_loader(self) -> None:
         with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
@@ -244,14 +262,6 @@ class TestSubclasses:
     def test_wrap_of_a_wrap(self) -> None:
         theirs = torch.utils.data.DataLoader(MapDataset(pair_sample), batch_size=4)
         assert_same(list(wrap(wrap(theirs, backend="synthetic"), backend="stock")), list(theirs))
-
-
-class Reversed(torch.utils.data.DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return reversed(list(super().__iter__()))
-
-    def __len__(self) -> int:
-        return 7
 
 
 def test_distributed_sampler_and_set_epoch() -> None:

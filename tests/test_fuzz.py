@@ -135,6 +135,7 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_an_input_is_repeated(tmp_path: Path) -> None:
     (tmp_path / "cell").write_bytes(b'["image:L", "|u1", [1, 0, 3]]\n')
     done = run("cell", "--input", tmp_path / "cell")

@@ -419,6 +419,7 @@ def spoilt(cached: CachedDataset, row: int) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("seed", [None, 4])
 @pytest.mark.parametrize("chain", ["v2 bytes", "v2 floats", "after the tensor"])
+@pytest.mark.covering
 def test_a_damaged_image_is_the_error_of_its_own_row(
     path: Path, chain: str, seed: int | None, num_workers: int
 ) -> None:
@@ -438,6 +439,7 @@ def test_a_damaged_image_is_the_error_of_its_own_row(
     assert next(iterator)["label"].tolist() == [8, 9]
 
 
+@pytest.mark.nightly
 def test_a_damaged_image_among_those_of_the_proof(path: Path) -> None:
     dataset = Pictures(CHAINS["v2 floats"]())
     cached = precompute(dataset, path, images="png", num_workers=0)
@@ -490,7 +492,7 @@ def test_why_a_sample_is_made_by_itself(
 ) -> None:
     dataset = ImageFolder(photos, transform)
     plan = str(DataLoader(dataset, 4, backend=H5(path, images=images)).explain())
-    lines = [line for line in plan.splitlines() if "each sample is made by itself" in line]
+    lines = [line for line in plan.splitlines() if "samples are made one by one" in line]
     assert len(lines) == 1
     import re
 

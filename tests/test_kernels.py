@@ -106,6 +106,7 @@ def test_hue(device: str, images: torch.Tensor, data: Any) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.nightly
 def test_hue_of_every_colour(device: str) -> None:
     colours = torch.arange(1 << 24, dtype=torch.int32)
     every = torch.stack([colours >> 16, (colours >> 8) & 255, colours & 255], 1).to(torch.uint8)
@@ -116,6 +117,7 @@ def test_hue_of_every_colour(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.nightly
 def test_every_hue_saturation_and_value_becomes_the_colour_that_pillow_gives(device: str) -> None:
     # Colours reach few of the triples: the closed form is held against Pillow for all of them.
     triples = torch.arange(1 << 24, dtype=torch.int32)
@@ -167,6 +169,7 @@ def test_grey_of_every_colour(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.nightly
 def test_autocontrast_of_every_pair_of_levels(device: str) -> None:
     # All tables that there are: each lowest with each highest level, and all levels between.
     images = torch.zeros(256, 1, 256, 256, dtype=torch.uint8)
@@ -302,6 +305,7 @@ def test_the_list_of_steps_has_every_kernel() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if "blur" not in name])
+@pytest.mark.covering
 def test_any_memory_order_and_any_number_of_images(name: str) -> None:
     primitive, numbers = STEPS[name]
     images = batch(3, "photo", 3, SIDE, SIDE)
@@ -329,6 +333,7 @@ def test_any_memory_order_and_any_number_of_images(name: str) -> None:
         ("ElasticTransform", {"interpolation": InterpolationMode.NEAREST, "sigma": 1.0}),
     ],
 )
+@pytest.mark.covering
 def test_what_torchvision_does_by_tensors(
     name: str, options: dict[str, Any], module: Any, channels: int
 ) -> None:

@@ -126,6 +126,7 @@ def test_perspective(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.covering
 def test_colours_outside_and_large_images(device: str, mode: InterpolationMode) -> None:
     images = batch(5, "photo", 3, 224, 301).to(memory_format=torch.channels_last)
     fill = [10, 200.9, 0]

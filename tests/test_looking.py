@@ -74,6 +74,7 @@ def assert_unchanged(dataset: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
+@pytest.mark.covering
 def test_explaining_and_caching(store: str, place: str, tmp_path: Path) -> None:
     dataset = LazyImages(store, place, tmp_path)
     explains(dataset)
@@ -108,6 +109,7 @@ def test_properties_of_a_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.covering
 def test_epochs_of_each_backend(backend: str, workers: str, tmp_path: Path) -> None:
     dataset = LazyImages("buffered", "below", tmp_path)
     loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **WORKERS[workers])
@@ -122,6 +124,7 @@ def test_epochs_of_each_backend(backend: str, workers: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("backend", ["stock", "prefetch", "h5", "dali"])
+@pytest.mark.covering
 def test_tuning(backend: str, workers: str, tmp_path: Path) -> None:
     dataset = LazyImages("unbuffered", "self", tmp_path)
     loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers])
@@ -131,6 +134,7 @@ def test_tuning(backend: str, workers: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["stock", "prefetch", "h5", "dali"])
+@pytest.mark.covering
 def test_the_check(backend: str, tmp_path: Path) -> None:
     dataset = LazyImages("unbuffered", "self", tmp_path)
     loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), num_workers=1)

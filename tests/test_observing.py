@@ -119,7 +119,7 @@ def test_what_the_look_raises_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_facts_that_cannot_be_pickled(tmp_path: Path) -> None:
-    with pytest.raises(Unobserved, match="found of Images cannot be sent between processes"):
+    with pytest.raises(Unobserved, match="the facts about Images cannot be sent between processes"):
         observe(DataLoader(Images(tmp_path), 4), lambda dataset: lambda: 1)
 
 
@@ -157,7 +157,7 @@ def test_nothing_is_observed_twice(
 REASONS = {
     Dies: r"the process that read samples of Dies died \(.*exited unexpectedly",
     IsKilled: r"the process that read samples of IsKilled died \(.*",
-    Hangs: r"Hangs gave no sample within 1 s in a process of its own; .* a larger timeout=",
+    Hangs: r"Hangs returned no sample within 1 s in a separate process; .* a larger timeout=",
 }
 
 

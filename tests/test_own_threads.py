@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dataloaders.machine import threads
-from dataloaders.machine.threads import let_others_capture, share_work
+from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -29,7 +29,7 @@ def test_the_share_of_one_thread_leaves_others_as_they_were(count: int) -> None:
     try:
 
         def own() -> int:
-            share_work(count)
+            limit_torch_threads(count)
             return torch.get_num_threads()
 
         assert in_a_thread(own) == count
@@ -46,7 +46,7 @@ def test_threads_that_begin_at_once_put_back_what_was_there() -> None:
 
     def own() -> None:
         together.wait()
-        share_work(1)
+        limit_torch_threads(1)
 
     try:
         threads = [threading.Thread(target=own) for _ in range(8)]
@@ -60,7 +60,7 @@ def test_threads_that_begin_at_once_put_back_what_was_there() -> None:
 
 
 def test_without_cuda_there_is_nothing_to_capture() -> None:
-    assert let_others_capture() is None  # nor does it begin to use CUDA
+    assert use_thread_local_capture() is None  # nor does it begin to use CUDA
     if not torch.cuda.is_available():
         assert not torch.cuda.is_initialized()
 
@@ -74,7 +74,7 @@ def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> N
             return 0
 
     monkeypatch.setattr(threads, "_driver", Driver)
-    let_others_capture()
+    use_thread_local_capture()
     assert told == [1]
 
 
@@ -90,7 +90,7 @@ def test_the_driver_knows_the_mode_of_each_thread() -> None:
 
     def told() -> int:
         torch.cuda.set_device(0)
-        let_others_capture()
+        use_thread_local_capture()
         return mode()
 
     assert in_a_thread(told) == 1

@@ -66,13 +66,6 @@ def test_reading_brings_pages_and_evicting_drops_them(path: Path) -> None:
     content = path.read_bytes()
     assert resident_pages(path).all()
     assert len(resident_pages(path)) == PAGES
-    evict(path)
-    assert not resident_pages(path).any()
-    assert path.read_bytes() == content
-
-
-def test_parts_are_evicted(path: Path) -> None:
-    path.read_bytes()
     evict(path, [(16 * PAGE, 24 * PAGE), (24 * PAGE, 32 * PAGE)])
     found = resident_pages(path)
     assert not found[16:32].any()
@@ -80,13 +73,9 @@ def test_parts_are_evicted(path: Path) -> None:
     assert found[32:].all()
     evict(path, [])
     assert (resident_pages(path) == found).all()
-
-
-def test_what_is_mapped_here_is_evicted_and_stays_valid(path: Path) -> None:
-    content = path.read_bytes()
     first, second = mapped(path), mapped(path)[3 * PAGE :]
     assert int(first.sum(dtype=np.int64)) >= int(second.sum(dtype=np.int64))
-    evict(path)
+    evict(path)  # also what is mapped here, which stays valid
     assert not resident_pages(path).any()
     assert first.tobytes() == content
     assert second.tobytes() == content[3 * PAGE :]
@@ -122,6 +111,9 @@ def test_what_another_process_has_mapped_stays_and_is_seen(path: Path) -> None:
 
 def test_what_will_be_read_comes(path: Path) -> None:
     data = mapped(path)
+    will_read(data[5:5])
+    will_read(data[PAGES * PAGE :])
+    assert not resident_pages(path).any(), "nothing is asked for nothing"
     will_read(data[PAGE + 1 : 9 * PAGE - 1])  # whole pages come, also where it begins inside
     wait_for(lambda: bool(resident_pages(path)[1:9].all()))
     will_read(data)
@@ -168,13 +160,6 @@ def test_whose_pages_are_told(path: Path) -> None:
     assert tells_truth(other) == (os.geteuid() == 0)
 
 
-def test_nothing_is_asked_for_nothing(path: Path) -> None:
-    data = mapped(path)
-    will_read(data[5:5])
-    will_read(data[PAGES * PAGE :])
-    assert not resident_pages(path).any()
-
-
 def test_reads_from_disk_are_known_for_a_while(path: Path) -> None:
     watch = DiskWatch()
     assert watch.reads(), "nothing is known yet"
@@ -191,13 +176,10 @@ def test_reads_from_disk_are_known_for_a_while(path: Path) -> None:
     assert watch.reads()
 
 
-def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
+def test_a_file_that_is_empty_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert resident_pages(tmp_path / "empty").shape == (0,)
     evict(tmp_path / "empty")
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     for call in (resident_pages, evict):
         with pytest.raises(FileNotFoundError):
             call(tmp_path / "none")
@@ -218,8 +200,7 @@ def pages_of(cached: CachedDataset, column: str, first: int, last: int) -> slice
     return slice(begin // PAGE, -(-end // PAGE))
 
 
-@pytest.mark.parametrize("column", ["fixed", "varied"])
-def test_rows_of_a_cache_come(tmp_path: Path, column: str) -> None:
+def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     samples = [
         {
@@ -231,12 +212,18 @@ def test_rows_of_a_cache_come(tmp_path: Path, column: str) -> None:
     ]
     build(tmp_path / "a.h5", samples)
     cached = CachedDataset(tmp_path / "a.h5")
-    first = pages_of(cached, column, 3, 11)
-    assert first.stop - first.start >= 8
+    places = [pages_of(cached, column, 3, 11) for column in ("fixed", "varied")]
+    assert all(place.stop - place.start >= 8 for place in places)
     on_disk(cached.path)
+    for first, last in ((40, 41), (5, 5), (6, 2), (-3, 0)):
+        cached.will_read(first, last)
+    assert not any(resident_pages(cached.path)[place].all() for place in places)
     cached.will_read(3, 11)
-    wait_for(lambda: bool(resident_pages(cached.path)[first].all()))
+    wait_for(lambda: all(resident_pages(cached.path)[place].all() for place in places))
     assert cached[3]["label"] == 3
+    cached.will_read(-3, 99)
+    everything = [pages_of(cached, column, 0, 40) for column in ("fixed", "varied")]
+    wait_for(lambda: all(resident_pages(cached.path)[place].all() for place in everything))
 
 
 @pytest.mark.parametrize("batches", [False, True])
@@ -298,18 +285,6 @@ def test_rows_of_shards_come(tmp_path: Path) -> None:
     assert 12 * 8 * PAGE < cached.row_bytes * 12 < 12 * 9 * PAGE
     cached.shards[1].rename(tmp_path / "away")
     CachedDataset.will_read(cached, 0, 12)  # what is mapped stays mapped
-
-
-def test_rows_that_are_not_there_are_left_out(tmp_path: Path) -> None:
-    build(tmp_path / "a.h5", [np.zeros(PAGE, np.uint8) for _ in range(8)])
-    cached = CachedDataset(tmp_path / "a.h5")
-    on_disk(cached.path)
-    for first, last in ((8, 9), (5, 5), (6, 2), (-3, 0)):
-        cached.will_read(first, last)
-    rows = pages_of(cached, "sample", 0, 8)
-    assert not resident_pages(cached.path)[rows].all()
-    cached.will_read(-3, 99)
-    wait_for(lambda: bool(resident_pages(cached.path)[rows].all()))
 
 
 def test_a_row_takes_what_the_columns_take(tmp_path: Path) -> None:

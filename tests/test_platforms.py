@@ -88,7 +88,7 @@ def test_plain_loaders_work_and_the_rest_says_what_is_missing(
     says = f"not known, and 4 GiB are assumed: on {platform} psutil tells it; install it with: "
     assert (says + "pip install 'gpu-dataloaders[check]'" in run.stderr) == without_psutil
     pages, *caches = run.stdout.splitlines()
-    assert pages.startswith("which pages of a file are in memory is known on Linux only")
+    assert pages.startswith("only Linux tells which pages of a file are in memory")
     assert f"this is {platform}, which has no /proc/self/maps" in pages
     needs = "dataloaders.cache, and with it backend='h5' and 'dali', needs fcntl and os.pread"
     assert len(caches) == (2 if platform == "win32" else 0)

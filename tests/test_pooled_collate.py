@@ -382,7 +382,7 @@ def test_other_collations_are_left_alone(options: dict[str, Any]) -> None:
 
 
 def test_the_plan_says_where_batches_come_from() -> None:
-    said = "come from a pool, whose memory is used again once nothing refers to it"
+    said = "come from a pool, which reuses their memory once nothing refers to it"
     assert said in str(DataLoader(Images()).explain())
     assert said in str(DataLoader(columns()).explain())
     assert said not in str(DataLoader(Images(), collate_fn=list).explain())

@@ -104,20 +104,13 @@ def test_a_third_party_registers_through_its_entry_point(
     assert loader.explain().backend in ("mine", "stock")
 
 
-def test_ours_win_over_a_third_party_of_the_same_name(
+def test_ours_win_over_a_third_party_and_its_mistakes_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "stock = their_backend:Mine", their_backend=THEIRS)
+    points = "stock = their_backend:Mine\ngone = no_such_module:Mine\n"
+    install(tmp_path, points + "renamed = their_backend:Renamed", their_backend=THEIRS)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert registry.load("stock") is backends.stock.Stock
-
-
-def test_a_third_partys_mistakes_name_the_third_party(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = "gone = no_such_module:Mine\nrenamed = their_backend:Renamed"
-    install(tmp_path, points, their_backend=THEIRS)
-    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(MissingDependency, match=r"backend='gone' needs no_such_module") as caught:
         DataLoader(DATASET, backend="gone")
     assert isinstance(caught.value, ImportError)
@@ -141,29 +134,26 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kind", ["package", "module"])
-def test_a_backends_folder_of_the_users_own_hides_nothing(tmp_path: Path, kind: str) -> None:
-    if kind == "package":
-        (tmp_path / "backends").mkdir()
-        (tmp_path / "backends" / "__init__.py").write_text('OWNER = "the user\'s"\n')
-        script = SHADOWED
-    else:
-        (tmp_path / "backends.py").write_text('OWNER = "the user\'s"\n')
-        script = SHADOWED.replace("    spawned", "    # ").replace("    assert torch", "    # ")
-    done = run_script(tmp_path, script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split(maxsplit=1)[0] == "stock"
-
-
-def test_a_backends_folder_without_init_hides_nothing(tmp_path: Path) -> None:
+def test_a_backends_package_of_the_users_own_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "backends").mkdir()
-    (tmp_path / "backends" / "vgg.py").write_text("")
-    (tmp_path / "backends" / "stock.py").write_text("raise RuntimeError('the user's own')")
+    (tmp_path / "backends" / "__init__.py").write_text('OWNER = "the user\'s"\n')
+    done = run_script(tmp_path, SHADOWED)
+    assert done.stdout.startswith("stock "), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["module", "folder without __init__"])
+def test_nor_does_another_thing_of_that_name(tmp_path: Path, kind: str) -> None:
+    if kind == "module":
+        (tmp_path / "backends.py").write_text("vgg = 1\n")
+    else:
+        (tmp_path / "backends").mkdir()
+        (tmp_path / "backends" / "vgg.py").write_text("")
+        (tmp_path / "backends" / "stock.py").write_text("raise RuntimeError('mine')")
     done = run_script(
         tmp_path,
         """
         from dataloaders import DataLoader
-        import backends.vgg
+        from backends import vgg
         print(len(list(DataLoader(range(8), backend="stock"))))
         """,
     )
@@ -171,18 +161,14 @@ def test_a_backends_folder_without_init_hides_nothing(tmp_path: Path) -> None:
 
 
 class TestEnvironment:
-    def test_it_names_the_backend_of_loaders_that_name_none(
+    def test_it_names_the_backend_of_our_loaders_that_name_none(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loader: DataLoader[Any] = DataLoader(DATASET)
-        assert loader.explain().backend == "stock"
-        monkeypatch.setenv(VARIABLE, "synthetic")
-        assert loader.explain().backend == "synthetic"
-        assert DataLoader(DATASET, backend="stock").explain().backend == "stock"
-
-    def test_it_does_not_reach_loaders_that_are_not_ours(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        for value, expected in (("", "stock"), ("synthetic", "synthetic")):
+            monkeypatch.setenv(VARIABLE, value)
+            assert loader.explain().backend == expected
+            assert DataLoader(DATASET, backend="stock").explain().backend == "stock"
         monkeypatch.setenv(VARIABLE, "no such backend")
         assert len(list(torch.utils.data.DataLoader(DATASET))) == len(DATASET)
 
@@ -194,10 +180,6 @@ class TestEnvironment:
         plan = loader.explain()
         assert not plan.runs
         assert VARIABLE in str(plan)
-
-    def test_an_empty_value_is_no_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(VARIABLE, "")
-        assert len(list(DataLoader(DATASET))) == len(DATASET)
 
     def test_one_that_cannot_serve_leaves_the_loader_stock_with_one_warning(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

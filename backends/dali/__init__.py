@@ -1,16 +1,16 @@
-"""Decoding and augmentation by NVIDIA DALI, of the dataset and transforms as they stand.
+"""Decode and augment with NVIDIA DALI; the dataset and its transforms stay as they are.
 
 sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest ──> tail ──> collate
 torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
 
-job.py       what is made, settled at each iter()     describe.py   the same, as a plan
-settled.py   what its owner may have changed
-numbers.py   threads and batches on their way
-plan.py      the chain cut up: graph, behind, tail    nodes.py      what DALI does, and how exactly
+job.py       what is made, decided at each iter()     describe.py   the same, as a plan
+snapshot.py  the parts of a dataset that may change
+numbers.py   threads and batches in flight
+plan.py      the chain divided: graph, rest, tail     nodes.py      what DALI does, and how exactly
 sorts.py     what an image is along the chain         (colour_nodes.py, turn_nodes.py: more of it)
 sources/     the images of a dataset, by index        header, odd   files that Pillow decodes
-graph.py     DALI's pipeline                          behind.py     what is done behind it
-line.py      both, on a thread: courier.py            task.py       a batch on its way
+graph.py     DALI's pipeline                          behind.py     what is done after it
+line.py      both, on a thread: courier.py            task.py       a batch in flight
 memory.py    what batches take on a device
 session.py   what lives across epochs                 epoch.py      what a loop iterates
 collate.py   batches of images, targets and the rest
@@ -44,23 +44,23 @@ __all__ = ["Dali"]
 class Dali(Backend):
     """Batches of torchvision datasets, decoded and augmented by DALI.
 
-    Same samples in the same order as torch's, and with ``seed=`` the same crops as stock. On the
-    CPU the pixels are torchvision's to the bit, but for bilinear resizing, which rounds otherwise
-    (1 level of 256, rarely 2); with ``fast=()`` that too. On a CUDA device what each operator is
-    off by is known (`explain` says it). What DALI does not do as torchvision does is done behind
-    it, exactly. A chain or a dataset that cannot be served is refused, with the reason.
+    The samples and their order equal torch's, and with ``seed=`` the crops equal stock's. On the
+    CPU the pixels equal torchvision's to the bit, except after bilinear resizing, which rounds
+    differently (1 level of 256, rarely 2); with ``fast=()`` also then. On a CUDA device each
+    operator has a known difference (see `explain`). What DALI does differently from torchvision is
+    done after it, exactly. A chain or a dataset that is not supported is refused with the reason.
 
     Batches are delivered on the loader's ``device``, else on the current CUDA device if there is
-    one, else on the CPU. They are made ahead of the loop by threads of this process:
-    ``num_workers`` is not used. A batch may be kept for ever.
+    one, else on the CPU. Threads of this process make them ahead of the loop: ``num_workers`` is
+    not used. A batch may be kept for ever.
 
     Attributes:
-        threads: of DALI's own, and as many for what is done behind it on the CPU; "auto": what
+        threads: DALI's own threads, and as many for the work after it on the CPU; "auto": what
             `dataloaders.tune` learned for this dataset on this machine, else the cores that this
             process may use, at most 32.
         depth: batches between the sampler and the loop; "auto": what was learned, else 3.
-        fast: names of operators that may compute something else than torchvision's, because they
-            are quicker: see `backends.dali.nodes.FAST`. (): none.
+        fast: names of operators that may differ from torchvision's because they are faster: see
+            `backends.dali.nodes.FAST`. (): none.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -87,12 +87,12 @@ class Dali(Backend):
                 f"Dali(fast={self.fast!r}): must be names out of {', '.join(map(repr, FAST))}, as "
                 f"in fast=({next(iter(FAST))!r},)"
             )
-        object.__setattr__(self, "fast", tuple(self.fast))  # it is compared and hashed
+        object.__setattr__(self, "fast", tuple(self.fast))  # must be comparable and hashable
 
     def explain(self, loader: Specification) -> Plan:
-        """Each transform and where it runs, or what stands in the way.
+        """Return each transform and where it runs, or what stands in the way.
 
-        Reads up to four samples of a dataset when asked of it for the first time.
+        Reads up to four samples of a dataset on the first call.
         """
         try:
             job = self.job(loader)
@@ -105,10 +105,10 @@ class Dali(Backend):
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
     def tunable(self, loader: Specification) -> Tunable | None:
-        """``threads`` and ``depth``; and torch's workers, where they run the dataset's own code."""
+        """Return ``threads`` and ``depth``; and workers, if they run the dataset's own code."""
         try:
             job = self.job(loader)
-        except Exception:  # iter() will say so
+        except Exception:  # iter() will raise it
             return None
         if isinstance(job, str):
             return None
@@ -116,12 +116,12 @@ class Dali(Backend):
         return Tunable(now, candidates(job.numbers), isinstance(job.source, Opaque))
 
     def open(self, loader: Specification) -> Session:
-        """A session whose graph and threads are made at the first epoch."""
+        """Open a session; its first epoch makes the graph and the threads."""
         plan = self.explain(loader)
         if plan.obstacle is not None:
             raise BackendUnavailable(str(plan))
         return DaliSession(self, loader)
 
     def job(self, loader: Specification) -> Job | str:
-        """What is to be made of ``loader``, or what stands in the way."""
+        """Return what is to be made of ``loader``, or what stands in the way."""
         return job_of(self, loader)

@@ -1,11 +1,11 @@
-"""What is done to a batch of images behind the graph: image by image, or all at once.
+"""Process a batch of images after the graph: image by image, or all at once.
 
     uint8 [n, C, H, W] ──Each: Primitive.apply in threads of the CPU──> uint8 or floats
                        ──OnDevice: kernels on the batch, on a device──>
                        ──Whole: the tail's table, in pieces──> floats [n, C, H, W]
 
-Images are one tensor, or a list of tensors where their sizes differ. Only images that take part
-in an action are touched.
+Images are one tensor, or a list of tensors if their sizes differ. Only images that an action
+selects are touched.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ __all__ = [
 ]
 
 Images: TypeAlias = "torch.Tensor | list[torch.Tensor]"
-"""[n, C, H, W]; or n of [C, H, W] where they differ in size or type."""
+"""[n, C, H, W]; or n of [C, H, W] if they differ in size or type."""
 
 Memory: TypeAlias = "Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]"
-"""Makes a dense tensor, its contents undefined."""
+"""Allocates a dense tensor with undefined contents."""
 
 
 _OF_PIL = ("PILToTensor", "ToImage", "ToTensor")
 
 
 class Step(ABC):
-    """One part of the way behind the graph, for any number of batches."""
+    """One step after the graph, for any number of batches."""
 
     @abstractmethod
     def __call__(self, images: Images, actions: Sequence[Action]) -> Images:
-        """What becomes of ``images``, which may be written to.
+        """Return the processed ``images``, which may be written to.
 
         Args:
-            images: of one batch.
-            actions: of the whole chain, one for each of its primitives.
+            images: the images of one batch.
+            actions: the actions of the whole chain, one for each of its primitives.
         """
 
 
 class Each(Step):
-    """A `Behind`, by torchvision's own functions on each image, in threads of the CPU.
+    """Run a `Behind` with torchvision's own functions on each image, in threads of the CPU.
 
     Args:
         part: what is done.
-        threads, count: that share the images, and how many.
-        memory: for a batch of them.
-        fast: whether "resize" may be torch's on bytes, 1 or 2 levels off, in place of Pillow's.
-        ordered: whether images stay in the order of memory that torchvision makes them in.
+        threads, count: the threads that share the images, and their number.
+        memory: allocates a batch.
+        fast: whether "resize" may be torch's on bytes, 1 or 2 levels off, instead of Pillow's.
+        ordered: whether images keep the memory order in which torchvision makes them.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Each(Step):
         return torch.stack(made) if batch is None else batch
 
     def _batch(self, images: Images, first: torch.Tensor, touched: int) -> torch.Tensor | None:
-        """Where images like ``first`` are put as they are made; None: they are stacked."""
+        """Return memory to put images like ``first`` into; None: they are stacked later."""
         if touched == len(images):
             return self._memory(first, touched, first.dtype)
         if isinstance(images, torch.Tensor) and (images.shape[1:], images.dtype) == (
@@ -163,7 +163,7 @@ class Each(Step):
 
 
 def resizes_quickly(part: Behind, fast: Collection[str]) -> bool:
-    """Whether something of ``part`` is resized by torch on bytes, in place of Pillow."""
+    """Whether torch resizes something of ``part`` on bytes, instead of Pillow."""
     return "resize" in fast and any(
         isinstance(step, Resize) and _is_alike(step) and form == "pil"
         for step, form in zip(part.primitives, part.forms, strict=True)
@@ -171,14 +171,14 @@ def resizes_quickly(part: Behind, fast: Collection[str]) -> bool:
 
 
 def _is_alike(primitive: Primitive) -> bool:
-    """Whether a tensor of bytes may stand for a PIL image in a `fast` resize, or beside it."""
+    """Whether a tensor of bytes may replace a PIL image in, or next to, a `fast` resize."""
     if isinstance(primitive, Resize):
         return primitive.interpolation == "bilinear"
     return isinstance(primitive, (Crop, HorizontalFlip, VerticalFlip))
 
 
 class OnDevice(Step):
-    """A `Behind`, by kernels on the whole batch, where it is."""
+    """Run a `Behind` with kernels on the whole batch, on its device."""
 
     def __init__(self, part: Behind) -> None:
         self._part = part
@@ -190,9 +190,9 @@ class OnDevice(Step):
 
     @staticmethod
     def exactness(part: Behind) -> str | None:
-        """How far the kernels of ``part`` are from torchvision; None: one of them is missing."""
+        """Say how far the kernels of ``part`` are from torchvision; None if one is missing."""
         if part.by_type:
-            return None  # a kernel sees tensors of torch's own class only
+            return None  # a kernel sees plain tensors only
         form = cast(Form, part.form)
         told: list[str] = []
         for primitive in part.primitives:
@@ -206,7 +206,7 @@ class OnDevice(Step):
 
 
 class ByHost(Step):
-    """A step of the CPU in the midst of those on a device: there and back."""
+    """Run a step on the CPU between steps on a device: copy there and back."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -224,13 +224,13 @@ class ByHost(Step):
 
 
 class Whole(Step):
-    """A `TailRun`: the values that its members make of each byte, for all images at once.
+    """Run a `TailRun`: look up what its members make of each byte, for all images at once.
 
-    The values are tables, made by the members themselves: torchvision's to the bit.
+    The members themselves made the tables, so the values equal torchvision's to the bit.
 
     Args:
         run: what is done.
-        memory: for a batch.
+        memory: allocates a batch.
         ordered: see `Each`; ToTensor makes all of them dense.
     """
 
@@ -275,7 +275,7 @@ class Whole(Step):
 
 
 _Like: TypeAlias = "Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]"
-"""(an image, how many, dtype) -> memory for so many images of that shape, on its device."""
+"""(an image, count, dtype) -> memory for this many images of that shape, on its device."""
 
 
 def _dense(memory: Memory) -> _Like:
@@ -283,7 +283,7 @@ def _dense(memory: Memory) -> _Like:
 
 
 def _ordered(memory: Memory) -> _Like:
-    """Memory in which the dimensions of an image follow each other as in the image itself."""
+    """Return an allocator that keeps the memory order of an image's dimensions."""
 
     def like(image: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         strides = image.stride()
@@ -295,7 +295,7 @@ def _ordered(memory: Memory) -> _Like:
 
 
 def memory_of(pool: HostPool) -> Memory:
-    """Dense memory, of ``pool`` where it is on the CPU."""
+    """Return an allocator of dense memory, from ``pool`` on the CPU."""
 
     def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type == "cpu":
@@ -306,7 +306,7 @@ def memory_of(pool: HostPool) -> Memory:
 
 
 def dense(images: Images, memory: Memory) -> Images:
-    """``images`` in the order of torchvision's tensors: rows of one channel after the other."""
+    """Return ``images`` in the order of torchvision's tensors: one channel after the other."""
     if isinstance(images, list):
         return [image.contiguous() for image in images]
     if images.is_contiguous():
@@ -315,7 +315,7 @@ def dense(images: Images, memory: Memory) -> Images:
 
 
 def apart(images: Images, taken: Images) -> Images:
-    """``images``, copied where they lie in the memory of ``taken``."""
+    """Return ``images``, copied if they share memory with ``taken``."""
     theirs = {image.untyped_storage().data_ptr() for image in _tensors(taken)}
     if isinstance(images, torch.Tensor):
         return images.clone() if images.untyped_storage().data_ptr() in theirs else images
@@ -336,7 +336,7 @@ def _wrapped(image: torch.Tensor) -> torch.Tensor:
 
 
 def _picture(image: torch.Tensor) -> Any:
-    """A PIL image of uint8 [C, H, W]; it does not share memory with it."""
+    """Return a PIL image of uint8 [C, H, W], without sharing memory."""
     from PIL import Image
 
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
@@ -344,7 +344,7 @@ def _picture(image: torch.Tensor) -> Any:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """``value``, or of a PIL image uint8 [C, H, W] in the order [H, W, C]."""
+    """Return ``value``, or for a PIL image uint8 [C, H, W] in the order [H, W, C]."""
     if isinstance(value, torch.Tensor):
         return value
     array = np.array(value, np.uint8)

@@ -1,10 +1,9 @@
-"""Batches out of images that are made and what the dataset has beside them.
+"""Build batches from finished images and the rest of each sample.
 
     images [n, C, H, W] ──a view each──> Source.sample() ──> samples ──> collate_fn ──> batch
-                                                                └─ torch's: the very images, unmoved
+                                                                └─ torch's: the same images, unmoved
 
-All of it runs on the loop's thread: targets, ``target_transform`` and ``collate_fn`` are the
-user's code.
+All of it runs on the loop's thread: targets, ``target_transform`` and ``collate_fn`` are user code.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from .task import Made, Redo, Task
 __all__ = ["Assembly"]
 
 _MOST_REDONE = 3
-"""Batches in a row that the dataset makes before this counts as an error of dali's."""
+"""Batches in a row that the dataset makes itself before this counts as an error of the backend."""
 
 
 class Assembly:
-    """Makes an epoch's batches; holds all that it needs of the loader.
+    """Make an epoch's batches; holds everything that it needs of the loader.
 
     Args:
-        dataset: the user's own.
-        source: of its images.
+        dataset: the user's dataset.
+        source: the source of its images.
         collate_fn: the loader's.
-        batched: whether it is given lists of samples (False: ``batch_size=None``).
+        batched: whether it gets lists of samples (False: ``batch_size=None``).
         wraps: whether a sample's image is a torchvision ``tv_tensors.Image``.
     """
 
@@ -64,7 +63,7 @@ class Assembly:
         self._redone = 0  # batches in a row that the dataset had to make
 
     def batch(self, made: Made) -> Batch:
-        """The batch of these images; raises what the user's code raises."""
+        """Return the batch of these images; raises what the user's code raises."""
         self._redone = 0
         task = made.task
         views = self._views(made.images)
@@ -76,13 +75,13 @@ class Assembly:
         return self._collated(task, samples)
 
     def redone(self, redo: Redo) -> Batch:
-        """The batch as the dataset itself makes it, or the error of its first bad sample.
+        """Return the batch that the dataset itself makes, or raise its first bad sample's error.
 
         Raises:
-            Exception: the dataset's own; or what kept us from making the batch, if the dataset
-                cannot be asked.
-            BackendUnavailable: the dataset has made the batches before this one too, without an
-                error of its own: the cause is no sample, and each batch would be made twice.
+            Exception: the dataset's own; or the reason why the batch could not be made, if the
+                dataset cannot be asked.
+            BackendUnavailable: the dataset also made the batches before this one, without an error
+                of its own: so no sample is the cause, and each batch would be made twice.
         """
         task = redo.task
         if not _gives_samples(self._dataset):
@@ -155,7 +154,7 @@ class Assembly:
 
 
 def noted(error: BaseException, task: Task, sample: int | None) -> BaseException:
-    """``error``, with a note that says which sample of which batch it is about."""
+    """Add a note to ``error`` that says which sample of which batch it is about."""
     if sample is None or sample >= len(task.keys):
         names = ", ".join(str(key) for key in task.keys[:_NAMED])
         more = ", ..." if len(task.keys) > _NAMED else ""
@@ -169,11 +168,11 @@ def noted(error: BaseException, task: Task, sample: int | None) -> BaseException
 
 
 _NAMED = 64
-"""Samples of a batch that an error names, at most."""
+"""The most samples of a batch that an error names."""
 
 
 def _collated(samples: list[Any], views: Sequence[torch.Tensor], images: Images) -> Batch:
-    """``default_collate``, which takes the images as they are where it would stack the views."""
+    """Apply ``default_collate``, but use the images as they are where it would stack the views."""
     table = dict(torch_collate.default_collate_fn_map)
     torchs = table.get(torch.Tensor)
     if torchs is torch_collate.collate_tensor_fn and isinstance(images, torch.Tensor):
@@ -182,7 +181,7 @@ def _collated(samples: list[Any], views: Sequence[torch.Tensor], images: Images)
 
 
 class _Stack:
-    """torch's ``collate_tensor_fn``; of the views of one tensor, that tensor."""
+    """Torch's ``collate_tensor_fn``; for the views of one tensor, that tensor."""
 
     def __init__(self, views: Sequence[torch.Tensor], images: torch.Tensor) -> None:
         self._views = views
@@ -194,12 +193,12 @@ class _Stack:
             if not self._given:
                 self._given = True
                 return self._images
-            return self._images.clone()  # an image that is twice in a sample
+            return self._images.clone()  # an image that is in a sample twice
         return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
 
 def _gives_samples(dataset: Any) -> bool:
-    """Whether the dataset's class has a way to a sample of its own."""
+    """Whether the dataset's class defines how to get a sample."""
     own = getattr(type(dataset), "__getitem__", None)
     return own is not None and own is not torch.utils.data.Dataset.__getitem__
 
@@ -214,7 +213,7 @@ def _states_of(seeded: bool) -> Iterator[None]:
 
 
 def _seed_behind(task: Task, place: int) -> None:
-    """The generators as the chain leaves them: what the user's code finds behind it."""
+    """Set the generators to their state after the chain, as the user's later code expects it."""
     seed_generators(_words(task, place))
     if task.draws is None:
         return

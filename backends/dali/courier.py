@@ -1,4 +1,4 @@
-"""The thread that works on a line, one epoch after the other.
+"""Run the thread that works on a line, one epoch after the other.
 
     loop's thread ──Task──> Trip.inbox ──> thread: line ──Item──> Trip.ready ──> loop's thread
 
@@ -15,7 +15,7 @@ from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from dataloaders.machine.threads import share_work
+from dataloaders.machine.threads import limit_torch_threads
 
 from .job import Job
 from .line import RUNS, Line
@@ -27,16 +27,16 @@ _PATIENCE_S = 5.0
 _POLL_S = 0.1
 
 Wanted: TypeAlias = "Task | Failed | None"
-"""What the loop asks for: a batch; the sampler's error in its place; None: there are no more."""
+"""What the loop requests: a batch; the sampler's error in its place; None at the end."""
 
 
 class Trip:
-    """One epoch, as both threads know it.
+    """One epoch, as both threads see it.
 
     Attributes:
         job: what is made.
-        inbox: batches that are wanted, in order.
-        ready: what became of them, in order.
+        inbox: requested batches, in order.
+        ready: their results, in order.
         parked: set when the thread is done with this trip, and holds nothing of it.
     """
 
@@ -50,26 +50,26 @@ class Trip:
         self._pid = os.getpid()
 
     def stop(self) -> None:
-        """End the trip wherever it is. Safe to call twice, from any thread, at exit."""
+        """End the trip wherever it is. May be called twice, from any thread, at exit."""
         if os.getpid() != self._pid:
             return  # the thread is the parent's
         self._stopping = True
         self.inbox.put(None)
         if not isinstance(threading.current_thread(), _Thread):
-            self.parked.wait(_PATIENCE_S)  # so that nothing stays behind when this returns
+            self.parked.wait(_PATIENCE_S)  # so that nothing is left when this returns
 
     def counts(self) -> tuple[int, int]:
-        """(ready, ready or under way) batches."""
+        """Return the number of batches that are ready, and of those ready or in progress."""
         ready = self.ready.qsize()
         return ready, ready + self.inbox.qsize() + self._lined_up
 
     def run(self, line: Line) -> None:
-        """Make batches until there are no more, or it is stopped; on the courier's thread."""
+        """Make batches until there are no more, or until stopped; on the courier's thread."""
         lined_up: deque[Task | Failed] = deque()
         try:
             line.begin(self.job)
             self._run(line, lined_up)
-        except BaseException as error:  # a mistake of ours must not leave the loop waiting
+        except BaseException as error:  # a bug of this package must not leave the loop waiting
             self.ready.put(Failed(error))
             self.ready.put(Ended())
         finally:
@@ -105,7 +105,7 @@ class Trip:
                 return
 
     def _is_read(self, held: Task | Failed, lined_up: deque[Task | Failed]) -> bool:
-        """Whether the files of ``held`` are read; waits for them where there is nothing to do."""
+        """Whether the files of ``held`` are read; waits for them if there is nothing else to do."""
         if isinstance(held, Failed) or held.reading is None or held.reading.done():
             return True
         if not lined_up:
@@ -118,7 +118,7 @@ def _tasks(lined_up: Iterable[Task | Failed]) -> list[Task]:
 
 
 def _item(task: Task) -> Item:
-    item, task.item = task.item, None  # which holds the task: no cycle is left behind
+    item, task.item = task.item, None  # it holds the task: leave no cycle
     assert item is not None
     return item
 
@@ -128,7 +128,7 @@ class _Thread(threading.Thread):
 
 
 class Courier:
-    """A thread that makes trips on one line, started with the first one."""
+    """A thread that runs trips on one line, started with the first one."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -137,7 +137,7 @@ class Courier:
         self._pid = os.getpid()
 
     def send(self, trip: Trip) -> None:
-        """Have ``trip`` made, after those before it."""
+        """Queue ``trip`` after those before it."""
         if self._thread is None:
             # A daemon: an interpreter that exits must not wait for a batch that nobody wants.
             self._thread = _Thread(
@@ -147,7 +147,7 @@ class Courier:
         self._inbox.put(trip)
 
     def end(self) -> None:
-        """End the thread once its trips are made, and close the line."""
+        """End the thread after its trips, and close the line."""
         if os.getpid() != self._pid:
             return
         self._inbox.put(None)
@@ -155,11 +155,11 @@ class Courier:
         if thread is None:
             self._line.end()
         elif thread is not threading.current_thread():
-            thread.join(_PATIENCE_S)  # DALI's own threads must be gone before the interpreter is
+            thread.join(_PATIENCE_S)  # DALI's own threads must end before the interpreter does
 
 
 def _work(inbox: SimpleQueue[Trip | None], line: Line) -> None:
-    share_work(1)
+    limit_torch_threads(1)
     while (trip := inbox.get()) is not None:
         trip.run(line)
         del trip  # before waiting for the next one

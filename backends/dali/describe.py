@@ -1,4 +1,4 @@
-"""What DALI does with a loader, stage by stage, as `Plan`."""
+"""Describe what DALI does with a loader, stage by stage, as a `Plan`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["described"]
 
 
 def described(name: str, job: Job, loader: Specification) -> Plan:
-    """The plan of ``loader``, for which there is a ``job``."""
+    """Return the plan of ``loader``, for which there is a ``job``."""
     stages = [
         Stage("sampler", "this process", sampling_of(loader)),
         _fetching(job),
@@ -136,7 +136,7 @@ def _collation(loader: Specification) -> str:
 
 
 def _told(work: Work, part: InGraph | Behind) -> str:
-    """The members of ``part``; of one that is partly elsewhere, the steps that are in here."""
+    """Name the members of ``part``; for one that is partly elsewhere, its steps in this part."""
     told, number = [], 0
     for member, operator in zip(work.chain.members, work.chain.operators, strict=True):
         own = dict(enumerate(operator.primitives, number))

@@ -1,4 +1,4 @@
-"""What a loop iterates: batches are finished on its own thread, their images are made elsewhere.
+"""Iterate an epoch: the loop's thread finishes batches whose images are made elsewhere.
 
 next(): Tasks ──> Trip.inbox ═══ line ═══> Trip.ready ──Item──> Assembly ──> batch
 """
@@ -29,11 +29,11 @@ class DaliEpoch:
 
     Args:
         tasks: what is to be made.
-        trip: on which it is made.
-        assembly: makes batches of it.
+        trip: the trip that makes it.
+        assembly: builds the batches.
         device: where they are delivered.
-        pins: whether in pinned memory, if that is in the host's.
-        length: batches in this epoch, if that is known.
+        pins: whether batches on the host are in pinned memory.
+        length: the number of batches in this epoch, if known.
         holds: what has to live as long as this iterator.
     """
 
@@ -81,7 +81,7 @@ class DaliEpoch:
         due, self._due = self._due, 1
         try:
             self._tasks.draw(due)
-        except Exception as error:  # a sampler's: torch, too, waits for the batch and drops it
+        except Exception as error:  # the sampler's: torch, too, waits for the batch and drops it
             failure = error
         item: Item = waiting.get(trip.ready)
         try:
@@ -91,7 +91,7 @@ class DaliEpoch:
         finally:
             if isinstance(self._tasks, TasksBeside):
                 self._tasks.permit()
-            del item, trip, failure  # a traceback must keep none of them alive
+            del item, trip, failure  # a traceback must not keep any of them alive
 
     def __len__(self) -> int:
         if self._length is None:
@@ -100,15 +100,15 @@ class DaliEpoch:
 
     @property
     def running(self) -> bool:
-        """Whether further batches may come."""
+        """Whether more batches may come."""
         return self._trip is not None
 
     def counts(self) -> tuple[int, int] | None:
-        """How full it is; see `dataloaders.measuring.queues.counts_of`."""
+        """Return how full it is; see `dataloaders.measuring.queues.counts_of`."""
         return None if self._trip is None else self._trip.counts()
 
     def closed(self) -> None:
-        """No batch is made any more, though some were to come."""
+        """End the epoch: no batch is made any more, even if some are due."""
         self._is_closed = True
         self._end()
 
@@ -127,7 +127,7 @@ class DaliEpoch:
             raise StopIteration
         if isinstance(item, Failed):
             error = item.error
-            del item  # what is raised must not hold its own batch
+            del item  # a raised error must not hold its own batch
             raise error
         if isinstance(item, Made):
             if item.ready is not None:
@@ -146,7 +146,7 @@ def _stop(tasks: Tasks, trip: Trip) -> None:
 
 
 def _wait_for(made: Made) -> None:
-    """Have the current stream wait for the images, and their memory for what it does with them."""
+    """Make the current stream wait for the images, and their memory for its work with them."""
     images = made.images if isinstance(made.images, list) else [made.images]
     stream = torch.cuda.current_stream(images[0].device)
     stream.wait_event(made.ready)

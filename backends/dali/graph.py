@@ -1,14 +1,14 @@
-"""One graph of DALI, kept across epochs: images decoded, then those steps that have a node.
+"""Run one DALI graph, kept across epochs: decode images, then apply the steps that have a node.
 
     feed(images, actions, sizes) ──> inputs of a run ──> DALI's threads ──> take(): uint8 images
       on one thread, `depth` runs ahead                                      on another one
 
     encoded files   first step a Crop, windows inside   only the window is decoded, on the CPU
-                    else                                decoded whole, cut out then
+                    else                                decoded whole, then cropped
     pixels                                              as they are
 
-DALI's executor is not safe to call from two threads: each call here takes its turn. A run that
-fails takes no other one with it: the pipeline is made anew and fed with what was still to come.
+DALI's executor may not be called from two threads at once: calls take turns. A failed run does not
+affect the others: the pipeline is rebuilt and fed with the runs that were still due.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _TYPES = {np.int32: types.INT32, np.uint8: types.UINT8, np.float32: types.FLOAT}
 
 
 class GraphFailed(Exception):
-    """DALI could not do one run.
+    """DALI failed at one run.
 
     Attributes:
         cause: DALI's own error.
-        sample: the position in the batch of the image that it failed on, if DALI says so.
+        sample: the position in the batch of the image that it failed at, if DALI says so.
     """
 
     def __init__(self, cause: BaseException, sample: int | None = None) -> None:
@@ -62,7 +62,7 @@ class GraphFailed(Exception):
 
 @dataclass(frozen=True)
 class _Run:
-    """One batch on its way. DALI reads the images where they are, so they are held here."""
+    """One batch in flight. DALI reads the images where they are, so they are held here."""
 
     images: list[Array]
     values: Mapping[str, Array]
@@ -70,21 +70,23 @@ class _Run:
 
 
 class Graph:
-    """Encoded files or pixels in, uint8 images out, batch by batch.
+    """Files or pixels in, uint8 images out, batch by batch.
 
     Args:
-        nodes: the steps that it does, in order.
-        batch_size: images in a run, at most.
+        nodes: its steps, in order.
+        batch_size: the most images in a run.
         device: where it decodes and works: the CPU, or a CUDA device.
-        threads: of DALI's.
-        depth: runs that may be fed before the oldest is taken, at most.
-        encoded: whether it is given files, or pixels.
-        channels: of the images: 3 (RGB) or 1 (grey); pixels may have 4 where no node looks at them.
-        windows: whether the decoder cuts windows out, where the first node is one; None: on the
-            CPU. On a device nvImageCodec 0.9.0 fails at it or ends the process (its issue 55), and
-            before nvJPEG 13.2 the chroma at a window's edge would be another one.
+        threads: the number of DALI's threads.
+        depth: the most runs that may be fed before the oldest is taken.
+        encoded: whether it gets files, or pixels.
+        channels: the channels of the images: 3 (RGB) or 1 (grey); pixels may have 4 if no node
+            looks at them.
+        windows: whether the decoder crops if the first node is a crop; None: on the CPU. On a
+            device nvImageCodec 0.9.0 fails at it or ends the process (its issue 55), and before
+            nvJPEG 13.2 the chroma at a window's edge would differ.
         engine: the share of a device's JPEG files that its hardware engine may decode. None: 0,
-            since it decodes otherwise, and a sample's pixels would depend on its place in a batch.
+            because it decodes differently, and a sample's pixels would depend on its place in a
+            batch.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Graph:
         self._threads = threads
         self._depth = depth
         self._encoded = encoded
-        self._channels = [channels]  # before each node, and in the end
+        self._channels = [channels]  # before each node, and at the end
         for node in self._nodes:
             self._channels.append(node.channels_of(self._channels[-1]))
         self._inputs = [
@@ -114,7 +116,7 @@ class Graph:
         ]
         self._windows = device.type == "cpu" if windows is None else windows
         self._engine = engine or 0.0
-        self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder cuts the windows out
+        self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder crops
         self._runs: deque[_Run] = deque()
         self._gate, self._lock = threading.Lock(), threading.Lock()
         self._copied: _Run | None = None
@@ -128,17 +130,17 @@ class Graph:
     def feed(
         self, images: Sequence[Array], actions: Sequence[Action], sizes: Sizes | None = None
     ) -> None:
-        """Begin a run; DALI works on it from now on.
+        """Start a run; DALI works on it from now on.
 
         Args:
-            images: 1 to ``batch_size`` of them: files, uint8 [bytes], or pixels, uint8
-                [H, W, C]. They are read where they are and must stay as they are until taken.
+            images: 1 to ``batch_size`` images: files, uint8 [bytes], or pixels, uint8 [H, W, C].
+                They are read where they are and must not change until taken.
             actions: one for each node, in order, drawn for these images.
-            sizes: of the images; pixels need none.
+            sizes: the sizes of the images; not needed for pixels.
 
         Raises:
             RuntimeError: ``depth`` runs wait to be taken already, or the graph was closed.
-            ValueError: what was given does not fit the graph.
+            ValueError: the arguments do not fit the graph.
         """
         run = self._run_of(images, actions, sizes)
         with self._turn():
@@ -155,13 +157,13 @@ class Graph:
             self._runs.append(run)
 
     def take(self) -> Tensor | list[Tensor]:
-        """The images of the oldest run, when they are made; safe to keep.
+        """Wait for the oldest run and return its images, which may be kept.
 
-        uint8 [n, C, H, W], or a list of n [C, H, W] where their sizes differ or they do not lie
-        in one piece of memory; on the graph's device, where CUDA's current stream may use them.
+        uint8 [n, C, H, W], or a list of n [C, H, W] if their sizes differ or their memory is not
+        one piece; on the graph's device, ready for CUDA's current stream.
 
         Raises:
-            GraphFailed: DALI could not do it. The other runs go on.
+            GraphFailed: DALI failed at it. The other runs go on.
             RuntimeError: nothing was fed, or the graph was closed.
         """
         with self._turn():
@@ -171,7 +173,7 @@ class Graph:
             try:
                 return self._made(run)
             except Exception as error:
-                # Its frames hold the pipeline that is given up, and so that one's threads.
+                # Its frames hold the failed pipeline, and with it that pipeline's threads.
                 cause = error.with_traceback(None)
             self._begin_anew()
             try:
@@ -180,7 +182,7 @@ class Graph:
                 del cause, run  # no cycle of error, frame and error
 
     def close(self) -> None:
-        """End the pipelines and their threads; what is being made is dropped. Tensors stay."""
+        """End the pipelines and their threads; drop runs in progress. Tensors stay valid."""
         with self._turn(closing=True):
             self._closed = True
             self._runs.clear()
@@ -189,8 +191,8 @@ class Graph:
 
     @contextmanager
     def _turn(self, closing: bool = False) -> Iterator[None]:
-        # Whoever waits stands in the gate: a thread that takes again and again cannot overtake
-        # the one that feeds.
+        # Waiting threads queue at the gate: a thread that takes again and again cannot overtake the
+        # one that feeds.
         with self._gate:
             self._lock.acquire()
         try:
@@ -208,7 +210,7 @@ class Graph:
         if len(actions) != len(self._nodes):
             raise ValueError(f"{len(actions)} actions for a graph of {len(self._nodes)} nodes")
         if sizes is not None:
-            sizes = Sizes(sizes.height, sizes.width)  # they are moved on, node by node
+            sizes = Sizes(sizes.height, sizes.width)  # updated node by node
         elif not self._encoded:
             sizes = Sizes([len(image) for image in images], [image.shape[1] for image in images])
         elif self._nodes:
@@ -240,17 +242,17 @@ class Graph:
         (made,) = pipeline.share_outputs(self._stream())
         pipeline.release_outputs()
         if self._device.type == "cuda":
-            self._copied = run  # a device may still be reading what it was given
+            self._copied = run  # a device may still be reading its input
         return handed_over(made)
 
     def _begin_anew(self) -> None:
-        """DALI says that a pipeline is no longer valid after an error."""
+        """Rebuild the pipeline: DALI says that it is no longer valid after an error."""
         self._pipelines.clear()
         for run in self._runs:
             self._begin(run)
 
     def _stream(self) -> Any:
-        """The stream on which the images will be used: DALI orders its own work before it."""
+        """Return the stream on which the images are used: DALI orders its own work before it."""
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
     def _defined(self, windowed: bool) -> Pipeline:
@@ -285,16 +287,16 @@ class Graph:
             )
             if cuda:
                 return pixels.gpu()
-            # What comes out of a graph without steps must not be the memory that was given.
+            # The output of a graph without steps must not be the memory that was fed.
             return pixels if self._nodes else fn.copy(pixels)
         files = fn.external_source(name=_IMAGES, dtype=types.UINT8, ndim=1, no_copy=True)
         options: dict[str, Any] = {
             "device": "mixed" if cuda else "cpu",
             "output_type": types.RGB if self._channels[0] == 3 else types.GRAY,
-            "adjust_orientation": False,  # torchvision does not turn images by their EXIF data
+            "adjust_orientation": False,  # torchvision does not rotate images by their EXIF data
         }
         if cuda:
-            # Chroma as libjpeg makes it.
+            # Chroma as in libjpeg.
             options.update(jpeg_fancy_upsampling=True, hw_decoder_load=self._engine)
         decoders = _decoders()
         if window is None:
@@ -305,16 +307,16 @@ class Graph:
 
 
 def _decoders() -> Any:
-    """DALI's decoders by nvImageCodec; older versions of DALI call them experimental."""
+    """Return DALI's nvImageCodec decoders; older versions of DALI call them experimental."""
     known = inspect.signature(fn.decoders.image).parameters
     return fn.decoders if "adjust_orientation" in known else fn.experimental.decoders
 
 
 def _decodable(window: Mapping[str, Array], height: Array, width: Array) -> bool:
-    """Whether the decoder may cut all of these windows out.
+    """Whether the decoder may crop all of these windows.
 
-    It has no pixels outside of an image; and where a window is one pixel wide, libjpeg does not
-    look at the neighbouring chroma: up to 4 levels off.
+    It has no pixels outside of an image. And in a window one pixel wide, libjpeg ignores the
+    neighbouring chroma: up to 4 levels off.
     """
     (top, left), (rows, columns) = window["anchor"].T, window["shape"].T
     inside = (top >= 0) & (left >= 0) & (top + rows <= height) & (left + columns <= width)
@@ -338,7 +340,7 @@ _ALIVE: weakref.WeakSet[Graph] = weakref.WeakSet()
 
 
 def _in_forked_child() -> None:
-    """The threads of a pipeline are not in the child, and its end would wait for them for ever."""
+    """Keep pipelines alive in a child, where ending them would wait for the parent's threads."""
     for graph in _ALIVE:
         graph._closed = True
         graph._gate, graph._lock = threading.Lock(), threading.Lock()
@@ -351,9 +353,9 @@ def _in_forked_child() -> None:
 
 
 def _at_exit() -> None:
-    """DALI ends what is alive at the interpreter's end, and a thread that takes meanwhile aborts.
+    """Close the graphs before DALI's own exit handler, which aborts a thread that is taking.
 
-    Registered after DALI's own, this runs before it.
+    Registered after DALI's own, so this runs before it.
     """
     for graph in list(_ALIVE):
         graph.close()

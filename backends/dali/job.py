@@ -1,4 +1,4 @@
-"""What is to be made of a loader's dataset, and where: settled anew at each ``iter()``.
+"""Decide what is to be made of a loader's dataset, and where, at each ``iter()``.
 
 dataset ──source_for──> Source ─┐
 its transform ──work_of──> Work ┼──> Job, or what stands in the way
@@ -21,7 +21,7 @@ from dataloaders.transforms.operators import chain_of
 
 from .numbers import Numbers, numbers_of
 from .plan import Work, work_of
-from .settled import Settled
+from .snapshot import Snapshot
 from .sources import Image, Source, read_source, source_for
 from .sources.opaque import Opaque, Recordable, opaque_for, recorded_as
 
@@ -32,11 +32,10 @@ __all__ = ["Job", "job_of"]
 
 _FEWEST_READERS = 4
 
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Settled, Source | Opaque | str]] = (
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Snapshot, Source | Opaque | str]] = (
     weakref.WeakKeyDictionary()
 )
-"""That a source is the dataset's own is proved on samples, in a process of its own: once, until
-something is changed."""
+"""What is known of each loader's dataset, proved on samples once, until something changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +43,16 @@ class Job:
     """How one loader's batches are made.
 
     Attributes:
-        source: of the images.
+        source: the source of the images.
         work: what is done to them.
         device: where they are delivered.
-        numbers: of threads and batches, and who chose them.
-        readers: threads that read files, and decode those that Pillow has to.
-        batch_size: images in a batch; 1 where the loader does not tell.
-        fast: as `Dali.fast`.
-        num_workers: of torch's, in which the dataset's own code runs; 0 for sources that are read
-            by threads.
-        persistent: whether those live on between epochs.
+        numbers: the numbers of threads and batches, and who chose them.
+        readers: threads that read files, and decode those that need Pillow.
+        batch_size: images in a batch; 1 if the loader does not say.
+        fast: as in `Dali.fast`.
+        num_workers: torch's workers, in which the dataset's own code runs; 0 for sources that
+            threads read.
+        persistent: whether those workers live on between epochs.
     """
 
     source: Source | Opaque
@@ -68,7 +67,7 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """Of DALI's, and as many for what is done behind it on the CPU."""
+        """DALI's threads, and as many for the work after it on the CPU."""
         return self.numbers.threads
 
     @property
@@ -78,14 +77,14 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """What a graph is given: "encoded" files, or "pixels"."""
+        """The input of a graph: "encoded" files, or "pixels"."""
         return self.source.kind if isinstance(self.source, Source) else "pixels"
 
 
 def job_of(options: Dali, loader: Specification) -> Job | str:
-    """The job, or what stands in the way and what to do about it."""
+    """Return the job, or what stands in the way and what to do about it."""
     if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
-        return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
+        return f"{type(loader).__name__} iterates in its own way; use backend='stock'"
     if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
         return (
             "an iterable dataset has no samples by index; give it __getitem__ and __len__, or use "
@@ -123,7 +122,7 @@ def job_of(options: Dali, loader: Specification) -> Job | str:
 
 
 def _hides_types(loader: Specification) -> bool:
-    """Whether images are stacked, which makes a plain tensor of any class of theirs."""
+    """Whether images are stacked, which turns any class of tensor into a plain one."""
     return loader.batch_sampler is not None and loader.collate_fn is default_collate
 
 
@@ -140,19 +139,19 @@ def _work(source: Source | Opaque, options: Dali, device: torch.device) -> Work 
 
 
 def _source(loader: Specification) -> Source | Opaque | str:
-    """What is known of the dataset; else a record of what its own code loads."""
-    now = Settled(loader.dataset)
+    """Return what is known of the dataset, or else a record of what its own code loads."""
+    now = Snapshot(loader.dataset)
     before, found = _KNOWN.get(loader, (None, ""))
     own_code = isinstance(found, Opaque)
     stays = own_code and loader.persistent_workers and loader.num_workers > 0
-    if before is None or not now.is_as(before, own_code=own_code, stays=stays):
+    if before is None or not now.same_as(before, own_code=own_code, stays=stays):
         found = _observed(loader)
     _KNOWN[loader] = now, found
     return found
 
 
 def _observed(loader: Specification) -> Source | Opaque | str:
-    """What `_found` says of the dataset, asked in a process of its own and made again here."""
+    """Return the result of `_found`, found in a separate process and rebuilt here."""
     try:
         told = observe(loader, _look)
     except Unobserved as error:
@@ -200,7 +199,7 @@ def _found(dataset: Any) -> Source | Opaque | str:
         chain = chain_of(source.transform)
         if chain.members or not chain.rest:
             return source
-        # The first member is somebody's own code: with it, the dataset's own code may run first.
+        # The first member is the user's own code: with it, the dataset's own code may run first.
         recorded = opaque_for(dataset)
         return source if isinstance(recorded, str) else recorded
     recorded = opaque_for(dataset)

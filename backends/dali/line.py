@@ -1,11 +1,11 @@
-"""The assembly line: files and random numbers into the graph, and images out of it.
+"""Run the assembly line: files and random numbers into the graph, and images out of it.
 
     Task: read ──> drawn ──> fed ═══ DALI's threads or the GPU ═══ taken ──> behind ──> Made
                      └─ up to ``RUNS`` batches are in the graph at once ─┘
 
-One thread works on it at a time. A batch that DALI fails on is made once more, of files that Pillow
-decoded; if that fails too, the dataset itself is asked (`Redo`), whose error is then the one that
-counts. Other batches go on.
+One thread works on it at a time. A batch on which DALI fails is made once more, from files that
+Pillow decoded. If that fails too, the dataset itself is asked (`Redo`), and its error counts. Other
+batches go on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dataloaders.batches.memory import HostPool
-from dataloaders.machine.threads import let_others_capture, share_work
+from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
 from dataloaders.transforms.actions import SampleError, Sizes
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.primitives.colour import PermuteChannels
@@ -47,11 +47,11 @@ from .task import Made, Redo, Task
 __all__ = ["RUNS", "Line"]
 
 RUNS = 2
-"""Batches inside the graph: one that is worked on, and the next one for threads that are done."""
+"""Batches inside the graph: the one in progress, and the next one for threads that are done."""
 
 
 class Line:
-    """Makes images; its graph is kept from one epoch to the next where it serves both."""
+    """Make images. The graph is kept from one epoch to the next if it fits both."""
 
     def __init__(self) -> None:
         self._graph: Graph | None = None
@@ -62,11 +62,12 @@ class Line:
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, job: Job) -> None:
-        """Get ready for an epoch of ``job``, on the thread that then works on it."""
+        """Prepare for an epoch of ``job``, on the thread that then works on it."""
         if job.device.type == "cuda":
-            # Before DALI builds a graph here: on another device it might begin a context, too.
+            # Before DALI builds a graph here, which might otherwise create a context on another
+            # device.
             torch.cuda.set_device(job.device)
-            let_others_capture()
+            use_thread_local_capture()
         key = (job.work.graph.nodes, job.kind, job.source.channels, job.device, job.threads)
         if key != self._key:
             self.end()
@@ -80,15 +81,15 @@ class Line:
         ]
 
     def start(self, task: Task) -> None:
-        """Draw and feed a batch whose files are read; if it fails, ``task.item`` says so."""
+        """Draw and feed a batch whose files are read; if it fails, set ``task.item``."""
         try:
             if task.item is not None:
                 return
             assert task.reading is not None
             found = task.reading.result()
-            task.reading = None  # an error in it, once raised, would hold whoever raised it
+            task.reading = None  # a raised error in it would hold its raiser
             task.names = [image.name for image in found]
-            if not found:  # of a batch_sampler of the user's: what it is collated to, torch says
+            if not found:  # empty, from a user's batch_sampler: torch says what it collates to
                 task.item = Made(task, [])
             if task.item is not None or self._has_failed(task, found):
                 return
@@ -124,17 +125,17 @@ class Line:
             task.item = Redo(task, error)
 
     def drop(self, tasks: Iterable[Task]) -> None:
-        """Forget what is in the graph: nobody wants it any more."""
+        """Drop what is in the graph: nobody wants it any more."""
         for task in tasks:
             if task.item is None and task.graph is not None:
                 with suppress(Exception):  # it would have failed
                     task.graph.take()
 
     def close(self) -> None:
-        """Give the graph back; another one is made when it is needed."""
+        """Release the graph; another one is made when it is needed."""
         graph, self._graph = self._graph, None
         if graph is not None:
-            with suppress(Exception):  # what failed may fail once more when it is closed
+            with suppress(Exception):  # what failed may fail again when it is closed
                 graph.close()
 
     def end(self) -> None:
@@ -142,7 +143,7 @@ class Line:
         self.close()
         threads, self._threads = self._threads, None
         if threads is not None:
-            threads.shutdown()  # nothing runs in them: whoever waits for the end waits for theirs
+            threads.shutdown()  # nothing runs in them: this returns at once
 
     def _made(self, task: Task, graph: Graph) -> Made:
         with self._on_stream():
@@ -152,14 +153,14 @@ class Line:
             images = dense(images, self._empty)
             ready = None
             if self._stream is not None:
-                # Of DALI's memory the loop's stream is not known to make use: torch's own is.
+                # The loop gets torch's own memory, whose use on its stream the allocator knows.
                 images = apart(images, taken)
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record(self._stream)
         return Made(task, images, ready)
 
     def _again(self, task: Task, failure: GraphFailed) -> None:
-        """Make the batch of files that Pillow decoded, or find the one that it cannot."""
+        """Make the batch from files that Pillow decoded, or find the one that it cannot decode."""
         graph = None
         source = self._job.source
         try:
@@ -194,7 +195,7 @@ class Line:
 
     def _graph_for(self, images: int) -> Graph:
         if self._graph is None or images > self._largest:
-            # One that is still at work is held by its tasks, and ends with the last of them.
+            # A graph that is still at work is held by its tasks, and ends with the last of them.
             self._largest = max(self._largest, images)
             self._graph = self._new_graph(self._largest)
         return self._graph
@@ -218,7 +219,10 @@ class Line:
             return OnDevice(part)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
-                self._job.threads, "dataloaders-dali-behind", initializer=share_work, initargs=(1,)
+                self._job.threads,
+                "dataloaders-dali-behind",
+                initializer=limit_torch_threads,
+                initargs=(1,),
             )
         fast = resizes_quickly(part, self._job.fast)
         options = {"fast": fast, "ordered": ordered}
@@ -237,5 +241,5 @@ _MOVES = (Converted, Crop, Erase, EraseByNoise, HorizontalFlip, Pad, PermuteChan
 
 
 def _adds_up(part: Any) -> bool:
-    """Whether it computes sums of floats, which depend on the order of memory in the last bit."""
+    """Whether it sums floats, where the last bit depends on the order of memory."""
     return isinstance(part, Behind) and not all(isinstance(p, _MOVES) for p in part.primitives)

@@ -1,4 +1,4 @@
-"""What a loader's batches take on their device at most, told beforehand.
+"""Predict what a loader's batches take on their device at most.
 
 the first image's size ──decoded whole──> RUNS batches inside DALI ─┐
                        ──the chain──────> finished batches ─────────┴──> bytes
@@ -26,9 +26,9 @@ class BatchMemory:
     """Bytes on the device, if all images are as large as the first one.
 
     Attributes:
-        finished: of one batch, as it is delivered.
-        inside: of the batches inside DALI: decoded whole, and what is made of them.
-        waiting: of finished ones that the loop has not taken yet.
+        finished: bytes of one delivered batch.
+        inside: bytes of the batches inside DALI: decoded whole, and processed.
+        waiting: bytes of finished batches that the loop has not taken yet.
     """
 
     finished: int
@@ -37,7 +37,7 @@ class BatchMemory:
 
 
 def batch_memory(job: Job) -> BatchMemory | None:
-    """What the batches of ``job`` take; None if that is not known before its images are made."""
+    """Return what the batches of ``job`` take; None if that is not known before images are made."""
     source = job.source
     if not isinstance(source, Source) or source.first_size is None:
         return None
@@ -50,7 +50,7 @@ def batch_memory(job: Job) -> BatchMemory | None:
             source.channels,
             source.form == "bytes",
         )
-    except SampleError:  # it is raised where the image is asked for
+    except SampleError:  # it is raised when the image is requested
         return None
     pixels = int(sizes.height[0] * sizes.width[0] * sizes.channels[0])
     finished = job.batch_size * pixels * _BYTES[job.work.form]

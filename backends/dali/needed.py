@@ -1,4 +1,4 @@
-"""Whether DALI is here and new enough; else the exact line that installs it."""
+"""Check that DALI is installed and new enough; else name the command that installs it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataloaders.errors import MissingDependency
 __all__ = ["OLDEST", "check_dali", "pip_line"]
 
 OLDEST = (2, 0)
-"""The oldest version that the tests of the graph were run with, and that PyPI has wheels of."""
+"""The oldest version with which the tests of the graph ran, and for which PyPI has wheels."""
 
 
 def pip_line() -> str:
-    """The command that installs the DALI which fits this torch's CUDA."""
+    """Return the command that installs the DALI for this torch's CUDA."""
     version = torch.version.cuda or "13"
     major = "120" if version.split(".")[0] == "12" else "130"
     return f"pip install --upgrade nvidia-dali-cuda{major}"

@@ -1,4 +1,4 @@
-"""How many threads, and how many batches on their way: given, learned, or by a rule.
+"""Choose how many threads, and how many batches in flight: given, learned, or by a rule.
 
 Dali(threads=, depth=) ── a number ─────────────────────────────> Numbers
                        ── "auto" ── what tune() learned ────────>
@@ -22,15 +22,15 @@ __all__ = ["Numbers", "candidates", "numbers_of"]
 _MOST_THREADS = 32
 _DEPTH = 3
 _DEPTHS = (1, 2, 3, 4, 6, 8)
-# Powers of two and what is half way between them.
+# Powers of two and the values half-way between them.
 _THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 class Numbers(NamedTuple):
-    """What `Dali` takes as numbers or as "auto".
+    """The options of `Dali` that are numbers or "auto".
 
     Attributes:
-        threads, depth: as there, and numbers.
+        threads, depth: as in `Dali`, always numbers.
         by: who chose what was "auto": "tune", or "rule"; "user" if nothing was.
     """
 
@@ -40,7 +40,7 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(options: Dali, loader: Specification) -> Numbers:
-    """The numbers for ``loader``."""
+    """Return the numbers for ``loader``."""
     threads = min(usable_cores(), _MOST_THREADS)
     if options.threads != "auto" and options.depth != "auto":
         return Numbers(options.threads, options.depth, "user")
@@ -57,7 +57,7 @@ def numbers_of(options: Dali, loader: Specification) -> Numbers:
 
 
 def candidates(numbers: Numbers) -> dict[str, tuple[int, ...]]:
-    """By option, what may be worth trying on this machine, smallest first."""
+    """Return for each option what may be worth trying on this machine, smallest first."""
     cores = usable_cores()
     most = min(2 * cores, _MOST_THREADS)
     threads = {each for each in _THREADS if each <= most} | {min(cores, _MOST_THREADS)}

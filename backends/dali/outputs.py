@@ -1,4 +1,4 @@
-"""What DALI has made, as tensors of torch's: the same memory, handed over.
+"""Turn DALI's results into torch tensors that share their memory.
 
     TensorList [n] of [H, W, C] ──in one piece──> Tensor [n, C, H, W]
                                 └─else──────────> n x Tensor [C, H, W]
@@ -18,10 +18,10 @@ __all__ = ["handed_over"]
 
 
 def handed_over(made: Any) -> Tensor | list[Tensor]:
-    """The images of one run, channels first; their memory is in the order [H, W, C].
+    """Return the images of one run, channels first; their memory is in the order [H, W, C].
 
     Args:
-        made: a ``TensorList`` of DALI's, images [H, W, C], on the CPU or a CUDA device.
+        made: DALI's ``TensorList`` of images [H, W, C], on the CPU or a CUDA device.
     """
     if made.is_dense_tensor():
         return _tensor(made.as_tensor()).permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
-"""What DALI holds open for one loader: the order of its samples, and a lane with graph and threads.
+"""Hold open what DALI needs for one loader: the order of its samples, a graph, threads.
 
 epoch() ──> order: stock over the loader with keys in place of samples
-        ──> lane: Line (graph, threads behind it) + Courier (thread) + readers, kept
+        ──> lane: Line (graph, threads after it) + Courier (thread) + readers, kept
         ──> DaliEpoch
 """
 
@@ -52,7 +52,7 @@ class DaliSession(Session):
         self._lane: _Lane | None = None
 
     def epoch(self) -> Iterator[Batch]:
-        """Batches of one epoch, made ahead of use."""
+        """Return an iterator over the batches of one epoch, which are made ahead of use."""
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
@@ -81,7 +81,7 @@ class DaliSession(Session):
         lane.serve(batches, trip)
         self._live = weakref.ref(batches)
         if loader.num_workers > 0 and not job.num_workers:
-            batches.draw_now()  # as torch does where there are workers
+            batches.draw_now()  # as torch does with workers
         return batches
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class DaliSession(Session):
         self._order = self._view = None
 
     def _tasks(self, order: Session, lane: _Lane, trip: Trip) -> tuple[Tasks, int | None]:
-        """One epoch's tasks, and how many they are if that is known."""
+        """Return one epoch's tasks, and their number if known."""
         job = trip.job
         ahead = order.epoch_ahead() if job.num_workers else None
         batches: Any = order.epoch() if ahead is None else ahead
@@ -108,7 +108,7 @@ class DaliSession(Session):
         return TasksBeside(ahead, writer, trip.inbox, job.depth), _length(batches)
 
     def _ordered(self, loader: Specification, job: Job) -> Session:
-        """torch's order: stock, over a view of the loader that gives keys, or recordings."""
+        """Return torch's order: stock, over a view of the loader that yields keys or recordings."""
         changes: dict[str, Any] = {"pin_memory": False}
         if isinstance(job.source, Opaque):
             job.source.refresh()
@@ -128,7 +128,7 @@ class DaliSession(Session):
                 timeout=0,
                 worker_init_fn=None,
             )
-        if loader.batch_sampler is None:  # batch_size=None: batches of one, taken apart again
+        if loader.batch_sampler is None:  # batch_size=None: batches of one, taken apart later
             changes["batch_sampler"] = BatchSampler(loader.sampler, 1, False)
         changes["dataset"] = self._dataset
         if self._view is not None and self._view.dataset is self._dataset:
@@ -136,12 +136,12 @@ class DaliSession(Session):
         if self._order is None or self._view is None:
             self._view = view_of(loader, **changes)
             self._order = registry.load("stock")(gather=False).open(self._view)  # type: ignore[call-arg]
-        else:  # the epoch, and what the user has set since
+        else:  # the epoch, and what the user has changed since
             self._view.__dict__.update({**state_of(loader), "_iterator": None, **changes})
         return self._order
 
     def _free_lane(self) -> _Lane:
-        """The kept lane, if no other iterator is using it; else one for this epoch alone."""
+        """Return the kept lane, if no other iterator uses it; else one for this epoch alone."""
         if self._lane is None:
             self._lane = _Lane()
         return _Lane() if self._lane.busy else self._lane
@@ -163,7 +163,7 @@ class _Lane:
         return batches is not None and batches.running
 
     def reader(self, job: Job) -> ReadAhead:
-        """What reads the images of keys; kept while the source stays the same one."""
+        """Return the reader of the images of keys; kept while the source stays the same."""
         assert isinstance(job.source, Source)
         known = self._reader
         if known is not None and known[0] is job.source and known[1] == job.readers:
@@ -202,5 +202,5 @@ def _nothing(keys: Any) -> Any:
 def _length(order: Any) -> int | None:
     try:
         return len(order)
-    except Exception:  # torch's TypeError for most; samplers may raise what they like
+    except Exception:  # torch's TypeError for most; samplers may raise anything
         return None

@@ -1,4 +1,4 @@
-"""One batch on its way: what the sampler gave, what was read, and what became of it.
+"""Define a batch in flight: the sampler's keys, what was read, and the result.
 
 Task ──line──> Made        the images, where the batch is delivered
                Redo        something went wrong: the dataset itself is asked, sample by sample
@@ -30,17 +30,17 @@ class Task:
     """One batch of n samples.
 
     Attributes:
-        number: of the batch in its epoch, from 1.
-        keys: what the sampler gave.
-        words: for each sample, what its random numbers are made of; uint32 [n, 4].
-        reading: what the source has of each, once it is read; None when it was taken.
-        collation: under ``seed=``, what the generators are seeded with around a collate_fn.
+        number: the number of the batch in its epoch, from 1.
+        keys: what the sampler yielded.
+        words: for each sample, the words that seed its random numbers; uint32 [n, 4].
+        reading: what the source has of each sample, once it is read; None when it was taken.
+        collation: under ``seed=``, what seeds the generators around a collate_fn.
         parts: what a dataset's own code has recorded of each sample; None: the keys are enough.
-        names: of the files, once they are read.
-        actions: of the whole chain, one for each of its primitives.
+        names: the names of the files, once they are read.
+        actions: the actions of the whole chain, one for each of its primitives.
         draws: the streams of its samples, for the chain's own numbers.
-        graph: which has it under way.
-        item: what became of it, once that is known.
+        graph: the graph that works on it.
+        item: its result, once it is known.
         broken: what the dataset's own code raised for the last of ``keys``, which has no part.
     """
 
@@ -64,11 +64,11 @@ class Ended:
 
 @dataclass(eq=False)
 class Made:
-    """A batch's images.
+    """The images of a batch.
 
     Attributes:
         images: one tensor or a list of them.
-        ready: an event behind the work on them on a CUDA device; None elsewhere.
+        ready: an event after the work on them on a CUDA device; None elsewhere.
     """
 
     task: Task
@@ -81,10 +81,10 @@ class Redo:
     """A batch that could not be made, with the reason.
 
     Attributes:
-        sample: which one it was, by its place in the batch; None if that is not known.
+        sample: the place of the sample in the batch; None if that is not known.
         where: the transform that refused it, as messages name it; "" if it was none.
-        own: whether the reason is the dataset's own error for that sample: one before it may have
-            one too, which then comes first.
+        own: whether the reason is the dataset's own error for that sample: an earlier sample may
+            have one too, which then comes first.
     """
 
     task: Task
@@ -96,7 +96,7 @@ class Redo:
 
 @dataclass(eq=False)
 class Failed:
-    """What is raised in place of a batch whose samples are not known: a sampler's error."""
+    """An error in place of a batch whose samples are not known: the sampler's."""
 
     error: BaseException
 

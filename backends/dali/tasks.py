@@ -1,7 +1,7 @@
-"""Where an epoch's tasks come from: keys that are drawn, or samples that workers have recorded.
+"""Make an epoch's tasks, from keys that are drawn or samples that workers have recorded.
 
     keys         next(order) on the loop's thread ──> read by threads ────────────> Trip.inbox
-    recordings   dataset's code in torch's workers ──> taken by a thread of ours ─> Trip.inbox
+    recordings   dataset's code in torch's workers ──> taken by a thread here ────> Trip.inbox
                  or here, with num_workers=0, on the loop's thread ───────────────>
 
 Samplers run on the loop's thread either way, one batch a hand-over.
@@ -36,16 +36,16 @@ _PATIENCE_S = 5.0
 
 
 class Broken(NamedTuple):
-    """What stands for a sample at which the dataset's own code raised ``error``.
+    """Stands for a sample at which the dataset's own code raised ``error``.
 
-    In a worker it is torch's own wrapping of it, which survives being sent.
+    In a worker it is torch's own wrapping of the error, which can be sent.
     """
 
     error: Any
 
 
 class Keys(WholeBatches):
-    """A collate_fn that hands on the keys, or the `SeededRows`, of a batch."""
+    """A collate_fn that returns the keys, or the `SeededRows`, of a batch."""
 
     def __call__(self, rows: Any) -> Any:
         """See `WholeBatches`."""
@@ -53,9 +53,9 @@ class Keys(WholeBatches):
 
 
 class Recorded:
-    """A dataset in workers that gives each key beside what it recorded for it, or `Broken`.
+    """A dataset in workers that returns each key with what it recorded for it, or `Broken`.
 
-    Samples in front of a broken one may fail further down the chain, and then are first.
+    Samples before a broken one may fail further down the chain, and then come first.
     """
 
     def __init__(self, opaque: Opaque) -> None:
@@ -74,7 +74,7 @@ class Recorded:
         for key in keys:
             found.append((key, self._one(key)))
             if isinstance(found[-1][1], Broken):
-                break  # torch asks for no more, either
+                break  # torch would not ask for more, either
         return found
 
     def _one(self, key: Any) -> Any:
@@ -89,7 +89,7 @@ class Recorded:
 
 
 class Packed(NamedTuple):
-    """A batch of recorded samples, as a worker sends it; up to the first one that is broken."""
+    """A batch of recorded samples, as a worker sends it; up to the first broken one."""
 
     keys: list[Any]
     recordings: Recordings
@@ -99,7 +99,7 @@ class Packed(NamedTuple):
 
 
 class Pack(WholeBatches):
-    """A collate_fn that packs what `Recorded` gives."""
+    """A collate_fn that packs what `Recorded` returns."""
 
     def __call__(self, rows: Any) -> Packed:
         """See `WholeBatches`."""
@@ -117,7 +117,7 @@ class Pack(WholeBatches):
 
 
 class ShowDataset:
-    """A worker_init_fn: the user's own, which sees the dataset as the worker's."""
+    """A worker_init_fn: call the user's, which sees the dataset as the worker's."""
 
     def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
@@ -126,16 +126,17 @@ class ShowDataset:
         """See torch's ``worker_init_fn``."""
         info: Any = get_worker_info()
         if isinstance(info.dataset, Recorded):
-            object.__setattr__(info, "dataset", info.dataset.recording.dataset)  # info guards it
+            # info forbids assignment.
+            object.__setattr__(info, "dataset", info.dataset.recording.dataset)
         self._function(worker_id)
 
 
 class Writer:
-    """Makes tasks of what an order gives.
+    """Make tasks from what an order yields.
 
     Args:
-        read: begins to read the images of some keys.
-        seed: (base seed, epoch), of which the words come where there is no ``seed=``.
+        read: starts to read the images of some keys.
+        seed: (base seed, epoch), from which the words derive without ``seed=``.
     """
 
     def __init__(self, read: Callable[[Sequence[Any]], Future[Any]], seed: tuple[int, int]) -> None:
@@ -144,7 +145,7 @@ class Writer:
         self._batches = self._samples = 0
 
     def task(self, rows: Any) -> Task:
-        """The next task."""
+        """Return the next task."""
         self._batches += 1
         if isinstance(rows, Packed):
             return self._recorded(rows)
@@ -155,7 +156,7 @@ class Writer:
         return Task(self._batches, keys, self._words(len(keys)), self._read(keys))
 
     def failed(self, error: BaseException) -> Failed:
-        """What stands for the next task, which could not be made."""
+        """Return what stands for the next task, which could not be made."""
         self._batches += 1
         return Failed(error)
 
@@ -180,7 +181,7 @@ class Writer:
 
 
 def _raised(error: Any) -> BaseException:
-    """The error; of a worker's, what torch raises for it here."""
+    """Return the error; a worker's error as torch raises it here."""
     if not isinstance(error, ExceptionWrapper):
         return cast(BaseException, error)
     try:
@@ -191,25 +192,25 @@ def _raised(error: Any) -> BaseException:
 
 
 class Tasks(ABC):
-    """One epoch's tasks, put into ``inbox`` in order; None behind the last one.
+    """One epoch's tasks, put into ``inbox`` in order, with None after the last one.
 
     Attributes:
-        due: batches to be drawn when the first one is asked for.
+        due: batches to be drawn when the first one is requested.
     """
 
     due: int
 
     @abstractmethod
     def draw(self, batches: int) -> None:
-        """Draw from the sampler for so many batches more; on the loop's thread.
+        """Draw from the sampler for this many more batches; on the loop's thread.
 
         Raises:
-            Exception: a sampler's, to be raised in place of the batch of this hand-over.
+            Exception: the sampler's, to be raised in place of the batch of this hand-over.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """No task is made any more. Safe to call twice, from any thread, at exit."""
+        """Make no more tasks. May be called twice, from any thread, at exit."""
 
 
 class TasksHere(Tasks):
@@ -233,7 +234,7 @@ class TasksHere(Tasks):
             except StopIteration:
                 self.stop()
                 return
-            except Exception as error:  # a sampler's, or of a dataset that is read here
+            except Exception as error:  # the sampler's, or a dataset's that is read here
                 self._inbox.put(self._writer.failed(error))
                 return
             self._inbox.put(self._writer.task(rows))
@@ -245,7 +246,7 @@ class TasksHere(Tasks):
 
 
 class TasksBeside(Tasks):
-    """Tasks of batches that torch's workers send, taken by a thread of ours."""
+    """Tasks of batches that torch's workers send, taken by a background thread."""
 
     def __init__(self, ahead: Ahead, writer: Writer, inbox: SimpleQueue[Any], depth: int) -> None:
         self.due = max(0, depth - ahead.in_flight)
@@ -268,7 +269,7 @@ class TasksBeside(Tasks):
             self._ahead.supply(batches)
 
     def permit(self) -> None:
-        """Another batch may be taken: one was handed over."""
+        """Allow one more batch to be taken, because one was handed over."""
         self._permits.put(True)
 
     def stop(self) -> None:

@@ -1,15 +1,15 @@
-"""The deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
+"""Read the deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
 
 dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches    batches
-                                                 │    from the map into their place, geometry
+                                                 │    from the map into the batch,   geometry
                                                  │    by a few threads               mirroring, team
                                                  ├──> encoded images, torchvision's  pictures
                                                  │    other transforms: each image
-                                                 │    in a thread, into its place
-                                                 └──> code of one's own: sample by sample, as stock
+                                                 │    in a thread, into the batch
+                                                 └──> user code: sample by sample, as stock
 
-Order, workers and everything around a batch are torch's: the loader is iterated by stock, over
-the cache in place of the dataset.
+Order, workers and everything around a batch are torch's: stock iterates the loader, with the cache
+in place of the dataset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
-from dataloaders.cache import CachedDataset, Estimate, precompute
+from dataloaders.cache import CachedDataset, Estimate, precompute, sample
 from dataloaders.cache.advice import full_size
 from dataloaders.cache.build import opened
 from dataloaders.cache.cut import cuts_of, whole
@@ -44,12 +44,13 @@ from dataloaders.cache.index import Index
 from dataloaders.cache.observed import Observed
 from dataloaders.cache.packed import packed
 from dataloaders.cache.progress import BuildProgress
-from dataloaders.cache.sample import Classes, classes_in, has_namedtuples
+from dataloaders.cache.sample import Classes, classes_in, namedtuples_in
 from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.machine.resources import usable_cores
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import iterates_itself, state_of, view_of
 from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
@@ -59,7 +60,7 @@ from dataloaders.tuning.learned import cache_folder
 
 from .batches import Batches, Late, NotThisBatch, batches_of, is_proved
 from .pictures import MAKE_TENSORS, steps_of
-from .settled import Settled
+from .snapshot import Snapshot
 from .team import Team
 
 __all__ = ["H5"]
@@ -67,21 +68,26 @@ __all__ = ["H5"]
 
 @dataclass(frozen=True)
 class H5(Backend):
-    """Samples from a cache, which is built at the first ``iter()`` if it is not there.
+    """Samples from a cache, which is built at the first ``iter()`` if it does not exist.
 
-    The same samples in the same order as torch's. What the dataset's transforms do up to the first
-    random one comes out of the file; the rest runs live. A live rest of torchvision's transforms is
-    done a batch at a time where that is proved, on samples of the very cache, to give torchvision's
-    own result: crops and flips by moving bytes, all else (and what has to be decoded first) image
-    by image in threads. The random numbers then come from a generator of their own, seeded by
-    torch's base seed of the epoch; with ``seed=`` they are those that stock gives each sample.
+    The samples and their order equal torch's. What the dataset's transforms do before the first
+    random one comes from the file; the rest runs live. If the rest consists of torchvision's
+    transforms, it is done a batch at a time, once this is proved on samples of this very cache to
+    give torchvision's own result: crops and flips by moving bytes, everything else (and what has to
+    be decoded first) image by image in threads. The random numbers then come from a separate
+    generator, seeded by torch's base seed of the epoch; with ``seed=`` they are those that stock
+    gives each sample.
 
     Attributes:
-        path: of the file; None: in the user's cache folder, named after what is in it.
+        path: the path of the file; None: in the user's cache folder, named after its contents.
         build: "if_missing", or "never" for programs that must not spend the time and the disk.
-        images: how PIL images are kept, as `precompute` takes it: "raw", "jpeg", "png", "webp", an
-            `Encoded`, or "packed" for the dataset's own files. None: raw; a cache that is there is
-            taken as it is.
+        images: how PIL images are stored, as in `precompute`: "raw", "jpeg", "png", "webp", an
+            `Encoded`, or "packed" for the dataset's own files. None: raw; an existing cache is used
+            as it is.
+        check: "contents" compares a few samples with an existing cache, read in a separate process;
+            None compares class, length, transforms and classes, and reads no sample.
+        expect: entries of its fingerprint that an existing cache must have, as in `precompute`:
+            ``{"torchvision": "0.29.2"}``.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -90,6 +96,8 @@ class H5(Backend):
     path: str | os.PathLike[str] | None = None
     build: Literal["if_missing", "never"] = "if_missing"
     images: Choice = None
+    check: Literal["contents"] | None = None
+    expect: Mapping[str, Any] | None = None
 
     name: ClassVar[str] = "h5"
 
@@ -98,45 +106,47 @@ class H5(Backend):
             raise OptionError(f"H5(build={self.build!r}): must be 'if_missing' or 'never'")
         if self.build == "never" and self.path is None:
             raise OptionError("H5(build='never') needs a path: path='train.h5'")
+        if self.check not in (None, "contents"):
+            raise OptionError(f"H5(check={self.check!r}): must be None or 'contents'")
         Images.of(self.images)
 
     def explain(self, loader: Specification) -> Plan:
-        """Whether there is a file, and what is done with its rows. Builds nothing."""
+        """Return whether there is a file, and what is done with its rows. Builds nothing."""
         try:
             obstacle = self._obstacle(loader)
             if obstacle is not None:
                 return Plan(self.name, obstacle=obstacle)
-            # As stock iterates the cache, which is no dataset in memory whatever the loader's is.
+            # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
             plan = registry.load("stock")(gather=False).explain(loader)  # type: ignore[call-arg]
             kept = self._kept_images()
-            told = {"fetch": self._told()}
+            how = {"fetch": self._describe_rows()}
             if kept != "packed":  # then all transforms run each time
-                told["augment"] = _told_live(loader.dataset)
+                how["augment"] = _describe_live(loader.dataset)
             stages = tuple(
-                replace(stage, how=told.get(stage.name, stage.how))
+                replace(stage, how=how.get(stage.name, stage.how))
                 for stage in plan.stages
                 if stage.name != "decode" or kept != str(Images())
             )
             notes = [note for note in plan.notes if not note.startswith("fetched")]
             why = self._by_sample(loader)
             if why is None:
-                notes.append("batches are made at once, where a few rows prove that it is the same")
+                notes.append("batches are made at once if a few rows prove the result equal")
                 if kept != str(Images()) and loader.num_workers == 0:
                     threads = min(torch.get_num_threads(), usable_cores())
                     notes.append(
-                        f"images kept as {kept} are decoded in this process, by up to {threads} "
+                        f"images stored as {kept} are decoded in this process, by up to {threads} "
                         f"threads: torch may use {torch.get_num_threads()}, and this process can "
                         f"use {usable_cores()} cores"
                     )
             else:
-                notes.append(f"each sample is made by itself: {why}")
+                notes.append(f"samples are made one by one: {why}")
             large = full_size(loader.dataset) if kept == str(Images()) else ""
             return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
     def takes_ahead(self, loader: Specification) -> bool:
-        """Whether no code of the user's makes batches in this process: workers do, or ours."""
+        """Whether no user code makes batches in this process: workers do, or this package."""
         try:
             if loader.num_workers > 0:
                 return _stock().takes_ahead(loader)
@@ -145,29 +155,31 @@ class H5(Backend):
             return False
 
     def open(self, loader: Specification) -> Session:
-        """A session; the file is opened, or built, at its first epoch."""
+        """Open a session; its first epoch opens the file, or builds it."""
         obstacle = self._obstacle(loader)
         if obstacle is not None:
             raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
         return _H5Session(self, loader)
 
     def cached(self, loader: Specification) -> CachedDataset:
-        """The cache of the loader's dataset, built if there is none and it may be.
+        """Open the cache of the loader's dataset, or build it if it is missing and may be built.
 
         Raises:
-            CacheError: the file is of something else, or cannot be built.
+            CacheError: the file belongs to another dataset, or cannot be built.
             BackendUnavailable: there is none, and ``build="never"``.
         """
         observed = Observed(loader)
         path = self._path(observed)
-        there = self._is_there(path)
-        if self.build == "never" and not there:
+        exists = self._is_there(path)
+        if self.build == "never" and not exists:
             raise BackendUnavailable(
                 f"H5(build='never'): there is no cache at {path}; build it with: "
                 "dataloaders cache build"
             )
-        if there:
-            return opened(path, images=self.images, observed=observed)
+        if exists:
+            return opened(
+                path, images=self.images, observed=observed, check=self.check, expect=self.expect
+            )
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.cli.progress import ProgressLine
 
@@ -195,34 +207,34 @@ class H5(Backend):
             line.close()
 
     def _is_there(self, path: Path) -> bool:
-        """Whether there is a file; its folder is made where one may be built.
+        """Whether there is a file. Makes its folder if a file may be built.
 
         Raises:
             CacheError: the folder cannot be made, or its files cannot be seen.
         """
         try:
-            there = path.exists()
-            if not there and self.build != "never":
+            exists = path.exists()
+            if not exists and self.build != "never":
                 path.parent.mkdir(parents=True, exist_ok=True)
-            return there
+            return exists
         except OSError as error:
-            instead = "give a path in a folder that can be written to"
+            advice = "give a path in a folder that can be written to"
             if self.path is None:
-                instead = (
+                advice = (
                     "set DATALOADERS_CACHE to a folder that can be written to, or give "
                     'H5("train.h5") as the backend'
                 )
             raise CacheError(
-                f"{path.parent} cannot be made or looked into ({error.strerror}); {instead}"
+                f"{path.parent} cannot be created or read ({error.strerror}); {advice}"
             ) from error
 
     def _obstacle(self, loader: Specification) -> str | None:
         if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
-            return f"{type(loader).__name__} has an iteration of its own; use backend='stock'"
+            return f"{type(loader).__name__} iterates in its own way; use backend='stock'"
         if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
             return "an iterable dataset has no samples by index; give it __getitem__ and __len__"
         if not hasattr(type(loader.dataset), "__len__"):
-            return f"{type(loader.dataset).__name__} has no __len__, so its end is not known"
+            return f"{type(loader.dataset).__name__} has no __len__, so its length is not known"
         if self.build == "never" and self.path is not None and not os.path.exists(self.path):
             return (
                 f"there is no cache at {os.fspath(self.path)!r} and build='never'; build it with: "
@@ -235,7 +247,7 @@ class H5(Backend):
         return None
 
     def _by_sample(self, loader: Specification) -> str | None:
-        """Why batches of ``loader`` are not made at once, if the transforms show it."""
+        """Say why batches of ``loader`` are not made at once, if the transforms show it."""
         if loader.batch_sampler is None:
             return "batch_size=None: there are no batches"
         if loader.collate_fn is not default_collate:
@@ -249,8 +261,8 @@ class H5(Backend):
         else:
             best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
             tails = () if best is None else best.tails
-        found = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
-        return next((why for why in found if isinstance(why, str)), None)
+        steps = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
+        return next((why for why in steps if isinstance(why, str)), None)
 
     def _path(self, observed: Observed) -> Path:
         if self.path is not None:
@@ -261,45 +273,45 @@ class H5(Backend):
         text = json.dumps(kept, sort_keys=True)
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
-    def _told(self) -> str:
+    def _describe_rows(self) -> str:
         if self.path is None:
             return (
-                f"rows of a cache in {cache_folder() / 'h5'}{self._told_images()}, built at the "
-                "first iter() if missing"
+                f"rows of a cache in {cache_folder() / 'h5'}{self._describe_images()}, "
+                "built at the first iter() if missing"
             )
-        there = Path(self.path).exists()
-        return f"rows of {os.fspath(self.path)}{self._told_images()}" + (
-            "" if there else ", built at the first iter()"
+        exists = Path(self.path).exists()
+        return f"rows of {os.fspath(self.path)}{self._describe_images()}" + (
+            "" if exists else ", built at the first iter()"
         )
 
-    def _told_images(self) -> str:
+    def _describe_images(self) -> str:
         kept = self._kept_images()
         return "" if kept == str(Images()) else f" with images as {kept}"
 
     def _kept_images(self) -> str:
-        """How images are kept, or will be, as `Images` tells it."""
+        """Return how images are stored, or will be, as a text from `Images`."""
         kept: Any = str(Images.of(self.images))
         if self.images is None and self.path is not None:
-            with suppress(CacheError):  # there may be none yet
+            with suppress(CacheError):  # there may be no cache yet
                 kept = Index.parse(self.path).fingerprint.get("images")
         return kept[:100] if type(kept) is str else str(Images())
 
 
 def _makes_floats_of_bytes(tail: Any) -> bool:
-    """Whether rows are tensors of bytes, of which ``tail`` only makes floats, one by one."""
+    """Whether rows are tensors of bytes, and all that ``tail`` does is to make floats of them."""
     members = read(tail)
     makers = [member for member in members if member.torchvision in MAKE_TENSORS]
     return not makers and trailing(members) == members
 
 
-def _told_live(dataset: Any) -> str:
-    """Which transforms run each time, and which the cache spares; as a build would have it."""
+def _describe_live(dataset: Any) -> str:
+    """Say which transforms run each time and which the cache saves, as a build would decide it."""
     cuts, _ = cuts_of(dataset)
     cut = cuts[0] if cuts else whole(dataset)
     live, kept = (
         ", ".join(text.partition("(")[0] for text in texts) for texts in (cut.tail, cut.head)
     )
-    return (live or "none") + (f"; of the cache: {kept}" if kept else "")
+    return (live or "none") + (f"; in the cache: {kept}" if kept else "")
 
 
 class _H5Session(Session):
@@ -308,7 +320,7 @@ class _H5Session(Session):
         self._loader = weakref.ref(loader)
         self._pool = HostPool()
         self._dataset: Any = None
-        self._settled: Settled | None = None
+        self._snapshot: Snapshot | None = None
         self._view: Specification | None = None
         self._changed: dict[str, Any] = {}
         self._collated: _Collated | None = None
@@ -317,7 +329,7 @@ class _H5Session(Session):
     def epoch(self) -> Iterator[Batch]:
         batches = self._opened().epoch()
         if self._collated is not None:
-            # Drawn by torch at iter(), from the generator that it draws it from: nothing more is.
+            # Torch draws this at iter(), from the same generator: nothing more is drawn.
             self._collated.begin(int(batches._base_seed))  # type: ignore[attr-defined]
         return batches
 
@@ -335,14 +347,14 @@ class _H5Session(Session):
             self._inner.close()
         if self._collated is not None:
             self._collated.close()
-        self._inner = self._view = self._collated = self._dataset = self._settled = None
+        self._inner = self._view = self._collated = self._dataset = self._snapshot = None
 
     def _opened(self) -> Session:
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
-        settled = Settled(loader.dataset)
-        if self._inner is None or self._is_changed(loader, settled):
+        snapshot = Snapshot(loader.dataset)
+        if self._inner is None or self._is_changed(loader, snapshot):
             self.close()
             cached = self._backend.cached(loader)
             if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
@@ -352,28 +364,28 @@ class _H5Session(Session):
                 )
             cached.namedtuples = _namedtuples(cached, loader)
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
-            self._settled = settled
+            self._snapshot = snapshot
             self._view = view_of(loader, **self._changed)
             self._inner = _stock().open(self._view)
-        elif self._view is not None:  # the epoch, and what the user has set since
+        elif self._view is not None:  # the epoch, and what the user has changed since
             now = {**state_of(loader), **self._changed, "_iterator": self._view._iterator}
             self._view.__dict__.update(now)
         return self._inner
 
-    def _is_changed(self, loader: Specification, settled: Settled) -> bool:
-        """Whether samples are to be others than those that this session was opened for."""
-        if self._dataset is not loader.dataset or self._settled is None:
+    def _is_changed(self, loader: Specification, snapshot: Snapshot) -> bool:
+        """Whether the samples should be others than those that this session was opened for."""
+        if self._dataset is not loader.dataset or self._snapshot is None:
             return True
-        # Under torch too, workers that stay have the dataset as it was when they started.
+        # As in torch, workers that persist keep the dataset as it was when they started.
         stay = loader.persistent_workers and loader.num_workers > 0
-        return not stay and not self._settled.is_as(settled)
+        return not stay and not self._snapshot.same_as(snapshot)
 
     def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
         plain = {"dataset": cached}
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
         view = view_of(loader, **plain)
-        tail = device_tail(view)
+        tail = device_tail(view, observe=_look)
         dataset: Any = cached
         if isinstance(tail, Tail):
             dataset = (tail.changes(view) or plain)["dataset"]
@@ -390,18 +402,33 @@ class _H5Session(Session):
         return changes
 
 
+def _look(loader: Any, look: Callable[[Any], Any]) -> Any:
+    """Call ``look`` with the loader's cache: here if it runs no code of the user's, else elsewhere.
+
+    Raises:
+        Unobserved: as `observe`.
+    """
+    cached = loader.dataset
+    if isinstance(cached, CachedDataset) and cached.runs_only_torchvision:
+        with random_states_kept(cuda=False):
+            return look(cached)
+    return observe(loader, look)
+
+
 def _is_observed_equal(loader: Specification) -> bool:
-    """Whether batches of the loader's cache equal torch's, asked in a process of its own."""
+    """Whether batches of the loader's cache equal torch's."""
     try:
-        return observe(loader, is_proved)
+        return bool(_look(loader, is_proved))
     except Unobserved:
         return False
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
-    """The dataset's own namedtuple classes: the file has their names and fields only."""
-    if not has_namedtuples(cached.index.structure):
-        return {}
+    """Return the dataset's own namedtuple classes: the file has only their names and fields."""
+    wanted = namedtuples_in(cached.index.structure)
+    loaded = {key: _classes_loaded(*key) for key in wanted}
+    if all(len(classes) == 1 for classes in loaded.values()):
+        return {key: classes[0] for key, classes in loaded.items()}
     try:
         names = observe(loader, _names_of_namedtuples)
     except Unobserved as error:
@@ -418,19 +445,30 @@ def _names_of_namedtuples(dataset: Any) -> list[tuple[str, tuple[str, ...], str,
 
 
 def _class_called(name: str, fields: tuple[str, ...], module: str, qualname: str) -> Any:
-    """The class of that name: found among all, since a class within a function is no attribute."""
+    """Find the class of that name in its module, also one within a function."""
     with suppress(ImportError):
         importlib.import_module(module)
+    classes = _classes_loaded(name, fields)
+    named = [kind for kind in classes if (kind.__module__, kind.__qualname__) == (module, qualname)]
+    return named[-1] if named else None
+
+
+def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
+    """Return the namedtuple classes of that name, found among all: those in functions too."""
     kinds: list[Any] = [tuple]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    said = (fields, module, qualname)
-    found = [k for k in kinds if (getattr(k, "_fields", 0), k.__module__, k.__qualname__) == said]
-    return found[-1] if found else None
+    return [
+        kind
+        for kind in kinds
+        if kind.__name__ == name
+        and getattr(kind, "_fields", None) == fields
+        and kind.__module__ != sample.__name__  # classes made for want of the dataset's own
+    ]
 
 
 class _Collated(WholeBatches):
-    """Numbers of rows to a batch; in the main process or in a worker."""
+    """Collate row numbers to a batch, in the main process or in a worker."""
 
     def __init__(self, batches: Batches, tail: Tail | None, pool: HostPool) -> None:
         self._batches = batches
@@ -441,15 +479,15 @@ class _Collated(WholeBatches):
         self._count = 0
 
     def begin(self, seed: int) -> None:
-        """A new epoch, with this seed."""
+        """Begin an epoch with this seed."""
         self._seed, self._count = seed, 0
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads."""
         self._team.close()
 
     def __call__(self, rows: Any) -> Batch:
-        """The batch of these rows, as `WholeBatches` has it."""
+        """Return the batch of these rows, as in `WholeBatches`."""
         worker = get_worker_info()
         pool = self._pool if worker is None else None
         late = None if self._tail is None else Late(pool, self._team)
@@ -472,7 +510,7 @@ class _Collated(WholeBatches):
         return batch if self._tail is None or late is None else late.apply(self._tail, batch)
 
     def _random(self, worker: Any) -> np.random.Generator:
-        # torch's base seed of the epoch, and the worker's number, are in a worker's seed.
+        # A worker's seed contains torch's base seed of the epoch and the worker's number.
         seed = self._seed if worker is None else int(worker.seed)
         self._count += 1
         key = np.array([seed & (2**64 - 1), self._count], np.uint64)
@@ -483,7 +521,7 @@ class _Collated(WholeBatches):
 
 
 class _ShowCache:
-    """A worker_init_fn: the user's own, which sees the cache as the worker's dataset."""
+    """A worker_init_fn: call the user's, which sees the cache as the worker's dataset."""
 
     def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
@@ -491,7 +529,7 @@ class _ShowCache:
     def __call__(self, worker_id: int) -> None:
         info: Any = get_worker_info()
         if isinstance(info.dataset, RowNumbers):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # info guards its own
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
         self._function(worker_id)
 
 

@@ -1,16 +1,16 @@
-"""Whole batches of a cache: columns gathered, images cropped and flipped into their place.
+"""Make whole batches from a cache: gather columns, crop and flip images into the batch.
 
     rows ──> numbers, tensors   one gather a column
              text               a list
              images             a window each, straight from the mapped file into the batch;
-                                floats, if a tail makes them, as soon as a window is there;
-                                one that is resized is so by Pillow, plane by plane
-             encoded images,    each by itself, through torchvision's own functions with numbers
+                                floats, if a tail makes them, as soon as a window is copied;
+                                a resize is done by Pillow, plane by plane
+             encoded images,    one by one, through torchvision's own functions with arguments
              longer chains      that are drawn for the whole batch (pictures.py)
              compressed         as these, decoded row by row
 
-The batch is what ``default_collate([cached[row] for row in rows])`` gives, which is proved on rows
-of the very cache, with torchvision's own random numbers, before any batch is made this way.
+The batch equals ``default_collate([cached[row] for row in rows])``. This is proved on rows of this
+very cache, with torchvision's own random numbers, before any batch is made this way.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from .team import Team
 __all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "is_proved"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
-"""Makes a column's part of a batch."""
+"""A function that makes a column's part of a batch."""
 
 _PROVED_ROWS = 4
 _AT_ONCE = 1 << 18  # values: 1 MiB of floats
 Column: TypeAlias = "ColumnReader | JoinedColumn"
 Image: TypeAlias = "npt.NDArray[np.uint8]"
-"""uint8 [C, H, W], in the file: only ever read from."""
+"""uint8 [C, H, W], in the file: read-only."""
 
 _BYTES = ("tensor:uint8", "tv_tensor:Image:uint8")
-"""What a cache calls tensors of bytes; stacked, all of them are plain tensors."""
+"""The cache's names for tensors of bytes; when stacked, all of them become plain tensors."""
 _MODES = ("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr")
 
 
 class NotThisBatch(Exception):
-    """These rows are left to `default_collate`, which may raise."""
+    """Leave these rows to `default_collate`, which may raise."""
 
 
 class Rows:
@@ -90,12 +90,12 @@ class Rows:
         self.located: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a part of the batch."""
+        """Return memory for a part of the batch."""
         return empty(shape, dtype, self.memory)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, memory: HostMemory | None) -> torch.Tensor:
-    """Memory for a part of a batch: in a worker shared, else of the pool if it is large."""
+    """Return memory for a part of a batch: shared in a worker, else from the pool if large."""
     nbytes = math.prod(shape) * dtype.itemsize
     if get_worker_info() is not None:
         storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, memory: HostMemory | None) -
 
 
 class Batches:
-    """Makes batches of one cache; made by `batches_of`, one for each process that uses it.
+    """Make batches of one cache. Created by `batches_of`, once in each process that uses it.
 
     Attributes:
         cached: the cache, whose tails are part of the batches.
@@ -126,14 +126,14 @@ class Batches:
         late: Late | None = None,
         team: Team | None = None,
     ) -> Batch | None:
-        """The batch of these rows; None if it has to be collated sample by sample.
+        """Return the batch of these rows; None if it has to be collated sample by sample.
 
         Args:
-            rows: whole numbers from 0 on.
+            rows: integers from 0 on.
             draws: the random numbers of each row.
             memory: where large tensors come from, outside workers.
-            late: takes the images that a tail makes floats of. In the batch is only a tensor that
-                stands for them.
+            late: takes the images that a tail turns into floats. The batch then holds only a tensor
+                that stands for them.
             team: shares the work on images.
         """
         if not collates_as_torch():
@@ -157,12 +157,12 @@ class Batches:
         return _joined(structure, parts, self.cached.namedtuples)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A spawned worker maps the file itself: what is mapped would be sent as a copy.
+        # A spawned worker maps the file itself: a map would be pickled as a copy.
         return _again, (self.cached,)
 
 
 def _again(cached: CachedDataset) -> Batches:
-    """The batches of a cache for which they were proved in another process."""
+    """Return the batches of a cache for which they were proved in another process."""
     made = _made(cached)
     assert isinstance(made, Batches), made
     return made
@@ -171,7 +171,7 @@ def _again(cached: CachedDataset) -> Batches:
 def batches_of(
     cached: CachedDataset, prove: Callable[[CachedDataset], bool] | None = None
 ) -> Batches | str:
-    """How batches of ``cached`` are made at once; or why they cannot be, in a few words.
+    """Return how batches of ``cached`` are made at once; or say in a few words why they cannot be.
 
     Args:
         cached: the cache, with its live transforms.
@@ -230,7 +230,7 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
 
 
 def _is_put_off(tail: Any, shape: Sequence[int] | None) -> bool:
-    """Whether tensors of bytes stay as they are, and floats are made of them behind the batch."""
+    """Whether tensors of bytes stay as they are, and become floats after the batch is made."""
     last, *others = [member.transform for member in read(tail)]
     if others or not isinstance(last, Deferred) or shape is None or len(shape) != 3:
         return False
@@ -239,7 +239,7 @@ def _is_put_off(tail: Any, shape: Sequence[int] | None) -> bool:
 
 
 class _Files:
-    """A fixed column as one tensor; of a joined cache, one a shard, made when it is needed."""
+    """A fixed column as one tensor; in a joined cache, one a shard, made on first use."""
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -247,7 +247,7 @@ class _Files:
         self.whole = self._tensor(column) if isinstance(column, ColumnReader) else None
 
     def of(self, shard: int) -> torch.Tensor | None:
-        """The rows of this shard; None if they are compressed."""
+        """Return the rows of this shard; None if they are compressed."""
         if shard not in self._known:
             column = self.reader(shard)
             packed = column.entry.packing is not None
@@ -255,12 +255,12 @@ class _Files:
         return self._known[shard]
 
     def reader(self, shard: int) -> ColumnReader:
-        """The column in this shard."""
+        """Return the column in this shard."""
         assert isinstance(self._column, JoinedColumn)
         return self._column.of(shard)
 
     def locate(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The shard of each row, and its number there; looked up once for all columns."""
+        """Return the shard of each row and its number there; looked up once for all columns."""
         if rows.located is None:
             assert isinstance(self._column, JoinedColumn)
             rows.located = self._column.shards.locate(rows.numbers)
@@ -269,7 +269,7 @@ class _Files:
     @staticmethod
     def _tensor(column: ColumnReader) -> torch.Tensor:
         values = column.values
-        # Bytes of a file that are neither 0 nor 1 would be a bool that is both.
+        # A byte other than 0 and 1 would be a bool that is neither.
         return _tensor(values.view(np.uint8) if values.dtype.kind == "b" else values)
 
 
@@ -298,7 +298,7 @@ class _Values:
         dtype = np.dtype(np.uint8 if self._bool else self._entry.dtype)
         shape = self._entry.shape or ()
         out = rows.empty((len(numbers), *shape), _tensor(np.empty(0, dtype)).dtype)
-        # NumPy's: torch's take longer for a few rows of each shard, and scatter not all types.
+        # NumPy's: torch takes longer for a few rows of each shard, and cannot scatter all types.
         values = out.numpy()
         for shard, places in groups(shards):
             there, own = self._files.of(shard), numbers[places]
@@ -312,7 +312,7 @@ class _Values:
 
 
 class _Decoded:
-    """A compressed column of one shape: each row decoded into its place."""
+    """A compressed column of one shape: each row decoded into the batch."""
 
     def __init__(self, column: ColumnReader, bits: torch.dtype | None) -> None:
         self._column = column
@@ -330,7 +330,7 @@ class _Decoded:
 
 
 class _Images:
-    """Images of one mode, each window straight into its place of a uint8 batch [N, C, H, W]."""
+    """Images of one mode, each window copied straight into a uint8 batch [N, C, H, W]."""
 
     def __init__(self, column: Column, geometry: Geometry, *, deferred: bool) -> None:
         self._column = column
@@ -394,7 +394,7 @@ class _Images:
 
 
 class _Pictures:
-    """Images that are decoded, or go through more than windows; each made by itself."""
+    """Images that are decoded, or need more than a window; made one by one."""
 
     def __init__(self, column: Column, steps: Steps) -> None:
         self._column = column
@@ -432,7 +432,7 @@ class Waiting(Protocol):
         """Fill ``out`` [n, C, H, W]."""
 
     def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` with what ``way`` makes of them."""
+        """Fill ``out`` with the result of ``way`` for these images."""
 
 
 class Windowed:
@@ -448,7 +448,7 @@ class Windowed:
         team.split(len(out), out.nbytes, lambda begin, end: self._put(places[begin:end], begin))
 
     def _put(self, places: npt.NDArray[np.uint8], begin: int) -> None:
-        # By NumPy, whose copies of short lines take less than torch's.
+        # By NumPy, which copies short rows faster than torch.
         mirror = Mirror(places.shape[1:])
         windows = self._parts(places.shape, begin)
         for place, (part, upside_down, mirrored) in zip(places, windows, strict=True):
@@ -459,9 +459,9 @@ class Windowed:
                 place[...] = seen
 
     def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` with what ``way`` makes of the windows.
+        """Fill ``out`` with the result of ``way`` for the windows.
 
-        A few at a time: between two steps they stay in the core's cache.
+        A few at a time, so that they stay in the core's cache between two steps.
         """
         team.split(len(out), out.nbytes, lambda begin, end: self._some(way, out[begin:end], begin))
 
@@ -470,7 +470,7 @@ class Windowed:
         steps = way if isinstance(way, Arithmetic) and out.dtype is torch.float32 else None
         if steps is not None and out[0].numel() * 2 > _AT_ONCE:
             for place, part in zip(out.unbind(0), parts, strict=True):
-                place.copy_(part)  # bytes become floats on the way
+                place.copy_(part)  # converts bytes to floats
                 steps.finish(place)
             return
         at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
@@ -484,7 +484,7 @@ class Windowed:
                 steps.finish(some)
 
     def _tensors(self, out: torch.Tensor, begin: int) -> Iterator[torch.Tensor]:
-        """The windows from number ``begin`` on, as they belong into ``out``; some are views."""
+        """Yield the windows from number ``begin`` on, as ``out`` needs them; some are views."""
         for part, upside_down, mirrored in self._parts(out.shape, begin):
             tensor = _tensor(part)
             if mirrored or upside_down:
@@ -494,7 +494,7 @@ class Windowed:
     def _parts(
         self, shape: Sequence[int], begin: int
     ) -> Iterator[tuple[npt.NDArray[np.uint8], bool, bool]]:
-        """Windows of n images from number ``begin`` on, not flipped yet, and whether they are."""
+        """Yield unflipped windows of images from number ``begin`` on, and whether to flip."""
         windows, some = self._windows, slice(begin, begin + shape[0])
         height, width = shape[2:]
         upside_down, mirrored = windows.upside_down[some].tolist(), windows.mirrored[some].tolist()
@@ -506,7 +506,7 @@ class Windowed:
 
 
 class Late:
-    """Images of one batch that are gathered when they are made floats of."""
+    """Images of one batch that are gathered only when they become floats."""
 
     def __init__(self, memory: HostMemory | None, team: Team) -> None:
         self._memory = memory
@@ -514,13 +514,13 @@ class Late:
         self._waiting: list[tuple[torch.Tensor, Waiting]] = []
 
     def stand_in(self, shape: Sequence[int], images: Waiting) -> torch.Tensor:
-        """A uint8 tensor of this shape that takes no memory, in place of these images."""
+        """Return a uint8 tensor of this shape that takes no memory, in place of these images."""
         tensor = torch.empty((1,) * len(shape), dtype=torch.uint8).expand(tuple(shape))
         self._waiting.append((tensor, images))
         return tensor
 
     def apply(self, tail: Tail, batch: Batch) -> Batch:
-        """What ``tail`` makes of the batch with the images in their places.
+        """Return the result of ``tail`` for the batch with the images in place.
 
         Raises:
             NotThisBatch: an image could not be made.
@@ -542,7 +542,7 @@ class Late:
         return images is not None
 
     def _filled(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Images that the tail leaves as they are."""
+        """Make the images that the tail leaves as they are."""
         images = self._taken(leaf)
         if images is None:
             return leaf
@@ -560,7 +560,7 @@ class Late:
 
 @contextmanager
 def _left_to_samples() -> Iterator[None]:
-    """Errors of an image: the sample's own way raises what there is to be told."""
+    """Turn an image's error into `NotThisBatch`: fetching the sample then raises its own error."""
     try:
         yield
     except Exception as error:
@@ -568,7 +568,7 @@ def _left_to_samples() -> Iterator[None]:
 
 
 def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows) -> None:
-    """As `Windowed.into`, of windows that reach out of their images."""
+    """Do what `Windowed.into` does, for windows that extend beyond their images."""
     batch.zero_()
     height, width = batch.shape[2:]
     for number, image in enumerate(map(_tensor, images)):
@@ -587,7 +587,7 @@ def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows
 
 def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
     geometry = _tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
-    # Pillow resizes RGBA by its alpha, and by windows each plane is resized by itself.
+    # Pillow resizes RGBA by its alpha; by windows, each plane is resized by itself.
     if isinstance(geometry, Geometry) and not (geometry.resizes and kinds == {"image:RGBA"}):
         last = list(read(tail))[-1].transform
         return _Images(column, geometry, deferred=isinstance(last, Deferred))
@@ -596,7 +596,7 @@ def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
 
 
 def _tail_geometry(tail: Any) -> Geometry | str:
-    """What ``tail`` does to an image of bytes, if nothing else; or why that is not known."""
+    """Return what ``tail`` does to an image of bytes if that is all; or say why it is not known."""
     members = list(read(tail))
     if members and isinstance(members[-1].transform, Deferred):
         members.pop()
@@ -609,10 +609,10 @@ def _tail_geometry(tail: Any) -> Geometry | str:
 
 
 def is_proved(cached: CachedDataset) -> bool:
-    """Whether batches of one row and of several equal torch's, random numbers included.
+    """Whether batches of one row and of several equal torch's, including random numbers.
 
-    Reads a few rows both ways, with their live transforms, which may be the user's code. All random
-    states are then what they were.
+    Reads a few rows both ways, with their live transforms, which may be user code. Restores all
+    random states.
     """
     batches = _made(cached)
     if isinstance(batches, str):
@@ -624,15 +624,15 @@ def is_proved(cached: CachedDataset) -> bool:
         seeding = words(seed, 0, np.arange(len(rows)))
         with random_states_kept(cuda=False):
             try:
-                wanted: Any = default_collate(
+                theirs: Any = default_collate(
                     [_seeded(cached, *each) for each in zip(rows, seeding.tolist(), strict=True)]
                 )
             except Exception:  # such rows are left to default_collate, which raises
-                wanted = None
-        found = batches.of(rows, Draws(seeding))
-        if wanted is None and found is None:
+                theirs = None
+        ours = batches.of(rows, Draws(seeding))
+        if theirs is None and ours is None:
             continue
-        if found is None or not _same(found, wanted):
+        if ours is None or not _same(ours, theirs):
             return False
         proved = True
     return proved
@@ -643,26 +643,26 @@ def _seeded(cached: CachedDataset, row: int, words: list[int]) -> Any:
     return cached[row]
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if type(found) is not type(wanted):
+def _same(ours: Any, theirs: Any) -> bool:
+    if type(ours) is not type(theirs):
         return False
-    if isinstance(wanted, torch.Tensor):
-        return same_bits(found, wanted)
-    if isinstance(wanted, dict):
-        return list(found) == list(wanted) and all(_same(found[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, (list, tuple)):
-        return len(found) == len(wanted) and all(map(_same, found, wanted))
-    return bool(found == wanted)
+    if isinstance(theirs, torch.Tensor):
+        return same_bits(ours, theirs)
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(_same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    return bool(ours == theirs)
 
 
 def _joined(structure: Structure, parts: list[Any], classes: Classes) -> Batch:
-    """The batch of these parts, in the containers that default_collate makes of the samples'."""
+    """Return the batch of these parts, in the containers that default_collate would make."""
     joined = join(structure, parts, classes)
     return _as_collated(joined, structure)
 
 
 def _as_collated(value: Any, structure: Structure) -> Any:
-    """``value`` with lists in place of plain tuples, as default_collate has it."""
+    """Return ``value`` with lists in place of plain tuples, as default_collate does."""
     if isinstance(structure, int):
         return value
     ((kind, members),) = structure.items()
@@ -675,15 +675,15 @@ def _as_collated(value: Any, structure: Structure) -> Any:
 
 
 def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor over ``values``, which are mapped from a file: only ever read from."""
+    """Return a tensor over ``values``, which are mapped from a file: read-only."""
     _have_torch_warned()
-    # Columns of a few bytes are not aligned in the file; that they are copied costs nothing.
+    # Columns of a few bytes are not aligned in the file; copying them costs nothing.
     return torch.from_numpy(values if values.flags.aligned else values.copy())
 
 
 @functools.cache
 def _have_torch_warned() -> None:
-    """torch says once in a process that such a tensor must not be written to; nobody sees ours."""
+    """Trigger torch's one warning that such a tensor must not be written to: nobody sees these."""
     values = np.zeros(1, np.uint8)
     values.flags.writeable = False
     with warnings.catch_warnings():

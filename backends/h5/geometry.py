@@ -1,4 +1,4 @@
-"""Crops, flips and one resizing of a chain as windows of the stored image: its bytes move once.
+"""Express a chain of crops, flips and one resize as windows: the stored bytes move once.
 
     RandomCrop(224), RandomHorizontalFlip()         ──>  rows, columns, mirrored or not
     RandomResizedCrop(224), RandomHorizontalFlip()  ──>  a window, its new size, a window of that
@@ -31,7 +31,7 @@ _MOVES = (Crop, HorizontalFlip, VerticalFlip, Resize)
 
 @dataclass(frozen=True)
 class Windows:
-    """The part of each of n images that is taken, in pixels of the stored image; arrays [n].
+    """The part that is taken of each of n images, in pixels of the stored image; arrays [n].
 
     Attributes:
         top, left, height, width: the part.
@@ -47,12 +47,12 @@ class Windows:
 
     @classmethod
     def whole(cls, heights: Integers, widths: Integers) -> Windows:
-        """All of each image."""
+        """Return windows of whole images."""
         none, no = np.zeros(len(heights), np.int64), np.zeros(len(heights), np.bool_)
         return cls(none, none, heights, widths, no, no)
 
     def cropped(self, top: Integers, left: Integers, height: Integers, width: Integers) -> Windows:
-        """A part of these windows, ``top`` and ``left`` as they are seen, flips included."""
+        """Return a part of these windows; ``top`` and ``left`` count after the flips."""
         below = self.height - height - top
         beside = self.width - width - left
         return Windows(
@@ -65,11 +65,11 @@ class Windows:
         )
 
     def are_whole(self, heights: Integers, widths: Integers) -> bool:
-        """Whether they are all of images of these sizes."""
+        """Whether all of them cover whole images of these sizes."""
         return np.array_equal(self.height, heights) and np.array_equal(self.width, widths)
 
     def flipped(self, primitive: Primitive, where: Where) -> Windows:
-        """These windows, those of ``where`` flipped."""
+        """Return these windows, with those selected by ``where`` flipped."""
         flip = np.True_ if where is None else where
         upside_down, mirrored = self.upside_down, self.mirrored
         if isinstance(primitive, VerticalFlip):
@@ -85,10 +85,10 @@ class Moves:
 
     Attributes:
         taken: the part of the stored image.
-        resize: how that part is made another size; None: it is not.
-        placed: the part that is taken of what `resize` makes; without it, the same as ``taken``.
+        resize: how that part is resized; None: it is not.
+        placed: the part that is taken of the result of `resize`; without it, the same as ``taken``.
         sizes: height and width after `resize`; int64 [n] each.
-        outside: whether a part reaches out of its image, where zeros are: after a crop with a
+        outside: whether a part extends beyond its image, where zeros are: after a crop with a
             border. Only without ``resize``.
     """
 
@@ -100,7 +100,7 @@ class Moves:
 
 
 class Geometry:
-    """Some crops and flips and at most one resizing, one after the other; see `geometry_of`."""
+    """A sequence of crops, flips and at most one resize; see `geometry_of`."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
         self._operators = tuple(operators)
@@ -112,7 +112,7 @@ class Geometry:
 
     @property
     def resizes(self) -> bool:
-        """Whether images are made another size."""
+        """Whether images are resized."""
         return any(
             isinstance(primitive, Resize)
             for operator in self._operators
@@ -120,9 +120,9 @@ class Geometry:
         )
 
     def draw(self, heights: Integers, widths: Integers, draws: Draws) -> Moves | None:
-        """The moves of images of these sizes; None if there is one that does not consist of them.
+        """Draw the moves of images of these sizes; None if one of them needs something else.
 
-        Such as a crop of more than the image, where torchvision raises.
+        For instance a crop of more than the image, where torchvision raises.
         """
         sizes = Sizes(heights, widths)
         taken = seen = Windows.whole(heights, widths)
@@ -144,7 +144,8 @@ class Geometry:
                 elif isinstance(action.primitive, Crop):
                     cropped, inside = _cropped(seen, action)
                     if not inside:
-                        # Zeros are around the image; around a part of it there are its pixels.
+                        # There are zeros around the image, but around a part of it there are its
+                        # pixels.
                         if outside or resize is not None or not seen.are_whole(heights, widths):
                             return None
                         outside = True
@@ -155,16 +156,16 @@ class Geometry:
 
 
 def geometry_of(members: Sequence[Member]) -> Geometry | str:
-    """``members`` as a `Geometry`, or why they are none: the first one that stands in the way."""
+    """Return ``members`` as a `Geometry`, or say which one is not part of any and why."""
     operators: list[Operator] = []
     resizes = 0
     for member in members:
         operator = operator_of(member)
         if isinstance(operator, str):
-            return f"{member} is not done for a whole batch: {operator}"
+            return f"{member} is not supported for a whole batch: {operator}"
         other = [each for each in operator.primitives if not isinstance(each, _MOVES)]
         if other:
-            return f"{member} does more than to crop, resize and flip"
+            return f"{member} does more than crop, resize and flip"
         resizes += sum(isinstance(each, Resize) for each in operator.primitives)
         operators.append(operator)
     if resizes > 1:
@@ -173,7 +174,7 @@ def geometry_of(members: Sequence[Member]) -> Geometry | str:
 
 
 def _cropped(seen: Windows, action: Action) -> tuple[Windows, bool]:
-    """The part of ``seen`` that a crop takes, and whether it is all inside of it."""
+    """Return the part of ``seen`` that a crop takes, and whether it is entirely inside."""
     numbers: Any = action.numbers
     top, left, height, width = (numbers[name] for name in Crop.numbers)
     if action.where is not None:

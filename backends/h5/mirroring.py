@@ -1,9 +1,9 @@
-"""Left and right of an image of bytes exchanged, eight pixels at a time.
+"""Mirror an image of bytes, eight pixels at a time.
 
     a b c d e f g h   one number of 8 bytes ──written in the other byte order──> h g f e d c b a
     numbers of a line, from the last to the first ──────────────────────────────> the line mirrored
 
-NumPy has one loop for this; byte by byte backwards takes it four times as long.
+NumPy has one loop for this; reversing byte by byte takes four times as long.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _WORD = 8
 
 
 class Mirror:
-    """Mirrors images of one shape; for one thread.
+    """Mirror images of one shape; for use in one thread.
 
     Args:
-        shape: of the images, (channels, height, width).
+        shape: the shape of the images, (channels, height, width).
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -34,7 +34,7 @@ class Mirror:
 
     def put(self, image: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8]) -> None:
         """Fill ``place`` with ``image`` mirrored; the last axis of ``place`` is dense."""
-        # Read forwards first: of memory that is read backwards a core fetches less ahead of use.
+        # Read forwards first: a core prefetches less of memory that is read backwards.
         self._copy[...] = image
         if self._whole:
             place[..., : self._whole].view(">u8")[...] = self._words

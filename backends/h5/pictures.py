@@ -1,12 +1,12 @@
-"""Images that are decoded, or go through more than windows: each by itself, in a team's threads.
+"""Make images that are decoded, or need more than windows, one by one in a team's threads.
 
-    rows ──headers──> sizes ──operators──> actions      of the whole batch, before a pixel is made
+    rows ──headers──> sizes ──operators──> actions      of the whole batch, before any pixel
                                              │
-    file ──Pillow──> image ──torchvision's functions──> planes ──> place of the batch
+    file ──Pillow──> image ──torchvision's functions──> planes ──> the batch
                                                          └──> floats at once, if a tail makes them
 
-Pillow does not hold the GIL while it decodes most formats and changes images: the threads share a
-batch. An image is let go as soon as it is in its place.
+Pillow releases the GIL while it decodes most formats and transforms images, so threads can share a
+batch. An image is released as soon as it is in the batch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .team import Team
 __all__ = ["MAKE_TENSORS", "Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
 
 MAKE_TENSORS = ("PILToTensor", "ToImage", "ToTensor")
-_AS_LONG = 16  # copying a byte takes so much less than decoding it
+_AS_LONG = 16  # copying a byte is this much faster than decoding it
 
 
 class Header(Protocol):
-    """An image whose size is known, and whose pixels are not made yet."""
+    """An image whose size is known, and whose pixels are not decoded yet."""
 
     mode: str
 
@@ -47,11 +47,11 @@ class Header(Protocol):
         """Width and height, in pixels."""
 
     def decode(self) -> Any:
-        """The PIL image, to be read from only."""
+        """Return the PIL image, which must not be changed."""
 
 
 class _Planes:
-    """An image that is kept as its planes."""
+    """An image that is stored as its planes."""
 
     def __init__(self, kind: str, values: Any) -> None:
         self.mode = kind.partition(":")[2]
@@ -63,15 +63,15 @@ class _Planes:
 
 
 def is_image(kind: str) -> bool:
-    """Whether cells of this kind are PIL images, kept in one way or another."""
+    """Whether cells of this kind are PIL images, stored in any way."""
     return kind.startswith("image:") or is_encoded(kind)
 
 
 def header_of(column: ColumnReader | JoinedColumn, row: int) -> Header:
-    """The image of this row.
+    """Return the image of this row.
 
     Raises:
-        Exception: it is none.
+        Exception: it is not an image.
     """
     kind, values = column.cell(row)
     if values is None:
@@ -82,11 +82,11 @@ def header_of(column: ColumnReader | JoinedColumn, row: int) -> Header:
 
 
 class Steps:
-    """A chain that is known member by member, up to the tensors that it ends in.
+    """A chain whose members are all known, up to the tensors at its end.
 
     Args:
-        operators: of its members, but for the last ones.
-        ending: the last members, which draw nothing and of PIL images make tensors.
+        operators: the members without the last ones.
+        ending: the last members, which draw nothing and turn PIL images into tensors.
     """
 
     def __init__(self, operators: Sequence[Operator], ending: Sequence[Any]) -> None:
@@ -101,7 +101,7 @@ class Steps:
 
     @property
     def deferred(self) -> bool:
-        """Whether what it makes is turned into floats behind it, a batch at a time."""
+        """Whether its results become floats later, a batch at a time."""
         return len(self._ending) == 1 and isinstance(self._ending[0], Deferred)
 
     @property
@@ -110,7 +110,7 @@ class Steps:
         return any(operator.random for operator in self._operators)
 
     def draw(self, headers: Sequence[Header], draws: Draws) -> tuple[list[Action], Sizes]:
-        """What is done to each image of a batch, and the sizes that they end with.
+        """Draw what is done to each image of a batch, and return it with the final sizes.
 
         Raises:
             SampleError: torchvision would raise for one of them.
@@ -123,7 +123,7 @@ class Steps:
         return drawn(self._operators, draws, sizes), sizes
 
     def has_planes(self, image: Any) -> bool:
-        """Whether what the chain ends in makes the image's own planes of it, and nothing else."""
+        """Whether the end of the chain only turns the image into its own planes."""
         if not self._takes_planes or isinstance(image, torch.Tensor) or not has_planes(image):
             return False
         if self._channels is None:
@@ -132,7 +132,7 @@ class Steps:
         return self._channels.get(bands) == bands
 
     def ended(self, image: Any) -> torch.Tensor:
-        """The tensor that the last members make of it."""
+        """Return the tensor that the last members make of it."""
         for transform in self._ending:
             image = transform(image)
         if not isinstance(image, torch.Tensor):
@@ -141,13 +141,13 @@ class Steps:
 
 
 def steps_of(tail: Any) -> Steps | str:
-    """``tail`` as `Steps`, or why it is none: the first member that stands in the way."""
+    """Return ``tail`` as `Steps`, or say which member is not known and why."""
     chain = chain_of(tail)
     members, ending = list(chain.members), []
     if [type(member.transform) for member in chain.rest] == [Deferred]:
         ending = [chain.rest[0].transform]
     elif chain.rest:
-        return f"{chain.rest[0]} is not done for a whole batch: {chain.why}"
+        return f"{chain.rest[0]} is not supported for a whole batch: {chain.why}"
     else:
         if not any(member.torchvision in MAKE_TENSORS for member in members):
             return "its tail makes no tensors of images"
@@ -157,15 +157,15 @@ def steps_of(tail: Any) -> Steps | str:
 
 
 class Made:
-    """Images of a batch, drawn for, and not made yet.
+    """Images of a batch whose random numbers are drawn, and which are not made yet.
 
     Args:
         steps: what is done to each.
-        headers: of the images; each is let go when it is made.
+        headers: the images; each is released when it is made.
         draws: the random numbers of each.
 
     Attributes:
-        sizes: that they end with.
+        sizes: the final sizes.
     """
 
     def __init__(self, steps: Steps, headers: Sequence[Header], draws: Draws) -> None:
@@ -176,7 +176,7 @@ class Made:
         self._nbytes = _AS_LONG * sum(3 * width * height for width, height in self._sides)
 
     def first(self) -> torch.Tensor:
-        """The first one, by itself."""
+        """Return the first image alone."""
         return self._steps.ended(self._image(0))
 
     def into(self, out: torch.Tensor, team: Team) -> None:
@@ -188,7 +188,7 @@ class Made:
         team.each(len(out), self._nbytes, lambda number: self._put(number, out[number]))
 
     def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` with what ``way`` makes of the images, each while it is in the core's cache.
+        """Fill ``out`` with the result of ``way`` for each image while it is in the core's cache.
 
         Raises:
             Exception: an image cannot be made, or is of another type or shape.
@@ -210,12 +210,12 @@ class Made:
             if made.shape != place.shape or made.dtype is not place.dtype:
                 raise ValueError(f"it is {made.dtype} {list(made.shape)}, unlike the others")
             place.copy_(made)
-        self._headers[number] = None  # the file's bytes, and its pixels
+        self._headers[number] = None  # release the file's bytes and the pixels
 
     def _image(self, number: int) -> Any:
         header = self._headers[number]
         assert header is not None
         image = header.decode()
-        if image.size != self._sides[number]:  # for which the numbers were drawn
+        if image.size != self._sides[number]:  # the size for which the numbers were drawn
             raise ValueError(f"it is {image.size}, and its header says {self._sides[number]}")
         return applied(self._actions, number, image)

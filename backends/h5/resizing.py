@@ -1,9 +1,9 @@
-"""Windows of planar images made another size by Pillow, plane by plane, as it does whole images.
+"""Resize windows of planar images with Pillow, plane by plane, as it resizes whole images.
 
-    mapped image [C, H, W] ──window──> a plane ──Pillow──> new size ──flips──> place [C, h, w]
+    mapped image [C, H, W] ──window──> a plane ──Pillow──> new size ──flips──> the batch [C, h, w]
 
-Pillow resizes each channel by itself, except for those of RGBA. It does not hold the GIL while it
-does: the threads of a `Team` share a batch.
+Pillow resizes each channel by itself, except for those of RGBA. It releases the GIL meanwhile, so
+the threads of a `Team` share a batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["resized"]
 def resized(
     batch: torch.Tensor, images: list[npt.NDArray[np.uint8]], moves: Moves, team: Team
 ) -> None:
-    """Fill ``batch``, uint8 [n, C, h, w], with what ``moves`` make of images [C, H, W]."""
+    """Fill ``batch``, uint8 [n, C, h, w], with the result of ``moves`` for images [C, H, W]."""
     team.split(len(images), batch.nbytes, _some(batch, images, moves))
 
 

@@ -1,11 +1,11 @@
-"""One batch made by a few threads, each of them its own part, one operation after the other.
+"""Share a batch among a few threads, each of which makes its own part from start to end.
 
     begin ────────── end      images of the batch
     │ thread │ thread │       torch's operations in them run on one core each
-    │t│u│u│t│u│t│t│u│t│       where they take long, and differ: each takes the next one
+    │t│u│u│t│u│t│t│u│t│       where the times are long and differ: each takes the next one
 
-torch's own threads share each operation and wait for each other after it, spinning: an image is too
-small for that. So it is also used where torch may use several threads and one is enough.
+Torch's own threads share each operation and wait for each other after it, spinning: an image is too
+small for that. So this is also used where torch may use several threads and one is enough.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dataloaders.machine.resources import usable_cores
 __all__ = ["Team"]
 
 _LEAST_BYTES = 4 << 20
-"""Of a batch, for each thread: less is done before another thread has begun."""
+"""The least bytes of a batch for each thread: less is done before another thread has begun."""
 
 
 class Team:
     """Threads, started when a batch is large enough.
 
-    Never more than torch may use in an operation, and than this rank's cores.
+    Never more than torch may use in an operation, nor than this rank's cores.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Team:
         self._starting = threading.Lock()
 
     def split(self, count: int, nbytes: int, part: Callable[[int, int], None]) -> None:
-        """Have ``part(begin, end)`` called for parts that are together 0 to ``count``.
+        """Call ``part(begin, end)`` for parts that together cover 0 to ``count``.
 
         Args:
-            count: of what is made.
-            nbytes: of all of it.
-            part: makes some of it; it is called in several threads at once.
+            count: the number of items.
+            nbytes: the bytes of all of them.
+            part: makes some of them; called in several threads at once.
 
         Raises:
             Exception: what ``part`` raises, when none of them is running any more.
@@ -63,12 +63,12 @@ class Team:
             future.result()
 
     def each(self, count: int, nbytes: int, one: Callable[[int], None]) -> None:
-        """Have ``one(number)`` called for each number below ``count``, by whoever is free.
+        """Call ``one(number)`` for each number below ``count``, in whichever thread is free.
 
         Args:
-            count: of what is made.
-            nbytes: that copying would move in the time that all of it takes.
-            one: makes one of them; it is called in several threads at once.
+            count: the number of items.
+            nbytes: the bytes that could be copied in the time that all of them take.
+            one: makes one of them; called in several threads at once.
 
         Raises:
             Exception: what ``one`` raises, when none of them is running any more.
@@ -96,9 +96,9 @@ class Team:
         self._threads = None
 
     def _started(self, number: int, most: int) -> ThreadPoolExecutor:
-        """The threads, at least so many; a child has none of its parent's."""
+        """Return at least this many threads. A forked child has none of its parent's."""
         if self._threads is not None and self._process == os.getpid() and self._count < number:
-            self._threads.shutdown()  # a larger batch takes more of them
+            self._threads.shutdown()  # a larger batch needs more of them
             self._threads = None
         if self._threads is None or self._process != os.getpid():
             self._threads = ThreadPoolExecutor(number, "dataloaders-h5")
@@ -106,8 +106,8 @@ class Team:
             together = threading.Barrier(number)
             for future in [self._threads.submit(_alone, together) for _ in range(number)]:
                 future.result()
-            # Each thread keeps the number that it was told itself (OpenMP's is a thread's own);
-            # those that begin later take the one that anybody was told last.
+            # A thread keeps the number that it set itself (OpenMP's is per thread); threads that
+            # begin later take the number that was set last.
             torch.set_num_threads(most)
         return self._threads
 
@@ -116,7 +116,7 @@ class Team:
 
 
 def _alone(together: threading.Barrier) -> None:
-    """Have torch use this thread alone in it; called in each of them, since none is done before."""
-    torch.get_num_threads()  # else the first operation would have it take the common number
+    """Have torch use only this thread; called in each, since none ends before all have begun."""
+    torch.get_num_threads()  # else the first operation would set the common number
     torch.set_num_threads(1)
     together.wait()

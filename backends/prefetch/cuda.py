@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dataloaders.machine.resources import usable_cores
-from dataloaders.machine.threads import let_others_capture, share_work
+from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
 
 __all__ = ["Cuda", "Event", "Stream", "dense_parts"]
 
@@ -78,10 +78,10 @@ class Cuda:
     def enter_thread(self) -> None:
         """Make the calling thread, which is new, work on this device."""
         torch.cuda.set_device(self.device)
-        let_others_capture()
+        use_thread_local_capture()
         # Threads for the copy into pinned memory, which one core does at far less than the bus
         # takes; never so many that the workers starve.
-        share_work(max(1, min(4, usable_cores() // 4)))
+        limit_torch_threads(max(1, min(4, usable_cores() // 4)))
 
 
 def dense_parts(leaf: torch.Tensor) -> tuple[torch.Tensor, ...]:

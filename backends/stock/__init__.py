@@ -1,4 +1,4 @@
-"""Torch's own iterator: the reference that every other backend must equal.
+"""Iterate with torch's own iterator: the reference that every other backend must equal.
 
 dataset in memory, default collation ──> iterators.py  torch's iterators, fetching by gathers
                                             gather.py  a batch of rows by one index_select
@@ -7,7 +7,7 @@ everything else ─────────────────────�
                                             collate.py  large batches in memory from the pool
 taken ahead by a thread (prefetch) ────> ahead.py       torch's worker iterator, and no gap between
                                                         epochs: ahead_next, _tell, _indices
-                                            ahead_gather.py  the gather, its sampler left behind
+                                            ahead_gather.py  the gather, without its sampler
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ __all__ = ["Stock"]
 
 @dataclass(frozen=True)
 class Stock(Backend):
-    """torch's own workers, queues and pinning; in-memory datasets by one gather a batch.
+    """Torch's own workers, queues and pinning; in-memory datasets by one gather a batch.
 
     Attributes:
         gather: whether a dataset of plain tensors in memory (TensorDataset, Subsets of it,
-            StackDataset, a bare tensor or array) under torch's default collation is fetched by
-            one indexed gather a batch. The batches and all generator states are torch's, to the
-            bit, either way; False is for comparing the two.
-        ring: whether workers collate large tensors into shared memory that is used again, in place
-            of a new segment for each batch. The batches are torch's to the bit, except that they
-            do not count as shared (``is_shared()``). Off by default for that reason.
+            StackDataset, a bare tensor or array) with torch's default collation is fetched by one
+            indexed gather a batch. Batches and generator states equal torch's to the bit either
+            way; False is for comparing the two.
+        ring: whether workers collate large tensors into recycled shared memory instead of a new
+            segment for each batch. The batches equal torch's to the bit, except that they do not
+            count as shared (``is_shared()``), so this is off by default.
     """
 
     name: ClassVar[str] = "stock"
@@ -64,7 +64,7 @@ class Stock(Backend):
     ring: bool = False
 
     def explain(self, loader: Specification) -> Plan:
-        """Every stage, the process it runs in, and whether batches are gathered."""
+        """Return every stage, the process it runs in, and whether batches are gathered."""
         try:
             own = _iterates_itself(loader)
             obstacle = None if own else self._obstacle(loader)
@@ -74,7 +74,7 @@ class Stock(Backend):
             return Plan(self.name, notes=(note,))
 
     def takes_ahead(self, loader: Specification) -> bool:
-        """Whether no code of the user's makes batches in this process: workers do, or ours."""
+        """Whether no user code makes batches in this process: workers do, or this package."""
         try:
             ours = isinstance(loader.collate_fn, WholeBatches) and collates_as_torch()
             gathers = self._obstacle(loader) is None
@@ -83,17 +83,17 @@ class Stock(Backend):
             return False
 
     def between_epochs(self, loader: Specification) -> str:
-        """What a thread that takes ahead finds between two epochs of ``loader``, as a sentence."""
+        """Say what a thread that takes ahead finds between two epochs of ``loader``."""
         try:
             why = no_foresight(loader)
         except Exception as error:
             why = f"this loader could not be read ({type(error).__name__}: {error})"
         if why is None:
             return "the workers begin the next epoch while this one ends"
-        return f"the workers do not begin the next epoch before it is asked for: {why}"
+        return f"the workers do not begin the next epoch before it is requested: {why}"
 
     def open(self, loader: Specification) -> Session:
-        """torch's iteration over ``loader``."""
+        """Open a session that iterates ``loader`` as torch does."""
         return _StockSession(loader, self)
 
     def _obstacle(self, loader: Specification) -> str | None:
@@ -133,7 +133,7 @@ class _StockSession(Session):
             return GatherEpoch(self._iterator(self._view(loader, gathers), gathers))
         workers = loader._iterator if loader.persistent_workers else None
         if workers is not None and not isinstance(workers, AheadWorkers):
-            return None  # somebody else's workers
+            return None  # workers that somebody else started
         specification = self._view(loader, gathers)
         if workers is not None:
             workers.begin(specification, epoch=epoch_of_dataset(loader))
@@ -157,10 +157,10 @@ class _StockSession(Session):
     def _workers(
         self, loader: Specification, specification: Specification, gathers: bool
     ) -> AheadWorkers:
-        """New workers for a thread to take from; their iterator does not hold the loader.
+        """Start new workers for a thread to take from; their iterator does not hold the loader.
 
-        Too many of them torch has warned of when the loader was made; it does so again when it
-        starts them, from another line, which shows the same warning twice.
+        When the loader was made, torch warned if it has too many workers. It warns again when it
+        starts them, from another line, which would show the same warning twice.
         """
         epoch, foresight = epoch_of_dataset(loader), None
         if loader.persistent_workers:
@@ -170,12 +170,12 @@ class _StockSession(Session):
         return AheadWorkers(view, epoch=epoch, foresight=foresight)
 
     def _view(self, loader: Specification, gathers: bool) -> Specification:
-        """What is iterated: the loader; with ``seed=``, its seeded view."""
+        """Return what is iterated: the loader, or with ``seed=`` its seeded view."""
         if getattr(loader, "seed", None) is None:
             return loader
         if self._seeding is None:
             self._seeding = Seeding()
-        # Gathering runs no code of the user's: only the order has to be seeded.
+        # Gathering runs no user code: only the order has to be seeded.
         return self._seeding.view(loader, samples=not gathers)
 
     def _iterator(self, loader: Specification, gathers: bool) -> _BaseDataLoaderIter:
@@ -188,9 +188,9 @@ class _StockSession(Session):
 
 
 def _iterates_itself(loader: Specification) -> bool:
-    """Whether a class that is not ours overrides torch's iteration: then it must be used.
+    """Whether somebody else's class overrides torch's iteration, which must then be used.
 
-    Never for our own DataLoader and its subclasses, whose ``__iter__`` is what called us.
+    Never True for this package's DataLoader and its subclasses, whose ``__iter__`` is the caller.
     """
     kind = type(loader)
     return not issubclass(kind, dataloaders.loader.DataLoader) and iterates_itself(kind)

@@ -1,11 +1,11 @@
-"""torch's default collation, with the large tensors of a batch stacked into pooled memory.
+"""Collate as torch does by default, with a batch's large tensors stacked into pooled memory.
 
     samples ──> torch's collate: nesting, types, errors
                  ├─ large plain tensors ──> torch.stack(..., out=pool.empty(...))
                  └─ everything else ──────> torch's own function for it
 
-The batch equals torch's to the bit, strides and errors included: whatever is unusual about the
-samples (gradients, sparse, mixed shapes or types, other devices) is left to torch.
+The batch equals torch's to the bit, strides and errors included: unusual samples (gradients,
+sparse, mixed shapes or types, other devices) are left to torch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .shared_ring import SharedRing
 __all__ = ["PooledCollate", "RingCollate"]
 
 SMALLEST_SAMPLE = 1 << 14
-"""Bytes a sample needs, or looking at each sample takes longer than the pool saves."""
+"""The size in bytes from which a sample pays: below, looking at each takes longer than it saves."""
 
 
 _PATIENCE, _REST = 8, 15
-"""After so many small batches in a row, so many are left to torch unseen, again and again."""
+"""After this many small batches in a row, as many are left to torch without a look, repeatedly."""
 
 
 class PooledCollate:
-    """``default_collate`` of the samples it is called with, in memory from ``memory``.
+    """Call ``default_collate`` on samples, with large tensors in memory from ``memory``.
 
-    What was added to torch's ``default_collate_fn_map``, at any time, is respected.
+    Entries added to torch's ``default_collate_fn_map``, at any time, are respected.
     """
 
     def __init__(self, memory: HostMemory) -> None:
@@ -46,7 +46,7 @@ class PooledCollate:
         self._rest = 0
 
     def __call__(self, samples: Any) -> Batch:
-        """The batch of ``samples``, equal to torch's; its large tensors in pooled memory."""
+        """Return the batch of ``samples``, equal to torch's; its large tensors in pooled memory."""
         if self._rest:
             self._rest -= 1
             return default_collate(samples)
@@ -67,7 +67,7 @@ class PooledCollate:
 
 
 class _Stack:
-    """torch's ``collate_tensor_fn`` for the tensors of one leaf."""
+    """Torch's ``collate_tensor_fn`` for the tensors of one leaf."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -89,17 +89,17 @@ class _Stack:
         out = None
         try:
             out = self._memory.empty((len(batch), *first.shape), first.dtype)
-            # Its return value, not ``out``: torchvision may be told to wrap results.
+            # Its return value, not ``out``: torchvision may be configured to wrap results.
             return torch.stack(batch, 0, out=out)
         except Exception:
-            # torch meets the same trouble once more, and says it in its own words.
+            # torch fails in the same way, and raises its own error.
             if out is not None:
                 self._memory.undo(out)
             return None
 
 
 def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: bool) -> bool:
-    """Whether stacking into dense memory gives what torch's collation gives, or an error."""
+    """Whether stacking into dense memory gives the result or the error of torch's collation."""
     kind = type(first)
     if kind is not torch.Tensor and not kind.__module__.startswith("torchvision.tv_tensors."):
         return False
@@ -109,14 +109,14 @@ def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: boo
         return False
     if torch._C._len_torch_dispatch_stack():  # fake tensors, tracing
         return False
-    with torch._C.DisableTorchFunctionSubclass():  # tv_tensors' own way to an attribute is slow
+    with torch._C.DisableTorchFunctionSubclass():  # attribute access of tv_tensors is slow
         if not first.is_cpu or first.layout is not torch.strided:
             return False
-        dtype = first.dtype  # out= would convert samples of other types in silence
+        dtype = first.dtype  # out= would silently convert samples of other types
         if not all(sample.dtype is dtype for sample in batch):
             return False
-        # torch makes a batch contiguous whatever its samples are, except that outside of workers
-        # it keeps the channels-last layout of samples in 4 and 5 dimensions.
+        # Torch makes a batch contiguous whatever its samples are, except that outside of workers it
+        # keeps the channels-last layout of samples in 4 and 5 dimensions.
         format_ = None if in_worker else _CHANNELS_LAST.get(first.dim())
         return format_ is None or all(
             sample.is_contiguous() and not sample.is_contiguous(memory_format=format_)
@@ -125,9 +125,9 @@ def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: boo
 
 
 class RingCollate:
-    """``default_collate`` in workers, its large tensors in the slots of a ring.
+    """Call ``default_collate`` in workers, with large tensors in the slots of a ring.
 
-    It leads a double life: the workers call it, and the consumer's copy keeps the ring alive.
+    The workers call it; the consumer's copy keeps the ring alive.
     """
 
     def __init__(self, ring: SharedRing) -> None:
@@ -138,7 +138,7 @@ class RingCollate:
         return RingCollate, (self._ring,)
 
     def __call__(self, samples: Any) -> Batch:
-        """The batch of ``samples``, equal to torch's."""
+        """Return the batch of ``samples``, equal to torch's."""
         self._ring.begin_batch()
         try:
             return self._collate(samples)

@@ -1,4 +1,4 @@
-"""What stock does with a loader, stage by stage, as `Plan`."""
+"""Describe what stock does with a loader, stage by stage, as a `Plan`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["describe"]
 def describe(
     loader: Specification, name: str, not_gathered: str | None, *, own: bool, ring: bool = False
 ) -> Plan:
-    """The plan of ``loader``.
+    """Return the plan of ``loader``.
 
     ``not_gathered`` is why its batches are fetched sample by sample, None if they are gathered;
-    ``own`` says that the loader's class has an iteration of its own, of which nothing is known.
+    ``own`` says that the loader's class iterates in its own way, about which nothing is known.
     """
     if own:
         how = f"{type(loader).__name__}.__iter__, the loader's own"
@@ -54,7 +54,7 @@ def _sample_stages(loader: Specification, where: str) -> list[Stage]:
     else:
         how = f"{type(loader.dataset).__name__}[index], sample by sample"
     stages = [Stage("fetch", where, how)]
-    decode = held(dataset, "loader")  # as torchvision's folder datasets name it
+    decode = held(dataset, "loader")  # the name in torchvision's folder datasets
     if callable(decode):
         stages.append(Stage("decode", where, _called(decode)))
     transform = held(dataset, "transform") or held(dataset, "transforms")
@@ -100,13 +100,13 @@ def _notes(loader: Specification, not_gathered: str | None, ring: bool) -> tuple
     pooled = loader.collate_fn is default_collate and not (seeded and not_gathered is not None)
     if ring and pooled and loader.num_workers and not_gathered is not None:
         notes.append(
-            f"workers use the shared memory of tensors of {SMALLEST >> 20} MiB and more again once "
+            f"workers reuse the shared memory of tensors of {SMALLEST >> 20} MiB and more once "
             "nothing refers to them"
         )
     if pooled and not loader.num_workers:
         notes.append(
-            f"tensors of {SMALLEST >> 20} MiB and more come from a pool, whose memory is used "
-            "again once nothing refers to it"
+            f"tensors of {SMALLEST >> 20} MiB and more come from a pool, which reuses their "
+            "memory once nothing refers to it"
         )
     return tuple(notes)
 

@@ -1,10 +1,10 @@
-"""In-memory datasets: a whole batch by one indexed gather, instead of sample by sample.
+"""Fetch a batch of an in-memory dataset by one indexed gather, instead of sample by sample.
 
     TensorDataset(x, y), indices ──> [x.index_select(0, indices), y.index_select(0, indices)]
 
-The same batch as ``default_collate([dataset[i] for i in indices])``, to the bit, its containers
-included. The dataset's tensors are looked at anew for each batch, so that a dataset that changes
-under way changes as it does under torch.
+The batch equals ``default_collate([dataset[i] for i in indices])`` to the bit, including its
+containers. The dataset's tensors are read anew for each batch, so a dataset that changes during an
+epoch changes as it does under torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NotGatherable(Exception):
 
 
 class Gatherer:
-    """Batches of one in-memory dataset by one gather a tensor, for one epoch (or one worker).
+    """Gather batches of one in-memory dataset, one gather a tensor, for one epoch (or one worker).
 
-    Large ones go into tensors from ``memory``, if it is given; a worker has no use for it.
+    Large batches go into tensors from ``memory``, if given; a worker has no use for it.
     """
 
     def __init__(self, dataset: Any, memory: HostMemory | None = None) -> None:
@@ -40,14 +40,14 @@ class Gatherer:
         self._tables: dict[int, Table] = {}
 
     def batch(self, index: Any) -> Batch:
-        """``default_collate([dataset[i] for i in index])``.
+        """Return ``default_collate([dataset[i] for i in index])``.
 
-        In host memory; in shared memory inside a DataLoader worker, as torch collates there.
+        It is in host memory, and inside a DataLoader worker in shared memory, where torch collates.
 
         Raises:
-            NotGatherable: `obstacle` names why, or an index is no plain integer.
-            IndexError, RuntimeError: an index is negative or too large. torch accepts negative
-                ones, so that a caller asks torch after any error.
+            NotGatherable: `obstacle` names why, or an index is not a plain integer.
+            IndexError, RuntimeError: an index is negative or too large. Torch accepts negative
+                ones, so a caller asks torch after any error.
         """
         if not collates_as_torch():
             raise NotGatherable
@@ -66,7 +66,7 @@ class Gatherer:
         if rows is None:
             raise NotGatherable
         if kind is TensorDataset:
-            # default_collate makes a list of tuples into a list of columns.
+            # default_collate turns a list of tuples into a list of columns.
             return [_rows(tensor, rows, self._memory) for tensor in dataset.tensors]
         if kind is torch.Tensor:
             return _rows(dataset, rows, self._memory)
@@ -82,7 +82,7 @@ class Gatherer:
 
 
 def obstacle(dataset: Any) -> str | None:
-    """Why batches of ``dataset`` cannot be gathered, in a few words; None if they can."""
+    """Say in a few words why batches of ``dataset`` cannot be gathered; None if they can."""
     kind = type(dataset)
     if kind is TensorDataset:
         if not dataset.tensors:

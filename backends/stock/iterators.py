@@ -1,4 +1,4 @@
-"""torch's own two iterators, with the gather in the place where they fetch a batch.
+"""Build torch's own two iterators with the gather in the place where they fetch a batch.
 
 num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
 num_workers > 0    torch's multi-process iterator over a view of the loader: its workers gather
@@ -38,7 +38,7 @@ _TorchLoader = torch.utils.data.DataLoader
 
 
 def obstacle(loader: Specification) -> str | None:
-    """Why the batches of ``loader`` are not gathered, in a few words; None if they are."""
+    """Say in a few words why the batches of ``loader`` are not gathered; None if they are."""
     if loader._dataset_kind != torch.utils.data._DatasetKind.Map:
         return "an iterable dataset has no indices"
     if loader.batch_sampler is None:
@@ -63,9 +63,9 @@ def _changes_iteration(kind: type[Specification]) -> bool:
 
 
 def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
-    """torch's iterator over ``loader``, for which there is no `obstacle`, fetching by gathers.
+    """Return torch's iterator over ``loader``, which has no `obstacle`, fetching by gathers.
 
-    Without workers, large batches come out of ``pool``, or pinned if the loader pins.
+    Without workers, large batches come from ``pool``, or are pinned if the loader pins.
     """
     if loader.num_workers > 0:
         return gathering_view(loader)._get_iterator()
@@ -80,15 +80,15 @@ def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoader
 
 
 def gathering_view(loader: Specification) -> Specification:
-    """A view of ``loader``, for which there is no `obstacle`, whose workers gather."""
+    """Return a view of ``loader``, which has no `obstacle`, whose workers gather."""
     init = _GatherInWorker(loader.worker_init_fn)
     return view_of(loader, collate_fn=_collate, worker_init_fn=init)
 
 
 def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
-    """The loader's own iterator; without workers, torch's collation takes memory from ``pool``.
+    """Return the loader's own iterator; without workers, torch's collation uses ``pool``.
 
-    The loader keeps its ``collate_fn``: only the iterator's fetcher learns of the pool.
+    The loader keeps its ``collate_fn``: only the iterator's fetcher uses the pool.
     """
     iterator = loader._get_iterator()
     if type(iterator) is _SingleProcessDataLoaderIter:
@@ -99,9 +99,10 @@ def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter
 
 
 def ring_view(loader: Specification) -> Specification:
-    """A view of ``loader`` whose workers collate into a ring of shared memory, where they can.
+    """Return a view of ``loader`` whose workers collate into a ring of shared memory, if possible.
 
-    The loader itself without workers, with a collation of its own, or a changed iteration.
+    It is not possible without workers, with the user's own collation, or with a changed iteration.
+    The loader itself is then returned.
     """
     if loader.num_workers == 0 or loader.collate_fn is not default_collate:
         return loader
@@ -112,13 +113,13 @@ def ring_view(loader: Specification) -> Specification:
 
 
 def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemory:
-    # What is made in pinned memory, torch's pinning afterwards passes on as it is.
+    # Torch's pinning later leaves what was made in pinned memory as it is.
     pinned = iterator._pin_memory and iterator._pin_memory_device == "cuda"
     return PinnedMemory() if pinned else pool
 
 
 class _GatheringFetcher(_MapDatasetFetcher):
-    """One gather a batch; torch's fetch of the same batch wherever that does not go through."""
+    """Fetch by one gather a batch, and by torch's own fetch wherever that fails."""
 
     def __init__(
         self, loader: Specification, memory: HostMemory | None = None, *, index_is_ours: bool
@@ -132,8 +133,8 @@ class _GatheringFetcher(_MapDatasetFetcher):
         try:
             return self._gatherer.batch(index)
         except Exception:
-            # Whatever it was (an index out of range, a tensor that changed): torch decides
-            # below, outside this handler, what becomes of it and with which error.
+            # Whatever it was (an index out of range, a tensor that changed): torch decides below,
+            # outside this handler, what becomes of it and with which error.
             pass
         if self._index_is_ours and type(index) is torch.Tensor:
             index = index.tolist()
@@ -141,10 +142,10 @@ class _GatheringFetcher(_MapDatasetFetcher):
 
 
 class _GatherInWorker:
-    """A worker_init_fn: the user's own, then the worker's copy of the dataset learns to gather.
+    """A worker_init_fn: call the user's, then teach the worker's copy of the dataset to gather.
 
     The fetch in a worker asks the dataset for a whole batch if it has ``__getitems__``. Here it
-    gets one on the instance, in the worker alone: its class stays what the user's code expects.
+    gets one on the instance, in the worker only: its class stays what the user's code expects.
     """
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
@@ -178,7 +179,7 @@ class _BatchGetter:
 
 
 class _Collated:
-    """A batch that needs no collation any more."""
+    """A batch that needs no further collation."""
 
     __slots__ = ("batch",)
 

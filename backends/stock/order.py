@@ -1,11 +1,11 @@
-"""The order of an epoch as index tensors: torch's samplers without their Python lists.
+"""Yield the order of an epoch as index tensors: torch's samplers without their Python lists.
 
     BatchSampler(RandomSampler(...), 256) ──> tensor of 256 indices, tensor of 256 indices, ...
 
-Each function below makes the same calls on the same generators, at the same moments, as the
-sampler in torch/utils/data/sampler.py (or distributed.py) that it stands for, and only leaves out
-``.tolist()``. "At the same moments" means: nothing before the first batch is asked for, and never
-a draw ahead of the batch that needs it, so that generator states agree after every batch.
+Each function below makes the same calls on the same generators, at the same moments, as its
+counterpart in torch/utils/data/sampler.py (or distributed.py), and only leaves out ``.tolist()``.
+"At the same moments" means: nothing is drawn before the first batch is requested, and never ahead
+of the batch that needs it, so that generator states agree after every batch.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Index: TypeAlias = "torch.Tensor | list[Any]"
 """The indices of one batch: an int64 tensor with one dimension, or a list of any keys."""
 
 _Chunks: TypeAlias = "Generator[torch.Tensor, int | None, None]"
-"""Indices in the order of the epoch, in pieces drawn one by one; ``send(n)``: n are needed now."""
+"""Indices in the order of the epoch, in chunks drawn one by one; ``send(n)``: n are needed now."""
 
 _SEQUENTIAL_PIECE = 65_536
 _REPLACEMENT_BLOCK = 32  # RandomSampler draws with replacement 32 indices at a time
 _HIDDEN_BLOCKS = 1024
-_ASKED_WEIGHT = 32  # a list becomes a tensor when 1/32 of its length was asked for
+_ASKED_WEIGHT = 32  # a list becomes a tensor once 1/32 of its length was requested
 _INTEGERS = {int, np.int64, np.int32}
 
 
 def is_known(batch_sampler: Any) -> bool:
-    """Whether `index_batches` serves this batch sampler: exactly torch's, over one of torch's."""
+    """Whether `index_batches` supports this batch sampler: exactly torch's, over one of torch's."""
     return type(batch_sampler) is BatchSampler and type(batch_sampler.sampler) in _CHUNKS
 
 
 def index_batches(batch_sampler: Any) -> Iterator[Index]:
-    """The batches of one epoch of ``batch_sampler``, which `is_known`, as indices.
+    """Yield the batches of one epoch of ``batch_sampler``, which `is_known`, as indices.
 
-    Each is an int64 tensor on the CPU; a list, exactly torch's own, where the sampler looks its
-    indices up in a list with other things than ints, or is in a state in which it raises.
+    Each is an int64 tensor on the CPU; or a list, exactly torch's own, if the sampler looks its
+    indices up in a list that holds other things than ints, or is in a state in which it raises.
     """
     sampler = batch_sampler.sampler
     make = _CHUNKS.get(type(sampler))
@@ -80,11 +80,11 @@ def index_batches(batch_sampler: Any) -> Iterator[Index]:
 
 
 class Table:
-    """``[table[i] for i in positions]`` for batches of positions, quickly, for one epoch.
+    """Look up ``[table[i] for i in positions]`` for batches of positions, quickly, for one epoch.
 
-    A list of ints becomes a tensor once a good part of it was asked for (before that, looking up
-    single values costs less) and again when it is replaced or its length changes. Values changed
-    in place after that show in the next epoch. The tensor is kept for as long as ``owner`` lives,
+    A list of ints becomes a tensor once a good part of it was requested (before that, looking up
+    single values costs less) and again when it is replaced or its length changes. Values changed in
+    place after that take effect in the next epoch. The tensor is kept as long as ``owner`` lives,
     and used again while the list equals what it was made of.
     """
 
@@ -100,7 +100,7 @@ class Table:
         self._tensor: torch.Tensor | None = None
 
     def lookup(self, table: Any, positions: Index) -> Index:
-        """The values at ``positions``: as a tensor where ``table`` holds integers, else a list.
+        """Return the values at ``positions``: a tensor if ``table`` holds integers, else a list.
 
         Raises:
             IndexError, TypeError, ...: as ``table`` does for a position that it does not have.
@@ -137,10 +137,10 @@ class Table:
 
 
 def as_index(values: Any) -> torch.Tensor | None:
-    """``values`` as an int64 tensor with one dimension, in host memory; None if they are not ints.
+    """Return ``values`` as an int64 tensor with one dimension in host memory; None if not ints.
 
-    A tensor or array of int64 is taken as it is, memory shared; a list or tuple must hold ints
-    (bool is another thing: it adds a dimension).
+    A tensor or array of int64 is used as it is, sharing its memory. A list or tuple must hold ints
+    (bool would add a dimension).
     """
     kind = type(values)
     if kind is torch.Tensor:
@@ -156,7 +156,7 @@ def as_index(values: Any) -> torch.Tensor | None:
 
 
 class _Cursor:
-    """Takes as many indices as asked for, and draws no chunk before one of its indices is due."""
+    """Take as many indices as requested, and draw no chunk before one of its indices is due."""
 
     __slots__ = ("_chunk", "_chunks", "_started", "position")
 
@@ -171,7 +171,7 @@ class _Cursor:
         return 0 < count <= len(self._chunk) - self.position
 
     def ready(self, size: int) -> Sequence[torch.Tensor]:
-        """The next batches of ``size`` that are drawn already, 64 at most; takes none of them."""
+        """Return the next batches of ``size`` that are drawn already, at most 64; take none."""
         count = min(64, (len(self._chunk) - self.position) // size) if size > 0 else 0
         if count == 0:
             return ()
@@ -180,7 +180,7 @@ class _Cursor:
         return batches
 
     def take(self, count: int) -> torch.Tensor:
-        """The next ``count`` indices; fewer at the end of the epoch, then none."""
+        """Take the next ``count`` indices; fewer at the end of the epoch, then none."""
         parts = []
         while count > 0:
             available = len(self._chunk) - self.position
@@ -217,9 +217,9 @@ def _random(sampler: RandomSampler) -> _Chunks:
     else:
         generator = sampler.generator
     if sampler.replacement:
-        # torch draws blocks of 32 one by one; the generator's stream is serial, so that one
-        # call for several blocks draws the same numbers: as many as this batch needs from the
-        # user's own generator, whose state can be seen, and many from one that nobody holds.
+        # Torch draws blocks of 32 one by one. The generator's stream is serial, so one call for
+        # several blocks draws the same numbers. From the user's own generator, whose state can be
+        # seen, draw only as many as this batch needs; from one that nobody holds, many.
         blocks = sampler.num_samples // _REPLACEMENT_BLOCK
         least = _HIDDEN_BLOCKS if sampler.generator is None else 1
         needed = (yield _NOTHING) or 1
@@ -232,8 +232,8 @@ def _random(sampler: RandomSampler) -> _Chunks:
     for _ in range(sampler.num_samples // length):
         yield torch.randperm(length, generator=generator)
     rest = sampler.num_samples % length
-    # torch permutes once more even where it needs nothing of it. Nobody can tell with a
-    # generator that no one else holds; with the user's own, its state must move on.
+    # Torch permutes once more even if it needs nothing of the result. Nobody can tell with a
+    # generator that no one else holds, but the state of the user's own must advance.
     if rest or sampler.generator is not None:
         yield torch.randperm(length, generator=generator)[:rest]
 
@@ -243,7 +243,7 @@ def _integers(high: int, count: int, generator: torch.Generator) -> torch.Tensor
 
 
 def _subset_random(sampler: SubsetRandomSampler) -> _Chunks:
-    """Positions in ``sampler.indices``: torch looks each up only when it is due."""
+    """Yield positions in ``sampler.indices``: torch looks each up only when it is due."""
     yield torch.randperm(len(sampler.indices), generator=sampler.generator)
 
 
@@ -264,7 +264,7 @@ def _distributed(sampler: DistributedSampler[Any]) -> _Chunks | None:
     total = sampler.total_size
     fits = total <= length if sampler.drop_last else total >= length > 0
     if not fits or len(range(sampler.rank, total, sampler.num_replicas)) != sampler.num_samples:
-        return None  # the dataset changed its length: torch's own code says what is wrong
+        return None  # the dataset changed its length: torch's own code raises
     return _share(sampler, length)
 
 
@@ -275,7 +275,7 @@ def _share(sampler: DistributedSampler[Any], length: int) -> _Chunks:
         order = torch.randperm(length, generator=generator)
     else:
         order = torch.arange(length, device="cpu")
-    if sampler.total_size > length:  # padded with the order's own start, again and again
+    if sampler.total_size > length:  # padded with repetitions of the order's own start
         order = order.repeat(math.ceil(sampler.total_size / length))
     yield order[sampler.rank : sampler.total_size : sampler.num_replicas]
 

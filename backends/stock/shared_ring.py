@@ -1,15 +1,15 @@
-"""Shared memory that a worker uses again and again, in place of a new segment for each batch.
+"""Recycle shared memory in a worker, instead of a new segment for each batch.
 
     worker      collate into a free slot's segment ──> result queue: slot, shape, dtype
                                                        (and the segment, when it is new)
     consumer    a tensor over that segment, kept mapped; once nothing refers to the tensor,
-                the slot's byte in ``flags`` says so to the worker
+                the slot's byte in ``flags`` tells the worker
 
-A new segment costs page faults in the worker, and again in the consumer who maps it. The tensors
-are as safe to keep as torch's: a slot comes back only when the last reference to its tensor is
-gone. What else could still look at the memory then: a process that was forked meanwhile (its
-slots are retired, see `_retire`), and nobody to whom the tensor was sent, since it counts as
-ordinary memory (``is_shared()`` is False), which is copied when it is sent.
+A new segment costs page faults in the worker, and again in the consumer that maps it. The tensors
+are as safe to keep as torch's: a slot is free again only when the last reference to its tensor is
+gone. No other process can still see the memory then: the slots of a process that was forked
+meanwhile are retired (see `_retire`), and a tensor that is sent elsewhere is copied, because it
+counts as ordinary memory (``is_shared()`` is False).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from dataloaders.machine.resources import shm_room
 __all__ = ["RingFull", "SharedRing"]
 
 SLOTS = 64
-"""Segments a worker may have; memory ends earlier, see ``_Worker.empty``."""
+"""The most segments of a worker; memory is usually the tighter limit, see ``_Worker.empty``."""
 
 _FREE, _IN_USE, _RETIRED = range(3)
 
 
 class RingFull(Exception):
-    """No slot and no room for a new one: this tensor goes in a segment of its own."""
+    """There is no slot and no room for a new one: this tensor goes into a segment of its own."""
 
 
 class SharedRing:
@@ -45,8 +45,8 @@ class SharedRing:
     Lives in the consumer's process and is pickled or inherited into each worker.
 
     Args:
-        num_workers: their number.
-        prefetch_factor: batches that one worker may have finished or under way.
+        num_workers: the number of workers.
+        prefetch_factor: the batches that one worker may have finished or in progress.
     """
 
     in_worker = True
@@ -54,7 +54,7 @@ class SharedRing:
     def __init__(self, num_workers: int, prefetch_factor: int) -> None:
         self._number = next(_NUMBERS)
         self._flags = torch.zeros(num_workers, SLOTS, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        # Two more: the one that the consumer holds, and the one that it is just being given.
+        # Two more: the one that the consumer holds, and the one that it is being given.
         self._batches = prefetch_factor + 2
         self._worker: _Worker | None = None
         self._start()
@@ -64,7 +64,7 @@ class SharedRing:
         self._bytes: np.ndarray[Any, Any] = self._flags.numpy()
         self._itself = weakref.ref(self)
         self._segments: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
-        self._lent: dict[int, _Lending] = {}
+        self._lent: dict[int, _Loan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("_number", "_flags", "_batches")
@@ -81,19 +81,19 @@ class SharedRing:
         return nbytes >= SMALLEST
 
     def begin_batch(self) -> None:
-        """What `empty` gives from here on belongs to one batch."""
+        """Begin a batch: `empty` makes the tensors of this batch from here on."""
         if self._worker is not None:
             self._worker.batch_bytes = 0
             self._worker.batch_slots.clear()
 
     def undo_batch(self) -> None:
-        """Take back all that `empty` gave since `begin_batch`: the batch will not be sent."""
+        """Take back all tensors from `empty` since `begin_batch`: the batch will not be sent."""
         if self._worker is not None:
             for slot in self._worker.batch_slots:
                 self._worker.give_up(slot)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A dense tensor in a free slot, its contents undefined; to be sent once, or undone.
+        """Return a dense tensor in a free slot, contents undefined; to be sent once, or undone.
 
         Raises:
             RingFull: there is no free slot, or too little shared memory for a new one.
@@ -128,20 +128,20 @@ class SharedRing:
         if segment is not None:
             self._segments[place] = segment.numpy()
         array = self._segments[place][: _nbytes(shape, dtype)]
-        lending = _Lending(array, _on_death)
-        lending.ring, lending.place = self._itself, place
-        self._lent[id(lending)] = lending
+        loan = _Loan(array, _on_death)
+        loan.ring, loan.place = self._itself, place
+        self._lent[id(loan)] = loan
         return tensor_over(array, shape, dtype)
 
     def _retire(self) -> None:
-        """Before a fork: the child will share the memory of every tensor that is alive now."""
-        for key, lending in list(self._lent.items()):
-            if self._lent.pop(key, None) is not None and lending() is not None:
-                self._segments.pop(lending.place, None)
-                self._bytes[lending.place] = _RETIRED
+        """Retire slots before a fork: the child will share the memory of every tensor alive now."""
+        for key, loan in list(self._lent.items()):
+            if self._lent.pop(key, None) is not None and loan() is not None:
+                self._segments.pop(loan.place, None)
+                self._bytes[loan.place] = _RETIRED
 
     def _forked(self) -> None:
-        """In a forked child: nothing that happens here is any business of the workers'."""
+        """In a forked child: detach from the workers, which are the parent's."""
         self._lent.clear()
         self._segments.clear()
 
@@ -162,7 +162,9 @@ class _Worker:
         self._segments: list[torch.Tensor | None] = [None] * SLOTS
         self._held_bytes = 0
         self._largest_batch = 0
-        self._dropped: list[int] = []  # segments that the consumer may unmap; told with the next
+        self._dropped: list[
+            int
+        ] = []  # segments that the consumer may unmap; sent with the next tensor
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = _nbytes(shape, dtype)
@@ -184,7 +186,7 @@ class _Worker:
         return tensor
 
     def give_up(self, slot: int) -> None:
-        # With its segment, which the consumer may never have got.
+        # With its segment, which the consumer may never have received.
         self._drop(slot)
         self._flags[slot] = _FREE
 
@@ -209,7 +211,7 @@ class _Worker:
                 break
         if not free or not self._fits(nbytes):
             raise RingFull
-        # Every worker may be about to ask; where it would get tight, torch's way takes less.
+        # Every worker may be about to allocate. Where room is short, torch's own way takes less.
         room = shm_room()
         if room is not None and room < 2 * nbytes * self._workers:
             raise RingFull
@@ -259,7 +261,7 @@ def _arrive(
     return ring._receive(place, segment, shape, dtype, dropped)
 
 
-class _Lending(weakref.ref["np.ndarray[Any, Any]"]):
+class _Loan(weakref.ref["np.ndarray[Any, Any]"]):
     """A weak reference to the array that a delivered tensor's storage holds."""
 
     __slots__ = ("place", "ring")
@@ -268,10 +270,10 @@ class _Lending(weakref.ref["np.ndarray[Any, Any]"]):
     place: tuple[int, int]
 
 
-def _on_death(lending: _Lending) -> None:
-    ring = lending.ring()
-    if ring is not None and ring._lent.pop(id(lending), None) is not None:
-        ring._bytes[lending.place] = _FREE
+def _on_death(loan: _Loan) -> None:
+    ring = loan.ring()
+    if ring is not None and ring._lent.pop(id(loan), None) is not None:
+        ring._bytes[loan.place] = _FREE
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

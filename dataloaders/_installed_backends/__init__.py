@@ -1,7 +1,7 @@
-"""Our ``backends`` under a second name, for scripts whose own folder has a ``backends`` package.
+"""Import ``backends`` under a second name, for scripts whose folder has a ``backends`` package.
 
-An ordinary package whose search path is the installed folder, so that pickles made from its
-classes load in spawned workers like any others. Used only where the plain name is taken.
+This is an ordinary package whose search path is the installed folder, so pickles of its classes
+load in spawned workers like any others. It is used only where the plain name is taken.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""What a batch is, and how one is made: any nesting of tensors.
+"""Work with batches: any nesting of tensors.
 
-tree.py       the leaves of a batch: mapped over, counted, copied to a device
-collation.py  whether torch's default collation is still torch's
+tree.py       walk a batch: map, count, copy to a device
+collation.py  whether torch's default collation is unmodified
 whole.py      a collate_fn that makes a batch at once, from row numbers
-memory.py     host memory for batches, used again when nobody holds it
+memory.py     host memory for batches, recycled when nothing refers to it
 synthetic.py  batches that look like real ones
 """

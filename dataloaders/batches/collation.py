@@ -1,4 +1,4 @@
-"""torch's default collation: whether it still is what torch made it."""
+"""Find out whether torch's default collation is unmodified."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _COLLATED = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, Mappi
 
 
 def collates_as_torch() -> bool:
-    """Whether ``default_collate`` still does what torch made it do, with all that torch collates.
+    """Whether ``default_collate`` still treats everything that torch collates as torch does.
 
-    Its table can be changed. What is added for quite another kind of class changes nothing: DALI's
-    plugin for torch adds one of its own when it is imported.
+    Its table of functions is public and may be changed. An entry for an unrelated class does not
+    count: DALI's plugin for torch adds one for a class of its own when it is imported.
     """
     table = torch_collate.default_collate_fn_map
     if table == _TORCHS:
@@ -42,7 +42,8 @@ def _is_another_kind(kind: Any) -> bool:
     """Whether nothing that torch collates is an instance of this key of the table."""
     if isinstance(kind, tuple):
         return all(_is_another_kind(each) for each in kind)
-    if not isinstance(kind, type) or isinstance(kind, ABCMeta):  # an ABC says itself what it is
+    # An ABC decides itself what its instances are.
+    if not isinstance(kind, type) or isinstance(kind, ABCMeta):
         return False
     if any(issubclass(known, kind) for known in _COLLATED):
         return False

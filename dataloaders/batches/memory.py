@@ -1,15 +1,15 @@
-"""Host memory for batches: as safe to keep as a fresh tensor, nearly as cheap as a reused one.
+"""Recycle host memory for batches: as safe to keep as a fresh tensor, nearly as cheap as reuse.
 
-    HostPool.empty(shape, dtype) ──> tensor ──> its storage ──> one lending ──> a buffer
+    HostPool.empty(shape, dtype) ──> tensor ──> its storage ──> one loan ──> a buffer
                                      views, slices, .numpy(), saved for backward ... all keep
-                                     the storage, and with it the lending, alive
-    the storage dies ──> the lending's weak reference fires ──> the buffer is free again
+                                     the storage alive, and with it the loan
+    the storage dies ──> the loan's weak reference fires ──> the buffer is free again
 
-A fresh batch of many megabytes comes from the system page by page, each page zeroed and mapped
-when it is first written. A buffer that was used before has its pages already.
+The system provides a fresh batch of many megabytes page by page: each page is zeroed and mapped
+when it is first written. A buffer that was used before already has its pages.
 
-How much the pool holds is bound by what the tensors alone would have held: all its buffers, lent
-and free, take no more than the tensors needed together at the worst recent moment.
+The pool is bounded by what the tensors alone would have needed: all its buffers, lent and free,
+take no more than the tensors took together at their recent peak.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ from dataloaders.machine.resources import total_memory
 __all__ = ["SMALLEST", "HostMemory", "HostPool", "PinnedMemory", "tensor_over"]
 
 SMALLEST = 2 << 20
-"""Bytes of a tensor from which on a buffer is worth its about 15 microseconds of Python.
+"""The size in bytes from which a buffer is worth about 15 microseconds of Python.
 
-Below, glibc's malloc hands out memory that the process already has. From here to 32 MiB it may or
-may not, by the state of its heap; above, never (mallopt(3), M_MMAP_THRESHOLD)."""
+Below it, glibc's malloc hands out memory that the process already has. From here to 32 MiB it may
+or may not, depending on the state of its heap; above, it never does (mallopt(3), M_MMAP_THRESHOLD).
+"""
 
-_WINDOW = 64  # hand-outs over which "recent" reaches back, at least; at most twice as many
+_WINDOW = 64  # "recent" means at least this many tensors back, and at most twice as many
 _PAGE = mmap.PAGESIZE
 
 
 class HostMemory(Protocol):
-    """Where the memory of a batch comes from."""
+    """A source of memory for batches."""
 
     @property
     def in_worker(self) -> bool:
-        """Whether it is memory for a DataLoader's workers, or for every other process."""
+        """Whether this memory is for a DataLoader's workers, or for every other process."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A dense CPU tensor of ``shape`` and ``dtype``, its contents undefined."""
+        """Return a dense CPU tensor of ``shape`` and ``dtype`` with undefined contents."""
 
     def pays_for(self, nbytes: int) -> bool:
         """Whether a tensor of ``nbytes`` should come from here, not from ``torch.empty``."""
 
     def undo(self, tensor: torch.Tensor) -> None:
-        """Told of a tensor from `empty` that did not become part of a batch."""
+        """Take back a tensor from `empty` that did not become part of a batch."""
 
 
 class PinnedMemory:
-    """Page-locked tensors, from torch's own pool of them.
+    """Page-locked tensors from torch's own caching allocator.
 
-    torch takes a pinned block back only when every copy that was queued from it has run, so a
-    batch may be dropped right after ``batch.to("cuda", non_blocking=True)``.
+    Torch reuses a pinned block only after every copy that was queued from it has run, so a batch
+    may be dropped right after ``batch.to("cuda", non_blocking=True)``.
     """
 
     in_worker = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A dense, pinned CPU tensor, its contents undefined.
+        """Return a dense, pinned CPU tensor with undefined contents.
 
         Raises:
             RuntimeError: there is no device to pin memory for.
@@ -81,17 +82,17 @@ class PinnedMemory:
         return nbytes >= _PAGE
 
     def undo(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: its memory comes back when it dies."""
+        """Do nothing: the memory comes back when the tensor dies."""
 
 
 class HostPool:
-    """Pageable CPU tensors whose memory serves again once nothing refers to it.
+    """Pageable CPU tensors whose memory is used again once nothing refers to it.
 
     Safe to use from any thread, in weak-reference callbacks and after a fork: no call ever waits
-    for another one. A tensor may be kept for ever, also when the pool is gone.
+    for another one. A tensor may be kept for ever, even after the pool is gone.
 
     Args:
-        most_free: bytes that may lie unused at any time; by default the smaller of 2 GiB and a
+        most_free: the bytes that may be unused at any time; by default the smaller of 2 GiB and a
             sixteenth of the machine's memory.
         smallest: tensors of fewer bytes come from ``torch.empty``.
     """
@@ -102,25 +103,26 @@ class HostPool:
         self._most_free = _default_most_free() if most_free is None else most_free
         self._smallest = max(1, smallest)
         self._itself = weakref.ref(self)
-        # Held for moments and never waited for: a weak-reference callback runs wherever memory
-        # is freed, also in the very thread that holds the lock.
+        # Held for moments and never waited for: a weak-reference callback runs wherever memory is
+        # freed, even on the very thread that holds the lock.
         self._lock = threading.Lock()
-        self._returned: deque[_Lending] = deque()  # dead lendings that nobody has settled yet
-        self._lent: dict[int, _Lending] = {}  # a weak reference fires only while it lives itself
-        self._free: list[_Buffer] = []  # by size; among equals the one used last comes last
+        self._returned: deque[_Loan] = deque()  # dead loans that nobody has settled yet
+        self._lent: dict[int, _Loan] = {}  # a weak reference fires only while it is alive itself
+        self._free: list[_Buffer] = []  # by size; among equals the most recently used comes last
         self._free_bytes = 0
         self._needed_bytes = 0  # what the living tensors asked for
         self._slack_bytes = 0  # what their buffers have beyond that
-        self._recent_peak = self._earlier_peak = 0  # of the needed bytes, in this window and before
+        # Needed bytes, in this window and in the one before.
+        self._recent_peak = self._earlier_peak = 0
         self._handed_out = 0
         _POOLS.add(self)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A dense CPU tensor of ``shape`` and ``dtype``, its contents undefined.
+        """Return a dense CPU tensor of ``shape`` and ``dtype`` with undefined contents.
 
-        The same as ``torch.empty(shape, dtype=dtype, device="cpu")``, except that its storage
-        cannot grow (``resize_`` to more elements raises). The memory is used again when the last
-        reference to the storage is gone, views and arrays that share it included.
+        It equals ``torch.empty(shape, dtype=dtype, device="cpu")``, except that its storage cannot
+        grow (``resize_`` to more elements raises). The memory is used again when the last reference
+        to the storage is gone, including views and arrays that share it.
 
         Raises:
             RuntimeError: a size is negative, or there is not enough memory.
@@ -133,23 +135,23 @@ class HostPool:
         return tensor_over(array, shape, dtype)
 
     def empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor of ``leaf``'s shape, as ``torch.empty_like`` makes it, its contents undefined.
+        """Return a tensor like ``leaf`` with undefined contents, as ``torch.empty_like`` does.
 
-        Out of the pool where ``leaf`` is contiguous and on the CPU; else fresh.
+        It comes from the pool if ``leaf`` is contiguous and on the CPU, else it is fresh.
         """
         if leaf.is_cpu and leaf.is_contiguous():
             return self.empty(leaf.shape, dtype or leaf.dtype)
         return torch.empty_like(leaf, dtype=dtype)
 
     def pays_for(self, nbytes: int) -> bool:
-        """Whether a tensor of ``nbytes`` would come out of a buffer of this pool."""
+        """Whether a tensor of ``nbytes`` would come from a buffer of this pool."""
         return nbytes >= self._smallest
 
     def undo(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: its memory comes back when it dies."""
+        """Do nothing: the memory comes back when the tensor dies."""
 
     def trim(self) -> None:
-        """Give all free buffers back to the system. Those in use come back to the pool as ever."""
+        """Return all free buffers to the system. Those in use come back to the pool as usual."""
         self._settle(most_free=0)
 
     @property
@@ -163,7 +165,7 @@ class HostPool:
         return self._needed_bytes + self._slack_bytes
 
     def _lend(self, nbytes: int) -> np.ndarray[Any, Any] | None:
-        """The memory of a tensor of ``nbytes``; None if somebody else is in here right now."""
+        """Return the memory for a tensor of ``nbytes``; None if another call holds the lock."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -176,10 +178,10 @@ class HostPool:
                     self._shrink(most_free=0)
                     return None  # torch tries once more, and raises its own error
             array = np.frombuffer(buffer.memory, np.uint8, nbytes)
-            lending = _Lending(array, _on_death)
+            loan = _Loan(array, _on_death)
             needed = _whole_pages(nbytes)
-            lending.pool, lending.buffer, lending.nbytes = self._itself, buffer, needed
-            self._lent[id(lending)] = lending
+            loan.pool, loan.buffer, loan.nbytes = self._itself, buffer, needed
+            self._lent[id(loan)] = loan
             self._needed_bytes += needed
             self._slack_bytes += buffer.nbytes - needed
             self._note_peak()
@@ -191,14 +193,14 @@ class HostPool:
         return array
 
     def _best_fit(self, nbytes: int) -> _Buffer | None:
-        """The smallest free buffer that holds ``nbytes``, taken off the list of free ones."""
+        """Remove and return the smallest free buffer that holds ``nbytes``."""
         free = self._free
         first = bisect_left(free, nbytes, key=_size)
         if first == len(free):
             return None
         size = free[first].nbytes
-        # A small tensor may sit in a large buffer (the last, short batch of an epoch), but
-        # somebody who keeps many small ones must not keep a large buffer for each.
+        # A small tensor may use a large buffer (the last, short batch of an epoch), but a caller
+        # that keeps many small tensors must not keep a large buffer for each.
         slack = size - _whole_pages(nbytes)
         if slack and self._slack_bytes + slack > self._peak() // 2:
             return None
@@ -207,7 +209,7 @@ class HostPool:
         return buffer
 
     def _settle(self, most_free: int | None = None) -> None:
-        """Take back what has died. Whoever holds the lock does so when letting go of it."""
+        """Take back what has died. Whoever holds the lock does so before releasing it."""
         while (self._returned or most_free is not None) and self._lock.acquire(blocking=False):
             try:
                 self._take_back()
@@ -218,11 +220,11 @@ class HostPool:
 
     def _take_back(self) -> None:
         while self._returned:
-            lending = self._returned.popleft()
-            del self._lent[id(lending)]
-            buffer = lending.buffer
-            self._needed_bytes -= lending.nbytes
-            self._slack_bytes -= buffer.nbytes - lending.nbytes
+            loan = self._returned.popleft()
+            del self._lent[id(loan)]
+            buffer = loan.buffer
+            self._needed_bytes -= loan.nbytes
+            self._slack_bytes -= buffer.nbytes - loan.nbytes
             buffer.freed_at = self._handed_out
             insort_right(self._free, buffer, key=_size)
             self._free_bytes += buffer.nbytes
@@ -237,14 +239,14 @@ class HostPool:
         return max(self._earlier_peak, self._recent_peak)
 
     def _shrink(self, most_free: int) -> None:
-        """Release free buffers, those first that were used longest ago, down to the bounds."""
+        """Release free buffers down to the bounds, the least recently used first."""
         most_free = min(most_free, self._peak() - self.lent_bytes)
         while self._free and self._free_bytes > most_free:
             oldest = min(range(len(self._free)), key=lambda place: self._free[place].freed_at)
             self._free_bytes -= self._free.pop(oldest).nbytes
 
     def _forked(self) -> None:
-        """In a forked child: its own lock, and none of the parent's free buffers."""
+        """In a forked child: take a new lock, and drop the parent's free buffers."""
         self._lock = threading.Lock()
         self._free.clear()
         self._free_bytes = 0
@@ -253,10 +255,9 @@ class HostPool:
 def tensor_over(
     array: np.ndarray[Any, Any], shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A dense CPU tensor in the memory of ``array`` (uint8, just long enough).
+    """Return a dense CPU tensor in the memory of ``array`` (uint8, just long enough).
 
-    Its storage holds ``array``, and nothing else does that comes from the tensor: when ``array``
-    dies, nothing refers to the storage any more.
+    Only its storage holds ``array``: when ``array`` dies, nothing refers to the storage any more.
     """
     storage = torch.from_numpy(array).untyped_storage()
     # Not a view of that tensor: some operations are forbidden on views.
@@ -266,26 +267,26 @@ def tensor_over(
 
 
 class _Buffer:
-    """Memory of the pool's own, in whole pages, private to this process."""
+    """Memory that the pool owns, in whole pages, private to this process."""
 
     __slots__ = ("freed_at", "memory", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = _whole_pages(nbytes)
         self.freed_at = 0
-        if sys.platform == "win32":  # its maps have no flags, and nothing forks
+        if sys.platform == "win32":  # maps have no flags there, and nothing forks
             self.memory = mmap.mmap(-1, self.nbytes)
-        else:  # not mmap's default, which is memory shared with forked children
+        else:  # mmap's default is memory shared with forked children
             self.memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:  # pages of 2 MiB: a buffer's first use costs a third
+            try:  # pages of 2 MiB: first use costs a third
                 self.memory.madvise(mmap.MADV_HUGEPAGE)
             except OSError:
                 pass  # a kernel built without them
 
 
-class _Lending(weakref.ref["np.ndarray[Any, Any]"]):
-    """A weak reference to the array that a tensor's storage holds, and what to do at its end."""
+class _Loan(weakref.ref["np.ndarray[Any, Any]"]):
+    """A weak reference to the array that a tensor's storage holds, and what to do when it dies."""
 
     __slots__ = ("buffer", "nbytes", "pool")
 
@@ -294,10 +295,10 @@ class _Lending(weakref.ref["np.ndarray[Any, Any]"]):
     nbytes: int
 
 
-def _on_death(lending: _Lending) -> None:
-    pool = lending.pool()
+def _on_death(loan: _Loan) -> None:
+    pool = loan.pool()
     if pool is not None:
-        pool._returned.append(lending)
+        pool._returned.append(loan)
         pool._settle()
 
 

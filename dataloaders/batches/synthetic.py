@@ -1,9 +1,9 @@
-"""Batches that look like real ones: leaf by leaf the same shape, dtype, strides and value range.
+"""Make batches that look like real ones: the same shapes, dtypes, strides and value ranges.
 
     real batch ──Recipe.like()──┐
     spec nest  ──Recipe.spec()──┴──> Recipe ──make(device, generator)──> a new batch, each time
 
-Values are random within the range; nothing ties one leaf's values to another's.
+Values are random within the range. The values of different leaves are unrelated.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a synthetic batch, described.
+    """A description of one tensor of a synthetic batch.
 
     Attributes:
-        shape: its sizes, the batch dimension included.
+        shape: its sizes, including the batch dimension.
         dtype: bool, a float (also float8), an integer or a complex dtype.
-        low: its least value. Complex: those of both parts.
-        high: its greatest value (integers included it; floats may fall just short of it).
-            Bool: the share of True, from 0 to 1.
+        low: the least value; for complex numbers, of both parts.
+        high: the greatest value. Integers include it; floats may stay just below it. For bool, the
+            share of True, from 0 to 1.
         stride: its strides in elements, such as those of channels_last; None for contiguous.
 
     Raises:
-        OptionError: the shape is not made of sizes, the bounds are not finite or not in order,
-            or they do not fit in the dtype.
+        OptionError: the shape is not made of sizes, the bounds are not finite or not in order, or
+            they do not fit in the dtype.
     """
 
     shape: tuple[int, ...]
@@ -85,17 +85,18 @@ class TensorSpec:
 
     @classmethod
     def of(cls, leaf: torch.Tensor) -> TensorSpec | None:
-        """What ``leaf`` is like; None where no tensor like it can be made from numbers alone.
+        """Describe ``leaf``; None if no tensor like it can be made from numbers alone.
 
-        That is a sparse, nested or quantized tensor, a subclass, one that requires grad, or one
-        without any finite value. Values that are not finite are left out of the range.
+        That is the case for a sparse, nested or quantized tensor, a subclass, a tensor that
+        requires grad, and one without finite values. Values that are not finite are left out of the
+        range.
         """
         if type(leaf) is not torch.Tensor or leaf.dtype not in _DTYPES:
             return None
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.requires_grad:
             return None
         shape = tuple(leaf.shape)
-        # Strides that a new tensor can have: not those of expanded or overlapping views.
+        # Only strides that a new tensor can have: not those of expanded or overlapping views.
         kept = torch.empty_like(leaf, device="meta").stride() == leaf.stride()
         stride = leaf.stride() if kept and not leaf.is_contiguous() else None
         if leaf.numel() == 0 or leaf.device.type == "meta":
@@ -104,7 +105,7 @@ class TensorSpec:
         return None if bounds is None else cls(shape, leaf.dtype, *bounds, stride)
 
     def make(self, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
-        """A new tensor on ``device``, values drawn uniformly from ``generator``.
+        """Return a new tensor on ``device`` with values drawn uniformly from ``generator``.
 
         Without a generator (the meta device has none) the values are not set.
         """
@@ -132,10 +133,10 @@ class TensorSpec:
         shift = 2**63 if high >= 2**63 else 0  # uint64 beyond int64: drawn 2**63 lower
         if low == high:
             drawn = torch.full(self.shape, low - shift, dtype=torch.int64, device=device)
-        else:  # randint's end is exclusive and must itself fit in int64
+        else:  # randint's end is exclusive and must fit in int64
             end = min(high - shift + 1, 2**63 - 1)
             drawn = torch.randint(low - shift, end, self.shape, device=device, generator=generator)
-        # Adding 2**63 modulo 2**64 is flipping the top bit.
+        # Adding 2**63 modulo 2**64 flips the top bit.
         return (drawn ^ -(2**63)).view(torch.uint64) if shift else drawn
 
     def _floats(
@@ -144,15 +145,15 @@ class TensorSpec:
         wide = self.dtype in (torch.float64, torch.complex128)
         dtype = torch.float64 if wide else torch.float32
         share = torch.rand(self.shape, dtype=dtype, device=device, generator=generator)
-        # Not low + share * (high - low): that difference may overflow.
+        # Not low + share * (high - low), where the difference may overflow.
         return (low * (1 - share)).add_(share, alpha=high).clamp_(low, high)
 
 
 class Recipe:
-    """One batch, kept as containers and the description of each tensor in them.
+    """One batch, kept as its containers and a description of each tensor.
 
-    Tensors that have no description (see `TensorSpec.of`), and everything that is not a tensor,
-    are kept and reused as they are.
+    Tensors without a description (see `TensorSpec.of`) and everything that is not a tensor are kept
+    and reused as they are.
     """
 
     def __init__(self, template: Batch, specs: list[TensorSpec | None]) -> None:
@@ -161,10 +162,10 @@ class Recipe:
 
     @classmethod
     def like(cls, batch: Batch) -> Recipe:
-        """The recipe of batches like ``batch``.
+        """Return the recipe of batches like ``batch``.
 
-        Tensors inside custom types (those with a ``.to()``, PackedSequence among them) are kept:
-        their values usually have to fit together.
+        Tensors inside custom types (those with a ``.to()``, such as PackedSequence) are kept,
+        because their values usually have to fit together.
         """
         specs: list[TensorSpec | None] = []
 
@@ -178,10 +179,10 @@ class Recipe:
 
     @classmethod
     def spec(cls, nest: Any) -> Recipe:
-        """The recipe of batches with a tensor wherever ``nest`` has a `TensorSpec`.
+        """Return the recipe of batches with a tensor wherever ``nest`` has a `TensorSpec`.
 
-        Real tensors in ``nest`` are kept: the way to give values that must fit together, such
-        as offsets or boxes.
+        Real tensors in ``nest`` are kept. Use them for values that must fit together, such as
+        offsets or boxes.
 
         Raises:
             OptionError: there is no TensorSpec and no tensor in ``nest``.
@@ -206,7 +207,7 @@ class Recipe:
         return cls(template, specs)
 
     def make(self, device: torch.device, generator: torch.Generator | None) -> Batch:
-        """A new batch on ``device``: new containers, new tensors, kept leaves copied there."""
+        """Return a new batch on ``device``: new containers, new tensors, copies of kept leaves."""
         specs = iter(self._specs)
 
         def instantiate(child: Any) -> Any:
@@ -214,10 +215,10 @@ class Recipe:
                 spec = next(specs)
                 if spec is not None:
                     return spec.make(device, generator)
-                # A copy even where it is there already: a step may write into it.
+                # Copied even if it is there already, because a step may write into it.
                 return child.to(device, copy=True)
             if _is_custom(child):
-                # By its own .to(): it knows what must stay, as the lengths in a PackedSequence.
+                # Its own .to() knows what must stay, such as the lengths in a PackedSequence.
                 return to_device(map_tensors(child, torch.clone), device)
             return map_children(child, instantiate)
 
@@ -225,10 +226,10 @@ class Recipe:
 
 
 def shortened(batch: Batch, samples: int, of: int) -> Batch:
-    """The first ``samples`` samples of ``batch``, which has ``of``: views in new containers.
+    """Return the first ``samples`` samples of ``batch``, which has ``of``: views in new containers.
 
-    Cut are tensors whose first size is ``of``, and lists and tuples of that length that hold no
-    tensors or one a sample; custom types pass whole.
+    Cuts tensors whose first size is ``of``, and lists and tuples of that length that hold no
+    tensors or one a sample. Custom types are returned whole.
     """
     if isinstance(batch, torch.Tensor):
         cut = batch.layout is torch.strided and not batch.is_nested and batch.ndim > 0
@@ -251,7 +252,7 @@ def _parts(number: Number) -> tuple[float, float]:
 
 
 def _bounds(leaf: torch.Tensor) -> tuple[Number, Number] | None:
-    """(low, high) of the finite values; for bool (0, share of True); None without any."""
+    """Return (low, high) of the finite values, for bool (0, share of True); None without any."""
     if leaf.dtype.is_complex:
         parts = torch.view_as_real(leaf.resolve_conj().to(torch.complex128))
         real, imag = _bounds(parts[..., 0]), _bounds(parts[..., 1])
@@ -269,5 +270,5 @@ def _bounds(leaf: torch.Tensor) -> tuple[Number, Number] | None:
                 return None
             low, high = torch.aminmax(finite)
         return float(low), float(high)
-    array = leaf.cpu().numpy()  # NumPy has the unsigned types' minimum and maximum too
+    array = leaf.cpu().numpy()  # NumPy supports minimum and maximum of unsigned types too
     return int(array.min()), int(array.max())

@@ -1,10 +1,10 @@
-"""A batch is any nesting of tensors; this file walks it.
+"""Walk a batch, which is any nesting of tensors.
 
     {"image": Tensor, "meta": (Tensor, "name")}      leaves()      Tensor, Tensor
     mappings, sequences, namedtuples, dataclasses    map_tensors() the same nesting, other tensors
     and any object with a .to() of its own           to_device()   the same nesting, on a device
 
-Everything that is not a tensor passes through untouched.
+Everything that is not a tensor is left as it is.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import torch
 __all__ = ["Batch", "describe", "leaves", "map_tensors", "nbytes", "samples_in", "to_device"]
 
 Batch: TypeAlias = Any
-"""What one step of the loader yields: any nesting of tensors, or a custom type."""
+"""What the loader yields at each step: any nesting of tensors, or a custom type."""
 
 
 def leaves(batch: Batch) -> Iterator[torch.Tensor]:
-    """Every tensor in ``batch``, depth first, in the order of its containers.
+    """Yield every tensor in ``batch``, depth first, in the order of its containers.
 
-    Looks into mappings, sequences, dataclasses and, for a custom type with a ``.to()``, its
-    ``__dict__`` (one level), since such a type holds its tensors there.
+    Looks into mappings, sequences and dataclasses, and into the ``__dict__`` (one level) of a
+    custom type with a ``.to()``, because such a type holds its tensors there.
     """
     if isinstance(batch, torch.Tensor):
         yield batch
@@ -59,13 +59,13 @@ def leaves(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Batch:
-    """The same nesting as ``batch`` in new containers, each tensor replaced by ``function`` of it.
+    """Return the nesting of ``batch`` in new containers, with ``function`` applied to each tensor.
 
-    The containers are always new ones (a step that pops a key from its batch changes only its
-    own copy); leaves that are not tensors are the same objects. Containers keep their type and
-    what they carry beside their items; a mapping or sequence that can be neither changed nor
-    made from its items becomes a dict or a list, as torch's ``pin_memory`` does. A custom type
-    with a ``.to()`` is copied shallowly and its attributes mapped.
+    The containers are always new (a step that pops a key from its batch changes only its own copy);
+    leaves that are not tensors are the same objects. Containers keep their type and any attributes
+    beside their items. A mapping or sequence that can neither be changed nor be made from its items
+    becomes a dict or a list, as in torch's ``pin_memory``. A custom type with a ``.to()`` is copied
+    shallowly and its attributes are mapped.
     """
     if isinstance(batch, torch.Tensor):
         return function(batch)
@@ -73,11 +73,11 @@ def map_tensors(batch: Batch, function: Callable[[torch.Tensor], Any]) -> Batch:
 
 
 def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) -> Batch:
-    """``batch`` on ``device``: the same nesting, tensors copied where they are not there yet.
+    """Return ``batch`` on ``device``; tensors are copied unless they are there already.
 
-    A type's own ``.to(device)`` is preferred to looking inside it: only the type knows which of
-    its tensors must stay (the lengths in a PackedSequence). Copies from pinned memory are queued
-    on the current stream and not waited for (``non_blocking``).
+    A type's own ``.to(device)`` comes first, because only the type knows which of its tensors must
+    stay (the lengths in a PackedSequence). With ``non_blocking``, copies from pinned memory are
+    queued on the current stream and not waited for.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)
@@ -91,19 +91,19 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = True) 
 
 
 def nbytes(batch: Batch) -> int:
-    """Bytes that the tensors of ``batch`` hold (views counted at their own size)."""
+    """Return the bytes that the tensors of ``batch`` hold (views counted at their own size)."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(batch))
 
 
 def samples_in(batch: Batch) -> int | None:
-    """The number of samples in ``batch``: the length of its first tensor; None without one."""
+    """Return the number of samples, the length of the first tensor; None without a tensor."""
     for leaf in leaves(batch):
         return int(leaf.shape[0]) if leaf.ndim else None
     return None
 
 
 def describe(batch: Batch) -> str:
-    """``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
+    """Describe ``batch`` in one line: ``[float32 64x3x224x224, int64 64]``."""
     if isinstance(batch, torch.Tensor):
         shape = "x".join(str(size) for size in batch.shape) or "scalar"
         place = "" if batch.device.type == "cpu" else f" {batch.device}"
@@ -114,16 +114,16 @@ def describe(batch: Batch) -> str:
         if len(batch) > 8 and not any(True for _ in leaves(batch)):
             return f"{type(batch).__name__} of {len(batch)} {type(batch[0]).__name__}"
         return "[" + ", ".join(describe(value) for value in batch) + "]"
-    if hasattr(batch, "dtype") and hasattr(batch, "shape"):  # NumPy's arrays and their like
+    if hasattr(batch, "dtype") and hasattr(batch, "shape"):  # NumPy's arrays and similar types
         return f"{type(batch).__name__} {batch.dtype} {'x'.join(str(n) for n in batch.shape)}"
     return type(batch).__name__
 
 
 _FLAT = (str, bytes, bytearray, memoryview, range, array)
-"""Sequences, by their abstract class, that hold no tensors."""
+"""Types that count as sequences and hold no tensors."""
 
 _HELD = (torch.Tensor, Mapping, list, tuple)
-"""What is looked for among the attributes of a custom type."""
+"""Attribute types of a custom type that may hold tensors."""
 
 
 _ATOMS = frozenset((str, bytes, int, float, bool, complex, type(None)))
@@ -131,7 +131,7 @@ _ATOMS = frozenset((str, bytes, int, float, bool, complex, type(None)))
 
 
 def map_children(batch: Batch, function: Callable[[Any], Any]) -> Batch:
-    """``batch`` with each direct child replaced by ``function`` of it, in a new container.
+    """Return ``batch`` in a new container, with ``function`` applied to each direct child.
 
     A list or tuple of nothing but strings and numbers is copied without calling ``function``.
     """
@@ -144,7 +144,7 @@ def map_children(batch: Batch, function: Callable[[Any], Any]) -> Batch:
     if _is_dataclass_instance(batch):
         clone = copy.copy(batch)
         for field in dataclasses.fields(batch):
-            if hasattr(batch, field.name):  # object.__setattr__: frozen dataclasses too
+            if hasattr(batch, field.name):  # object.__setattr__ also works on frozen dataclasses
                 object.__setattr__(clone, field.name, function(getattr(batch, field.name)))
         return clone
     if hasattr(batch, "to") and hasattr(batch, "__dict__"):
@@ -191,10 +191,10 @@ def _map_sequence(batch: Sequence[Any], function: Callable[[Any], Any]) -> Seque
 
 
 def _shallow(container: Any) -> Any:
-    """A copy whose items can be replaced without changing those of ``container``."""
+    """Return a copy whose items can be replaced without changing those of ``container``."""
     clone = copy.copy(container)
     if not isinstance(container, (dict, list)) and not hasattr(type(container), "__copy__"):
-        # copy.copy() gave it the very dict or list in which the other one keeps its items.
+        # copy.copy() shares the dict or list that holds the items.
         for name, value in vars(clone).items():
             if isinstance(value, (MutableMapping, MutableSequence)):
                 object.__setattr__(clone, name, copy.copy(value))

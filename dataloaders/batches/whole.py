@@ -1,10 +1,10 @@
-"""Batches made at once, of indices alone: what a backend puts in place of dataset and collation.
+"""Make batches at once, from indices alone, in place of a dataset and its collation.
 
     sampler ──> indices ──RowNumbers──> the same indices ──WholeBatches──> one batch
 
-torch's fetcher, and `seeding` and stock around it, see a dataset and a collate_fn as ever. But no
-code of the user's runs in them, and no process-wide generator is drawn from: so a thread may run
-them, and nothing has to be seeded around them.
+Torch's fetcher, and `seeding` and stock around it, still see a dataset and a collate_fn. But these
+run no user code and draw from no process-wide generator. So a background thread may run them, and
+nothing has to be seeded around them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class SeededRows(NamedTuple):
     """The indices of a batch under ``seed=``.
 
     Attributes:
-        keys: what the sampler gave.
-        words: for each, what the generators are seeded with around this sample; uint32 [n, 4], as
+        keys: what the sampler yielded.
+        words: for each sample, what seeds the generators around it; uint32 [n, 4], as
             `dataloaders.transforms.draws.Draws` takes them.
-        samples: a function that fetches them one by one, seeded as they are under stock.
-        collation: what the generators are seeded with around a collate_fn of the user's.
+        samples: a function that fetches the samples one by one, seeded as under stock.
+        collation: what seeds the generators around the user's collate_fn.
     """
 
     keys: Sequence[Any]
@@ -39,12 +39,12 @@ class SeededRows(NamedTuple):
 
 
 class SeededSamples(NamedTuple):
-    """The samples of a batch that were fetched under ``seed=``.
+    """The samples of a batch, fetched under ``seed=``.
 
     Attributes:
-        samples: as the dataset gave them.
-        words: for each, what the generators were seeded with around it; uint32 [n, 4].
-        collation: what they are seeded with around a collate_fn of the user's.
+        samples: as the dataset returned them.
+        words: for each sample, what seeded the generators around it; uint32 [n, 4].
+        collation: what seeds the generators around the user's collate_fn.
     """
 
     samples: Any
@@ -53,10 +53,10 @@ class SeededSamples(NamedTuple):
 
 
 class RowNumbers:
-    """A dataset that hands on the indices that it is asked for.
+    """A dataset that returns the indices that it is asked for.
 
     Attributes:
-        dataset: whose samples they are.
+        dataset: the dataset that they index.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -73,11 +73,11 @@ class RowNumbers:
 
 
 class WholeBatches(ABC):
-    """A collate_fn of ours, for what `RowNumbers` hands on or for samples.
+    """A collate_fn for the indices that `RowNumbers` returns, or for samples.
 
-    It draws from no process-wide generator, and runs no code of the user's.
+    It draws from no process-wide generator and runs no user code.
     """
 
     @abstractmethod
     def __call__(self, rows: Any) -> Batch:
-        """The batch of these indices or samples; under ``seed=`` `SeededRows`, `SeededSamples`."""
+        """Return the batch of these indices or samples (`SeededRows`, `SeededSamples`)."""

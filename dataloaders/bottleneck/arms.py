@@ -31,7 +31,7 @@ Take: TypeAlias = "Callable[[], Batch]"
 
 @dataclass(frozen=True)
 class Stall:
-    """Time that the loop loses to one cause.
+    """Names time that the loop loses to one cause.
 
     Attributes:
         name: its key in the report.
@@ -46,7 +46,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Arm:
-    """One input of the step.
+    """Describes one input of the step.
 
     Attributes:
         name: its key in the report.
@@ -152,4 +152,4 @@ ARMS = (
         lambda blocks: blocks.feed.left - 1,
     ),
 )
-"""All arms, in the order of a round: the first one goes on where the warm-up ended."""
+"""All arms, in the order of a round: the first one continues where the warm-up ended."""

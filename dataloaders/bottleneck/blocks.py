@@ -81,7 +81,7 @@ class Blocks:
 
     @property
     def arms(self) -> list[Arm]:
-        """The arms that say something about this loader and step, in the order of a round."""
+        """Return the arms that say something about this loop, in the order of a round."""
         return [arm for arm in ARMS if arm.exists(self)]
 
     def waited_elsewhere(self, name: str, seconds: float) -> None:
@@ -147,7 +147,7 @@ class Blocks:
     def _part(
         self, arm: Arm, plan: Plan, batches: int, began: float
     ) -> Generator[Batch, None, list[Lap] | None]:
-        """The measured laps up to the point where the arm has to begin again.
+        """Yield batches and return measured laps, up to where the arm has to begin again.
 
         Returns None if they are spoilt: an epoch ended within them.
         """
@@ -260,7 +260,7 @@ class Blocks:
         ]
 
     def _epochs(self, left_s: float) -> Block:
-        """Whole epochs, each from its ``iter()`` to its end."""
+        """Yield whole epochs, each timed from its ``iter()`` to its end."""
         feed, now, schedule = self.feed, self._now, self._schedule
         self.rhythm.update()
         plan = schedule.plan("real", self._numbers(left_s))
@@ -335,7 +335,7 @@ class Blocks:
         return True
 
     def _notice_writes(self) -> bool:
-        """Whether the step wrote into resident batches; if so they are restored."""
+        """Return whether the step wrote into resident batches; restore them if so."""
         if not self.pool.written():
             return False
         self.writes = True

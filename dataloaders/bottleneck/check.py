@@ -36,6 +36,7 @@ __all__ = ["Check", "Progress"]
 _LATER_ROUNDS = 5
 _FIRST_STEPS = 4
 """Of the warm-up, that are slower than the others, or whose batches were there already."""
+_MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
 _LONGEST_WARM_UP = 3
@@ -44,7 +45,7 @@ _LONGEST_WARM_UP = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a check is; given to ``progress`` between blocks.
+    """Says how far a check is; given to ``progress`` between blocks.
 
     Attributes:
         seconds: spent measuring so far.
@@ -71,7 +72,7 @@ class Progress:
 
 
 class Check:
-    """Batches that make a training loop measure itself; iterate it in place of the loader.
+    """Yields batches that make a training loop measure itself; iterate it in place of the loader.
 
     ``for batch in check: step(batch)`` ends when enough is known, then `report` has the result.
     The loop may also break and iterate again (validation in between): the check goes on, and
@@ -223,7 +224,7 @@ class Check:
             self._resumed_at = None
 
     def _warm_up(self) -> Iterator[Batch]:
-        """Steps that no figure uses: fill the pool, see where batches end up, end epoch 0.
+        """Yield steps that no figure uses: fill the pool, see where batches end up, end epoch 0.
 
         The device is waited for after each step: what counts here is when steps are steady.
         """
@@ -239,10 +240,13 @@ class Check:
             yield from self._watched(host)
             self._wait_for_devices()
             done = self._time.now()
-            self._cycle = blocks.rhythm.cycle
             warming.stepped(done - given, done - begin)
-            self._warm_laps.append(Lap(done - begin, 1, waited=given - begin))
+            if len(self._warm_laps) < _MOST_FIRST_STEPS:
+                self._warm_laps.append(Lap(done - begin, 1, waited=given - begin))
+            self._cycle = blocks.rhythm.cycle
             self._warm_s += done - begin
+            if not warming.due:
+                continue
             blocks.rhythm.update()
             over = warming.over(blocks.rhythm.cycle, pool.wants_more)
             late = self._warm_s - warming.excess_s > _LONGEST_WARM_UP * self._warm_up_s
@@ -294,7 +298,7 @@ class Check:
         self._schedule.behind = not isinstance(self._blocks.clock, HostClock)
 
     def _devices_in_use(self) -> list[torch.device]:
-        """The devices that the step copied to or computed on, as far as it was seen."""
+        """Return the devices that the step copied to or computed on, as far as it was seen."""
         used = {self._pool.device}
         if self._placement is not None:
             used |= self._placement.used
@@ -330,7 +334,7 @@ class Check:
             return
 
     def _go_round(self) -> Iterator[Batch]:
-        """The blocks of one round that are still missing."""
+        """Yield the blocks of one round that are still missing."""
         blocks = self._blocks
         if not self._round:
             self._round_began_s = self._seconds()
@@ -359,7 +363,7 @@ class Check:
             self._round_s.extend([seconds * longer for seconds in self._round_s])
 
     def _block(self, arm: Arm) -> Generator[Batch, None, Timed | None]:
-        """One block of ``arm``: run now, or the one whose consumer left after its last batch.
+        """Yield one block of ``arm``, or return the one whose consumer left after its last batch.
 
         Returns None if it has to be run again, on this rank or on the one that decides.
         """
@@ -375,7 +379,7 @@ class Check:
         return None if again else ran
 
     def _spread(self, arm: str) -> float:
-        """How much an arm's recent blocks differ: standard deviation / mean."""
+        """Return how much an arm's recent blocks differ: standard deviation / mean."""
         took = [one[arm].per_batch for one in self._rounds[-6:] if one[arm].seconds > 0]
         return statistics.stdev(took) / statistics.fmean(took) if len(took) > 1 else 0.0
 
@@ -409,7 +413,7 @@ class Check:
             )
 
     def _analysis(self) -> Analysis | None:
-        """What the blocks so far carry; computed once after each."""
+        """Return what the blocks so far carry; computed once after each."""
         state = (len(self._rounds), len(self._round))
         if self._known is None or self._known[0] != state:
             self._known = (state, self._analysed())

@@ -94,7 +94,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class _Kept:
-    """One batch: as it was, as the loader delivers it, and where the step wants it."""
+    """Holds one batch: as it was, as the loader delivers it, and where the step wants it."""
 
     master: Batch
     host: Batch
@@ -102,7 +102,10 @@ class _Kept:
 
 
 class Pool:
-    """Several different real batches, copied when they were delivered.
+    """Holds several different real batches, copied when they were delivered.
+
+    Args:
+        most_bytes: of the host's memory, for all copies of them.
 
     Attributes:
         varied: whether the kept batches differ in shape (then each round keeps fresh ones).
@@ -110,7 +113,8 @@ class Pool:
         crowded: whether the device's memory holds fewer of them than wanted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._masters: list[Batch] = []
         self._delivered: list[Batch] = []
         self._kept: list[_Kept] = []
@@ -138,7 +142,7 @@ class Pool:
 
     @property
     def device(self) -> torch.device:
-        """Where resident batches are (the first device that a leaf is copied to, else the CPU)."""
+        """Return the first device that a leaf is copied to, else the CPU."""
         for device in self._devices or ():
             if device is not None:
                 return device
@@ -151,9 +155,9 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many batches of the size of those it holds the host's memory may hold."""
+        """Return how many batches of the size of those it holds the host's memory may hold."""
         largest = max((nbytes(master) for master in self._masters), default=0)
-        return max(2, min(_MOST_VARIED, _MOST_BYTES // (3 * max(1, largest))))
+        return max(2, min(_MOST_VARIED, self._most_bytes // (3 * max(1, largest))))
 
     def place(self, devices: list[torch.device | None]) -> None:
         """Fix where each leaf is resident; None leaves it where the loader delivers it."""
@@ -222,7 +226,7 @@ class Pool:
         return [map_tensors(source[turn], torch.Tensor.detach) for turn in turns]
 
     def written(self) -> bool:
-        """Whether a step wrote into any batch since the last `restore` (by tensor versions)."""
+        """Return whether a step wrote into any batch since the last `restore`, by its version."""
         return any(
             v != leaf._version for v, leaf in zip(self._versions, self._issued(), strict=True)
         )
@@ -276,7 +280,7 @@ def _fits(size: int, device: torch.device) -> bool:
 
 
 def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device | None]:
-    """The placement in which every leaf of ``batch`` that is not there yet lives on ``device``."""
+    """Return the placement in which every leaf of ``batch`` lives on ``device``."""
     moved = to_device(batch, device)
     return [
         target.device if target.device != leaf.device else None

@@ -42,7 +42,7 @@ _ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones be
 
 
 class Numbers(NamedTuple):
-    """What decisions depend on.
+    """Holds what decisions depend on.
 
     Attributes:
         left_s: seconds until the budget ends.
@@ -72,7 +72,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """One block.
+    """Describes one block.
 
     Attributes:
         refill: resident batches stepped on first, so that the device is as far behind the host
@@ -148,7 +148,7 @@ class Rhythm:
 
 
 def _spacing(ends: Sequence[int], count: int) -> int:
-    """The distance between the last ``count`` positions if it is always the same, else 1."""
+    """Return the distance between the last ``count`` positions if it is always the same, else 1."""
     last = ends[-count:]
     steps = {after - before for before, after in itertools.pairwise(last)}
     same = len(last) == count and len(steps) == 1
@@ -156,7 +156,7 @@ def _spacing(ends: Sequence[int], count: int) -> int:
 
 
 def _late(gaps: Sequence[float]) -> list[int]:
-    """Positions of gaps that are far longer than most."""
+    """Return the positions of gaps that are far longer than most."""
     if not gaps:
         return []
     late_s = max(3 * statistics.median(gaps), max(gaps) / 3, 0.001)
@@ -184,22 +184,32 @@ class WarmUp:
         self._spent += loop_s
 
     @property
+    def due(self) -> bool:
+        """Whether to look again whether it is over: for very short steps not each time."""
+        return len(self._steps) <= 64 or len(self._steps) % 16 == 0
+
+    @property
     def excess_s(self) -> float:
-        """Seconds of steps that took far longer than the last ones."""
+        """Return the seconds of first steps that took far longer than the last ones."""
         if len(self._steps) < 3:
             return 0.0
-        usual = statistics.fmean(self._steps[len(self._steps) // 2 :])
-        return sum(step for step in self._steps if step > 10 * usual and step > 0.5)
+        usual = statistics.fmean(self._steps[-min(64, (len(self._steps) + 1) // 2) :])
+        return sum(step for step in self._steps[:64] if step > 10 * usual and step > 0.5)
 
     def over(self, cycle: int = 1, waiting_for_more: bool = False) -> bool:
-        """Whether measuring can begin."""
+        """Return whether measuring can begin.
+
+        Args:
+            cycle: batches of an accumulation cycle: whole cycles have to agree.
+            waiting_for_more: whether more batches are wanted, if there is time.
+        """
         done = len(self._steps)
-        if done < max(3, SETTLE_STEPS):
+        if done < 3:
             return False
-        late = self._spent - self.excess_s > self._most_s
-        whole = [sum(self._steps[at - cycle : at]) for at in range(done, cycle - 1, -cycle)][:3]
-        steady = len(whole) == 3 and max(whole) <= 2 * min(whole) + 0.001
-        if late:
+        ends = [done - turn * cycle for turn in range(3)]
+        last = [sum(self._steps[end - cycle : end]) for end in ends if end >= cycle]
+        steady = len(last) == 3 and max(last) <= 2 * min(last) + 0.001
+        if self._spent - self.excess_s > self._most_s:
             return steady or done >= 5
         return steady and done >= self._fewest and self._spent > 0.5 and not waiting_for_more
 
@@ -389,7 +399,7 @@ class Schedule:
         return batches
 
     def _refill(self, n: Numbers) -> int:
-        """Resident steps that put the device as far behind the host as it was."""
+        """Return how many resident steps put the device as far behind the host as it was."""
         # Behind a loader that copies ahead and is too slow at it, the device waits for copies: it
         # is behind the host without having work.
         waits_for_copies = n.ahead and n.real_s > _COPIES_COST * n.step_s
@@ -404,10 +414,11 @@ class Schedule:
         return settle
 
     def _settle(self, n: Numbers) -> int:
-        """Unmeasured real steps: twice what can be in flight, so that the queue finds its state.
+        """Return how many real steps go unmeasured before a block.
 
-        Where batches take long, a queue that was brought to the level of the last real block has
-        found it already.
+        Twice as many as batches can be in flight, so that the queue finds its state. Where batches
+        take long, a queue that was brought to the level of the last real block has found it
+        already.
         """
         if not self.workers:
             slow = n.real_s > _SLOW_STEP_S

@@ -192,7 +192,7 @@ def has_threads_of_its_own(loader: Any) -> bool:
 
 
 def _sharing(count: int, *, on_device: bool) -> list[str]:
-    """How ``count`` workers and the step can share the cores."""
+    """Say how ``count`` workers and the step can share the cores."""
     cores, threads = resources.usable_cores(), torch.get_num_threads()
     share = f"the step shares {cores} cores with {count} worker{'s' * (count != 1)}"
     if on_device or threads == 1:

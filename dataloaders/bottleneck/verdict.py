@@ -86,7 +86,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class _Found:
-    """One way's figures: draws and means of each arm's seconds a batch, and the bound."""
+    """Holds one way's figures: draws and means of each arm's seconds a batch, and the bound."""
 
     evidence: Evidence
     bound: Interval
@@ -158,7 +158,7 @@ def analyse(
 
 
 def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
-    """The bound with what waits for other loaders may add to it, as they are in every arm.
+    """Widen the bound by what waits for other loaders may hide: they are in every arm.
 
     On a device's clock such a wait is part of the step alone as well, and how much of it the
     device hides is not known: without it the step may be as much shorter.
@@ -235,7 +235,7 @@ def _by_blocks(rounds: Sequence[Round], starts: tuple[Sequence[float], int]) -> 
 
 
 def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]) -> _Found:
-    """Real / synthetic, each arm's laps resampled for themselves."""
+    """Compare real and synthetic by laps, each arm's resampled on their own."""
     units = {arm: _units(those) for arm, those in laps.items() if those}
     draws = {
         arm: _ratio_draws(those[:, 0], those[:, 1], seed)
@@ -253,7 +253,7 @@ def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]
 def _by_waits(
     laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], *, alone: bool
 ) -> _Found:
-    """1 + wait / step + contention, on the host's clock."""
+    """Add wait and contention to the step, on the host's clock."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
     waited = _ratio_draws(real[:, 2], real[:, 1], 0)
     wait = float(real[:, 2].sum() / real[:, 1].sum())
@@ -281,7 +281,7 @@ def _by_waits(
 def _bounded_by_waits(
     laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], known: _Found
 ) -> _Found:
-    """On a device's clock: no more than the host waited can be lost, and what workers cost."""
+    """Bound the gap on a device's clock: no more than the host waited, and what workers cost."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
     step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
@@ -312,7 +312,7 @@ def _found(
 
 
 def _causes(found: _Found) -> tuple[dict[str, Array], dict[str, float]]:
-    """Seconds a batch by cause: an arm's difference to synthetic; prep is what is left."""
+    """Return seconds a batch by cause: an arm's difference to synthetic; prep is what is left."""
     means = {stall: float(value) for stall, value in _stalls(found.means).items()}
     return _stalls(found.draws), means
 
@@ -334,7 +334,7 @@ def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
 def _cleaned(
     rounds: Sequence[Round], part: Round, behind: bool, parallel: bool
 ) -> tuple[list[Round], Round, int]:
-    """Blocks without what is not theirs: other loaders' waits, first sights of a shape, lengths."""
+    """Take out of blocks other loaders' waits, first sights of a shape, and batches' sizes."""
     everything = [*rounds, part]
     fresh = _fresh_cost(everything, behind)
     slope, usual = _cost_of_bytes(everything, behind)
@@ -401,7 +401,7 @@ def _fresh_cost(rounds: Sequence[Round], behind: bool) -> bool:
 
 
 def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]:
-    """Seconds a byte (least squares over resident laps), and the bytes of a usual batch.
+    """Return seconds a byte (least squares over resident laps), and the bytes of a usual batch.
 
     Where batches vary in size, arms see different ones: each lap is moved to the usual size.
     """
@@ -417,7 +417,7 @@ def _cost_of_bytes(rounds: Sequence[Round], behind: bool) -> tuple[float, float]
 
 
 def _added(starts: tuple[Sequence[float], int], wait: Array) -> Array:
-    """Seconds a batch that starting epochs adds, beyond what each batch waits anyway."""
+    """Return the seconds a batch that starting epochs adds, beyond what each batch waits anyway."""
     if not starts[0]:
         return np.zeros_like(wait)
     seconds = np.array(starts[0])
@@ -444,7 +444,7 @@ def _ratio_draws(above: Array, below: Array, seed: int) -> Array:
 
 
 def _trimmed(values: Array) -> Array:
-    """The mean along the last axis without the lowest and the highest tenth."""
+    """Return the mean along the last axis without the lowest and the highest tenth."""
     cut = int(values.shape[-1] * _TRIMMED)
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))

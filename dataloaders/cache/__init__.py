@@ -1,4 +1,4 @@
-"""A dataset's samples before anything random happens to them, computed once, in one HDF5 file.
+"""Store the deterministic part of a dataset's samples, computed once, in one HDF5 file.
 
     dataset ──cut──> head ──workers──> chunks ──assemble──> train.h5 ──map──> rows ──> tail
 
@@ -86,7 +86,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    # What reads a cache does not load what builds one. (No module here has the name of a function.)
+    # Reading a cache does not load what builds one. (No module here has the name of a function.)
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

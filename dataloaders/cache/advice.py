@@ -62,8 +62,8 @@ def _first_live(dataset: Any) -> Member | None:
 def _told(member: Member) -> str:
     what = "random" if member.kind is Kind.RANDOM else "code of your own"
     return (
-        f"{member} is {what}, and nothing before it makes images smaller: it and all behind it "
-        "stay live, and images are kept as large as they are decoded"
+        f"{member} is {what}, and nothing before it makes images smaller: it and all after it "
+        "stay live, and images are stored as large as they are decoded"
     )
 
 

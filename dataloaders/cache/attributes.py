@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
@@ -19,8 +19,9 @@ from torch.utils.data import ConcatDataset, Subset
 from dataloaders.cache.cell import is_int64
 from dataloaders.cache.fields import Malformed, list_in, loads, text_in, texts_in
 from dataloaders.cache.printable import printable
+from dataloaders.observing import held
 
-__all__ = ["attributes_in", "attributes_of", "differences", "encoded", "told"]
+__all__ = ["attributes_held", "attributes_in", "attributes_of", "differences", "encoded", "told"]
 
 _NAMES = ("classes", "class_to_idx")
 _LONGEST = 8 << 20  # bytes of all; 100,000 classes of 30 characters take 7 MB
@@ -37,15 +38,23 @@ def attributes_of(dataset: Any) -> dict[str, Any]:
     Anything else is left out, and all of it where it takes more than 8 MiB. A Subset says what its
     dataset says, a ConcatDataset what all of its datasets agree on.
     """
-    found = _said_by(dataset, 0)
+    return _at_most(_said_by(dataset, 0, lambda each, name: getattr(each, name, None)))
+
+
+def attributes_held(dataset: Any) -> dict[str, Any]:
+    """Return the same without running code of the dataset: properties of its own are left out."""
+    return _at_most(_said_by(dataset, 0, held))
+
+
+def _at_most(found: dict[str, Any]) -> dict[str, Any]:
     return found if len(encoded(found)) <= _LONGEST else {}
 
 
-def _said_by(dataset: Any, depth: int) -> dict[str, Any]:
+def _said_by(dataset: Any, depth: int, get: Callable[[Any, str], Any]) -> dict[str, Any]:
     found = {}
     for name in _NAMES:
         try:
-            value = _kept(name, getattr(dataset, name, None))
+            value = _kept(name, get(dataset, name))
         except Exception:  # a property may run anything
             value = None
         if value is not None:
@@ -53,9 +62,9 @@ def _said_by(dataset: Any, depth: int) -> dict[str, Any]:
     if found or depth > _DEEPEST:
         return found
     if isinstance(dataset, Subset):
-        return _said_by(dataset.dataset, depth + 1)
+        return _said_by(dataset.dataset, depth + 1, get)
     if isinstance(dataset, ConcatDataset):
-        first, *others = (_said_by(each, depth + 1) for each in dataset.datasets)
+        first, *others = (_said_by(each, depth + 1, get) for each in dataset.datasets)
         return {
             name: value
             for name, value in first.items()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +45,7 @@ from dataloaders.cache.journal import Record
 from dataloaders.cache.layout import first_columns
 from dataloaders.cache.lock import BuildLock, builder_of
 from dataloaders.cache.observed import Observed
+from dataloaders.cache.opening import calls_text, open_unread
 from dataloaders.cache.placing import placeable
 from dataloaders.cache.progress import BuildProgress, Pace
 from dataloaders.cache.rows import Job
@@ -86,44 +87,46 @@ def precompute(
     multiprocessing_context: Any = None,
     worker_init_fn: Callable[[int], None] | None = None,
     shard: tuple[int, int] | None = None,
+    check: Literal["contents"] | None = None,
+    expect: Mapping[str, Any] | None = None,
 ) -> CachedDataset:
-    """The samples of ``dataset`` from a file at ``path``, which is built if it is not there.
+    """Return the samples of ``dataset`` from the file at ``path``; build it if it is missing.
 
-    Where the dataset's transforms are a torchvision Compose that a few samples prove to be
-    separable, the file holds what its members give up to the first one that draws random numbers or
-    is code of your own, and the rest runs live when a sample is read. If all are deterministic, a
-    last run of ToTensor, ConvertImageDtype, ToDtype and Normalize stays live too, so that images
-    are kept as uint8: also where that run comes just before the first random member. With any
-    other dataset whole samples are kept, and must be the same each time they are read.
+    If the dataset's transforms are a torchvision Compose that a few samples prove to be separable,
+    the file holds the result of its members before the first one that draws random numbers or is
+    your own code, and the rest runs live when a sample is read. Trailing ToTensor,
+    ConvertImageDtype, ToDtype and Normalize before that point stay live too, so that images are
+    stored as uint8. For any other dataset, whole samples are stored, and they must be the same each
+    time they are read.
 
-    Nothing is lost: after Ctrl-C, a crash or a power cut the same call goes on from
+    Nothing is lost: after Ctrl-C, a crash or a power cut the same call continues from
     ``<path>.building``, and the finished file is the same to the bit.
 
     Args:
         dataset: map-style, with samples made of tensors, arrays, numbers, bool, str, bytes, PIL
             images and None, in dicts, lists and tuples.
-        path: of the file.
-        images: how PIL images are kept. "raw"; "jpeg" (lossy), "png", "webp" (both give the very
-            pixels back) or an `Encoded` with a quality and a bounded size; a dict of these by
-            column; or "packed": the files that an ImageFolder, a Subset or ConcatDataset of some,
-            or a dataset with ``encoded`` and ``target`` methods decodes, byte for byte, with all of
-            its transforms live. None: raw; a file that is there is taken as it is.
+        path: the path of the file.
+        images: how PIL images are stored. "raw"; "jpeg" (lossy), "png", "webp" (both lossless) or
+            an `Encoded` with a quality and a bounded size; a dict of these by column; or "packed":
+            the encoded files, byte for byte, of an ImageFolder, a Subset or ConcatDataset of some,
+            or a dataset with ``encoded`` and ``target`` methods, with all transforms live. None:
+            raw; an existing file is used as it is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
-        rows: samples in a chunk, the part that is kept or lost when a build is interrupted; a
+        rows: samples in a chunk, the unit that is kept or lost when a build is interrupted; a
             worker loses the one that it reads, and sometimes the one before. None: by their size
             and cost. The file does not depend on it.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
-            ``random`` seeded by its number. False: a dataset is refused that draws from one of them
-            or seeds it while the part that is kept is made, in whichever sample, and one of which a
-            few samples differ when they are read again. Draws from generators of its own are seen
-            only by that.
-        on_error: "skip" leaves samples out that cannot be read or kept; the file lists them.
-        resume: go on with an unfinished build; False begins anew.
-        overwrite: build though there is a file, or an unfinished build of something else. A file
-            stays in place until the new one is finished.
+            ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
+            seeds it while any sample's stored part is made, and one of which a few samples differ
+            when they are read again. Draws from the dataset's own generators show only in the
+            latter.
+        on_error: "skip" leaves out samples that cannot be read or stored; the file lists them.
+        resume: continue an unfinished build; False begins again.
+        overwrite: build even if there is a file, or an unfinished build of something else. The
+            old file stays in place until the new one is finished.
         compress: "zstd" (small), "blosc" (fast to read) or a `Compressed` with its level: columns
-            are compressed where they are large enough to be worth it, in pieces of 64 KiB or a
-            row. None: a file is built without, and one that is there may be compressed or not.
+            that are large enough are compressed, in pieces of 64 KiB or a row. None: build without
+            compression; an existing file may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
         announce: called with the `Estimate` before anything is computed, on this thread. None: its
             `advice`, if there is some, is a CacheWarning.
@@ -135,17 +138,22 @@ def precompute(
             eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
             file at ``path``, which each returns. With ``wait=False`` a rank returns its own shard
             as soon as it is built, and nothing is joined: see `join`.
+        check: "contents" reads a few samples again, in another process, and compares them with the
+            file that is there. None: its class, length, transforms and classes are compared, and no
+            sample is read.
+        expect: entries of the fingerprint (see `fingerprint`) that a file that is there must have:
+            ``{"torchvision": "0.29.2"}`` refuses one of another version.
 
     Warns:
-        CacheWarning: images are kept as large as they are decoded, since the first transform is
-            random; says how large a row is, and what to do.
+        CacheWarning: images are stored as large as they are decoded, because the first transform
+            is random; says how large a row is, and what to do.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
-            samples are random (also with ``on_error="skip"``), or cannot be kept; the disk is too
+            samples are random (also with ``on_error="skip"``), or cannot be stored; the disk is too
             small or full.
         OptionError: an option has a value that it cannot take.
-        MissingDependency: h5py, or a package that compressing takes, is not installed.
+        MissingDependency: h5py, or a package that compression needs, is not installed.
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
     options = _Options(
@@ -159,6 +167,8 @@ def precompute(
         compress=compressed_of(compress),
         context=multiprocessing_context,
         worker_init_fn=worker_init_fn,
+        check=check,
+        expect=expect,
     )
     target = Path(os.path.realpath(path))
     _refuse_no_folder(target)
@@ -193,20 +203,22 @@ def _refuse_no_folder(target: Path) -> None:
             target.stat()
     except OSError as error:  # not ours to see, a link to itself, a name that is too long
         raise CacheError(
-            f"{target.parent} cannot be looked into ({error.strerror}); give a path in a folder "
+            f"{target.parent} cannot be read ({error.strerror}); give a path in a folder "
             "that you may read and write"
         ) from error
     if not there:
-        raise CacheError(f"{target.parent} is no folder, so no cache can be built in it; make it")
+        raise CacheError(
+            f"{target.parent} is not a folder, so no cache can be built in it; create it"
+        )
 
 
 def _have_built(builder: _Builder, *, resume: bool, overwrite: bool, wait: bool) -> None:
     """Have the builder's file in place."""
     target = builder.path
-    if target.exists() and not overwrite:
+    before = _identity(target)  # once: another builder may rename its file into place meanwhile
+    if before is not None and not overwrite:
         builder.remove_leftover()
         return
-    before = _identity(target)
     lock = BuildLock(builder.folder.path)
     builder.await_lock(lock, wait=wait)
     empty = False
@@ -231,7 +243,7 @@ def estimate(
     num_workers: int | Literal["auto"] = "auto",
     multiprocessing_context: Any = None,
 ) -> Estimate:
-    """What `precompute` with these arguments will take; reads a few samples and writes nothing."""
+    """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
     options = _Options(
         images=images,
         num_workers=num_workers,
@@ -244,14 +256,26 @@ def estimate(
     return _Builder(dataset, target, options).estimate()
 
 
-def opened(path: Path, *, images: Choice, observed: Observed) -> CachedDataset:
-    """Return the finished cache at ``path``, compared with the dataset as it was observed.
+def opened(
+    path: Path,
+    *,
+    images: Choice,
+    observed: Observed,
+    check: Literal["contents"] | None = None,
+    expect: Mapping[str, Any] | None = None,
+) -> CachedDataset:
+    """Return the finished cache at ``path``, compared with the dataset.
+
+    The dataset is observed only where ``check`` asks for it, or where the file does not say how
+    samples go through the transforms.
 
     Raises:
         CacheError: the file is of something else (names what changed), or the dataset cannot be
             observed.
     """
-    options = _Options(num_workers="auto", images=images, skip=True, observed=observed)
+    options = _Options(
+        num_workers="auto", images=images, skip=True, observed=observed, check=check, expect=expect
+    )
     return _Builder(observed.loader.dataset, Path(os.path.realpath(path)), options).open(path)
 
 
@@ -287,6 +311,8 @@ class _Options:
     context: Any = None
     worker_init_fn: Callable[[int], None] | None = None
     observed: Observed | None = None
+    check: Literal["contents"] | None = None
+    expect: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         workers, rows = self.num_workers, self.rows
@@ -296,6 +322,8 @@ class _Options:
             raise OptionError(
                 f"rows={rows!r}: it must be None or an int from 1 on, samples in a chunk"
             )
+        if self.check not in (None, "contents"):
+            raise OptionError(f'check={self.check!r}: it must be None or "contents"')
 
 
 class _Builder:
@@ -390,6 +418,8 @@ class _Builder:
             workers = options.num_workers
         fingerprint = fingerprint_of(study, found, self._dataset, self._length)
         fingerprint["compress"] = None if options.compress is None else str(options.compress)
+        if found.at_leaves and (calls := calls_text(found.calls or ())) is not None:
+            fingerprint["calls"] = calls
         return _Studied(study, found, workers, fingerprint)
 
     def estimate(self) -> Estimate:
@@ -424,11 +454,23 @@ class _Builder:
         """The finished file, or the one that it is joined into, compared with the dataset now."""
         from dataloaders.cache.reader import CachedDataset
 
+        options = self._options
+        if options.check is None and self._studied is None:
+            wanted = dict(options.expect or {})
+            if path == self.path and self._shard is not None:
+                wanted["shard"] = shard_text(*self._shard)
+            if options.compress is not None:
+                wanted["compress"] = str(options.compress)
+            unread = open_unread(self._dataset, path, images=options.images, expect=wanted)
+            if unread is not None:
+                return unread
         self._read_as_file(path)
         known = self._known
         tails, calls = known.cut.tails, known.found.calls or ()
-        expect = dict(self._of_file if path == self.path else self.of_dataset)
+        expect = {**(self._of_file if path == self.path else self.of_dataset)}
         del expect["images"]  # compared already
+        expect.pop("calls", None)  # files of earlier versions do not have them
+        expect.update(options.expect or {})
         if self._options.compress is None:  # then it may be compressed or not
             del expect["compress"]
         if not known.found.at_leaves:  # FiveCrop gives a tuple, and what is left takes all of it

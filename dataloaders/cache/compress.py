@@ -1,4 +1,4 @@
-"""How columns are compressed: what `precompute` is asked for."""
+"""Say how `precompute` compresses columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Compressed", "compressed_of"]
 
 @dataclass(frozen=True)
 class Compressed:
-    """Columns are compressed with ``codec``, where they are large enough to be worth it.
+    """Compress columns that are large enough with ``codec``.
 
     Attributes:
         codec: "zstd": small files; "blosc" (LZ4): larger ones that are faster to read.
-        level: 1 to 22 for zstd, 1 to 9 for blosc: higher is smaller and slower to build, and no
+        level: 1 to 22 for zstd, 1 to 9 for blosc. Higher is smaller and slower to build, but not
             slower to read. None: 3 and 9.
 
     Raises:

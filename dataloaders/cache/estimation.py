@@ -31,16 +31,16 @@ class Estimate:
     """What a build will take.
 
     Attributes:
-        samples: of the dataset.
-        bytes: of the finished file.
-        low_bytes: what it will hardly be smaller than: the same less two standard errors.
-        seconds: of the phase that reads the samples, with these workers.
-        disk_needed: bytes, at once: those of the file, and again those that are kept in chunks
-            until the file is made: small columns, and large ones beside a larger one whose rows
-            are of several shapes.
+        samples: the number of samples in the dataset.
+        bytes: the size of the finished file.
+        low_bytes: a size that it will hardly fall below: ``bytes`` minus two standard errors.
+        seconds: the time of the phase that reads the samples, with these workers.
+        disk_needed: the peak number of bytes on the disk: the file, and again what is kept in
+            chunks until the file is made (small columns, and large ones except the largest whose
+            rows are of several shapes).
         disk_free: bytes that can be written there now.
-        num_workers: processes that read samples; 0: none but this one.
-        rows: samples in a chunk, which is what an interruption loses of each worker.
+        num_workers: processes that read samples; 0: only this one.
+        rows: samples in a chunk, which is what each worker loses on an interruption.
         advice: why rows are larger than they need to be, and what to do; "" if they are not.
     """
 

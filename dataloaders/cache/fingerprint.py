@@ -7,15 +7,24 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
+from dataloaders.cache.cut import Cut
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Choice, Images
 from dataloaders.cache.observed import Observed
 from dataloaders.cache.study import Study
 from dataloaders.errors import OptionError
 
-__all__ = ["fingerprint", "fingerprint_of", "length_of"]
+__all__ = [
+    "PACKAGES",
+    "fingerprint",
+    "fingerprint_of",
+    "length_of",
+    "package_versions",
+    "static_fingerprint",
+]
 
-_PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
+PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
+"""By the name of a fingerprint's entry, the package whose version it is."""
 
 
 def fingerprint(
@@ -41,13 +50,26 @@ def fingerprint(
 def fingerprint_of(study: Study, found: Findings, dataset: Any, samples: int) -> dict[str, Any]:
     """The same, from what a study has found already."""
     return {
-        "dataset": _class_of(dataset),
+        **static_fingerprint(dataset, study.cuts[found.choice]),
         "length": samples,
-        "head": list(study.cuts[found.choice].head),
         "images": str(study.images),
-        **{name: _version(package) for name, package in _PACKAGES.items()},
+        **package_versions(),
         **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
     }
+
+
+def static_fingerprint(dataset: Any, cut: Cut) -> dict[str, Any]:
+    """Return what is known of ``dataset`` without reading it: its class, length and head."""
+    return {
+        "dataset": _class_of(dataset),
+        "length": length_of(dataset),
+        "head": list(cut.head),
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Return the version of each of `PACKAGES`; None: not installed."""
+    return {name: _version(package) for name, package in PACKAGES.items()}
 
 
 def length_of(dataset: Any) -> int:

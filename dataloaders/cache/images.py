@@ -23,18 +23,18 @@ _LARGEST_SIDE = 65535
 
 @dataclass(frozen=True)
 class Encoded:
-    """PIL images as files of this format, encoded when a cache is built.
+    """Store PIL images as files of this format, encoded when a cache is built.
 
-    "jpeg" is lossy: what a sample gives is near what the dataset gives, and not equal to it; its
-    colours have half the resolution of its brightness, as in photos. "png" and "webp" give the very
-    pixels back. Where ``max_side`` makes an image smaller, none of them does.
+    "jpeg" is lossy: samples are similar to the dataset's, not equal, and colours have half the
+    resolution of brightness, as in photos. "png" and "webp" are lossless, unless ``max_side``
+    shrinks an image.
 
     Attributes:
         format: "jpeg", "png" or "webp" (lossless).
-        quality: of JPEG, 1 to 100; None: 90.
-        max_side: pixels. An image whose longer side has more is made that large (Lanczos, its
-            proportions kept) before it is encoded. None: images stay as large as they are. Boxes
-            and masks beside them are not changed.
+        quality: the quality of JPEG, 1 to 100; None: 90.
+        max_side: pixels. An image whose longer side has more is resized to it (Lanczos, same
+            proportions) before it is encoded. None: images keep their size. Boxes and masks of the
+            sample are not changed.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -51,13 +51,11 @@ class Encoded:
             quality = _QUALITY if self.quality is None else self.quality
             object.__setattr__(self, "quality", quality)
             if type(quality) is not int or not 1 <= quality <= 100:
-                raise OptionError(
-                    f"Encoded(quality={quality!r}): it must be a whole number from 1 to 100"
-                )
+                raise OptionError(f"Encoded(quality={quality!r}): it must be an int from 1 to 100")
         elif self.quality is not None:
             raise OptionError(
-                f"Encoded({self.format!r}, quality={self.quality!r}): {self.format} is kept "
-                'without loss here and has no quality; leave it out, or take "jpeg"'
+                f"Encoded({self.format!r}, quality={self.quality!r}): {self.format} is "
+                'stored without loss and has no quality; leave it out, or use "jpeg"'
             )
         if self.max_side is not None and (
             type(self.max_side) is not int or not 1 <= self.max_side <= _LARGEST_SIDE

@@ -44,24 +44,26 @@ _AT_ONCE = 1 << 20  # rows whose offsets are in memory together
 
 
 def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Index:
-    """The index of the cache at ``path`` that is joined of the shards beside it.
+    """Join the shards next to ``path`` into one cache at ``path``, and return its index.
 
-    They are named ``train.00003-of-00008.h5``, as ``precompute(..., shard=(3, 8))`` builds them. A
-    joined file that is there is replaced.
+    Shards are named ``train.00003-of-00008.h5``, as ``precompute(..., shard=(3, 8))`` names them.
+    An existing joined file is replaced.
 
     Args:
-        path: of the joined file.
+        path: the path of the joined file.
         progress: called with the bytes written and checked so far, and those in all.
 
     Raises:
-        CacheError: shards are missing, are of different builds, or cannot stand in one cache; or
-            there is a file at ``path`` that is no joined one.
+        CacheError: shards are missing, are of different builds, or do not fit into one cache; or
+            the file at ``path`` is not a joined one.
         MissingDependency: h5py is not installed.
     """
     target = Path(os.path.realpath(path))
     paths = shards_beside(target)
     if target.exists() and not _is_joined(target):
-        raise CacheError(f"{target} is there, and no joined cache; delete it, or give another path")
+        raise CacheError(
+            f"{target} exists and is not a joined cache; delete it, or give another path"
+        )
     folder = building_folder(target)
     lock = BuildLock(folder)
     if not lock.try_acquire():
@@ -126,7 +128,7 @@ def _refuse_strangers(parts: Sequence[Part]) -> None:
         says = index.fingerprint.get("shard")
         if index.shards or says is None:
             raise CacheError(
-                f"{part.name} is no shard: it was not built with shard=({rank}, {of}); put the "
+                f"{part.name} is not a shard: it was not built with shard=({rank}, {of}); put the "
                 "right file there"
             )
         if says != shard_text(rank, of):
@@ -137,7 +139,7 @@ def _refuse_strangers(parts: Sequence[Part]) -> None:
         differs = _difference(first.index, index)
         if differs:
             raise CacheError(
-                f"the shards {first.name} and {part.name} are of different builds: {differs}; "
+                f"the shards {first.name} and {part.name} are from different builds: {differs}; "
                 "build all of them of one dataset, with the same packages"
             )
         if type(length) is not int or index.samples != len(range_of(rank, of, length)):
@@ -198,7 +200,7 @@ def _attributes(parts: Sequence[Part]) -> dict[str, Any]:
         changed = differences(found, other)
         if changed:
             raise CacheError(
-                f"the shards {first} and {name} are of different builds: {'; '.join(changed)}; "
+                f"the shards {first} and {name} are from different builds: {'; '.join(changed)}; "
                 "build all of them of one dataset"
             )
         found = {key: value for key, value in found.items() if key in other}

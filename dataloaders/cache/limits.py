@@ -21,6 +21,9 @@ __all__ = ["limited"]
 
 _BYTES_PER_PIXEL = 4  # as Pillow has colours in memory
 
+_MEMORY_PER_BYTE = {"json": 64, "str": 4}
+"""Bytes in memory that one byte of the file may become: of JSON, ``[],`` is a list."""
+
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
     """``entry`` with no row of more than ``largest`` bytes, if that is not None.
@@ -31,6 +34,7 @@ def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
     if largest is None:
         return entry
     width = np.dtype(entry.dtype).itemsize
+    width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
     says = entry.most_values if entry.shape is None else math.prod(entry.shape)
     _refuse(entry, width * (says or 0), largest)
     if entry.shape is None and says is None:

@@ -14,21 +14,21 @@ __all__ = ["BuildProgress", "Pace"]
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """How far a build is.
+    """The progress of a build.
 
     Attributes:
-        phase: "compute" while samples are read; "assemble" while the file is made of them.
+        phase: "compute" while samples are read; "assemble" while the file is put together.
         waiting: whether another process or thread builds, and this one waits for its file.
-        samples: of the dataset, or of the shard that is built; 0 where a builder that is waited for
-            has not said yet.
-        samples_done: of these, finished and safe on the disk.
-        failed: of these, left out since reading them failed.
-        bytes_done: written, in this phase.
-        bytes_expected: in all, in this phase; an estimate while phase is "compute", 0 unknown.
-        seconds: since this call began this phase.
-        samples_per_second: in this call; None before the first ones are finished.
-        seconds_left: until the end of this phase at this rate; None where it is not known.
-        shards_left: of a cache that several ranks build, those that this one waits for.
+        samples: the number of samples in the dataset, or in the shard; 0 while the builder that
+            this call waits for has not said it.
+        samples_done: samples that are finished and safe on the disk.
+        failed: samples that were left out because reading them failed.
+        bytes_done: bytes written in this phase.
+        bytes_expected: all bytes of this phase; an estimate while phase is "compute", 0 unknown.
+        seconds: the time since this call began this phase.
+        samples_per_second: the rate of this call; None before the first samples are finished.
+        seconds_left: the time until the end of this phase at this rate; None if unknown.
+        shards_left: the shards of other ranks that this one waits for.
     """
 
     phase: Literal["compute", "assemble"]

@@ -35,6 +35,7 @@ from dataloaders.cache.sample import Classes, join, leaf_paths
 from dataloaders.cache.shards import first_of, folder_of
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
+from dataloaders.transforms.read import Kind, read
 
 __all__ = ["CachedDataset"]
 
@@ -45,31 +46,31 @@ Tail = tuple[tuple[Any, ...], Callable[[Any], Any]]
 class CachedDataset(Dataset[Any]):
     """The samples of a cache, in the order in which they were built.
 
-    Rows are copies: they may be changed and kept. Only the file's index is read when it is opened.
-    It may be pickled; the copy opens the file again, and only that very cache. The file has to stay
-    as it is while it is open: replacing it (`os.replace`) is safe, cutting it short is not: a batch
-    asked for then is an error, and what is read at that very moment ends the process. A cache that
-    was built as shards and joined is opened by the joined file, beside which they stand.
+    Rows are copies: they may be changed and kept. Opening reads only the file's index. A pickled
+    copy opens the file again, and accepts only the same cache. The file must not change while it is
+    open. Replacing it (`os.replace`) is safe. Cutting it short is not: the next batch is an error,
+    and a read at that very moment ends the process. Shards that were joined are opened through the
+    joined file, and stay next to it.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         transform: called on each sample, after the tails.
-        tails: what is called on single leaves, each with the keys to its leaf: the transforms that
-            were not computed in advance.
+        tails: the transforms that were not computed in advance: functions for single leaves, each
+            with the keys to its leaf.
         expect: a fingerprint; each of its entries must be as it was when the cache was built.
-        largest: bytes that one value of a sample may take in memory (of an encoded image four a
-            pixel), for files from anybody: one that says that it has larger ones is refused, and
-            where it does not say, each row that is larger. None: as large as the file says.
+        largest: the bytes that one value of a sample may take in memory (for an encoded image four
+            a pixel), for untrusted files. A file that declares larger values is refused; if it
+            declares nothing, each larger row is. None: as large as the file declares.
 
     Attributes:
-        path: absolute.
-        index: what the file says of itself.
-        namedtuples: classes for samples that consist of some, by name and fields; a class that is
-            not among them is made anew, with the same name and fields.
+        path: the absolute path.
+        index: the file's description of itself.
+        namedtuples: classes for namedtuples in samples, by name and fields; a missing class is
+            created with the same name and fields.
 
     Raises:
         CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
-            of its shards is missing, or another one; or it has values larger than ``largest``.
+            of its shards is missing or a different file; or it has values larger than ``largest``.
     """
 
     def __init__(
@@ -88,9 +89,17 @@ class CachedDataset(Dataset[Any]):
         self.namedtuples: Classes = {}
         self._open()
         if expect is not None:
-            changed = changes(self.index.fingerprint, expect, "when it was built")
-            if changed:
-                raise self._of_something_else(changed)
+            self.refuse_changed(expect)
+
+    def refuse_changed(self, expect: Mapping[str, Any]) -> None:
+        """Compare the fingerprint's entries with ``expect``.
+
+        Raises:
+            CacheError: one of these was another one when the cache was built; names it.
+        """
+        changed = changes(self.index.fingerprint, expect, "when it was built")
+        if changed:
+            raise self._of_something_else(changed)
 
     def _of_something_else(self, changed: list[str]) -> CacheError:
         return CacheError(
@@ -141,14 +150,15 @@ class CachedDataset(Dataset[Any]):
         return self.index.rows
 
     def __getitem__(self, row: Any) -> Any:
-        """The sample of this row, counted from the end if it is negative; a slice gives a list."""
+        """Return the sample of this row, counted from the end if negative; of a slice, a list."""
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(self.index.rows)))
         row = self._row(row)
+        self._refuse_cut_short()
         return self._sample([column.leaf(row) for column in self._columns])
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
-        """The samples of these rows, in this order."""
+        """Return the samples of these rows, in this order."""
         found = [self._row(row) for row in rows]
         self.about_to_read(found)
         columns = [column.leaves(found) for column in self._columns]
@@ -165,7 +175,7 @@ class CachedDataset(Dataset[Any]):
             found = operator.index(row)
         except TypeError as error:
             raise TypeError(
-                f"a row of a cache is a whole number or a slice, and not {type(row).__name__}"
+                f"a row of a cache must be an int or a slice, not {type(row).__name__}"
             ) from error
         rows = self.index.rows
         if not -rows <= found < rows:
@@ -198,10 +208,10 @@ class CachedDataset(Dataset[Any]):
         return None if structure is None else join(structure, leaves, self.namedtuples)
 
     def will_read(self, first: int, last: int) -> None:
-        """Has the kernel begin to read rows ``first`` to ``last - 1`` from disk, and returns.
+        """Have the kernel start to read rows ``first`` to ``last - 1`` from disk, without waiting.
 
-        For whoever knows what is read next, in this process or its workers: rows side by side come
-        in long runs. Rows that are not there are left out.
+        For callers that know what this process or its workers read next: consecutive rows are read
+        in long runs. Rows that do not exist are ignored.
         """
         first, last = max(0, first), min(last, self.index.rows)
         if first < last:
@@ -242,13 +252,13 @@ class CachedDataset(Dataset[Any]):
         if os.path.samestat(found, self._file) and found.st_size < self.index.file_bytes:
             raise CacheError(
                 f"{self.path} was cut short while it was open: it has {found.st_size} bytes, and "
-                f"had {self.index.file_bytes}. Somebody writes into it: write another file beside "
-                "it and rename that, as precompute() does; then open it again"
+                f"had {self.index.file_bytes}. Whoever writes to it should write a new file next "
+                "to it and rename that, as precompute() does; then open it again"
             )
 
     @property
     def row_bytes(self) -> float:
-        """What a row takes of the file, in bytes, on average; 0 without rows."""
+        """The bytes of a row in the file, on average; 0 without rows."""
         if self._shards is not None:
             return self.index.all_bytes / max(1, self.index.rows)
         parts = (part for column in self.index.columns for part in column.parts())
@@ -267,8 +277,16 @@ class CachedDataset(Dataset[Any]):
         return tuple(self._calls)
 
     @property
+    def runs_only_torchvision(self) -> bool:
+        """Whether all that runs when a sample is made is this package's and torchvision's."""
+        calls = [call for _, call in self.tails]
+        return self.transform is None and not any(
+            member.kind is Kind.OPAQUE for call in calls for member in read(call)
+        )
+
+    @property
     def columns(self) -> tuple[ColumnEntry, ...]:
-        """What each column is, in the order of the sample's leaves."""
+        """The columns, in the order of the sample's leaves."""
         return self.index.columns
 
     @property
@@ -292,7 +310,7 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def classes(self) -> list[Any]:
-        """The names of the classes, as the dataset's ``classes`` had them; of synonyms, tuples.
+        """The names of the classes, as in the dataset's ``classes``; synonyms are tuples.
 
         Raises:
             AttributeError: the dataset had none, or the file is of an older version.
@@ -302,7 +320,7 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The number of each class, as the dataset's ``class_to_idx`` had it.
+        """The number of each class, as in the dataset's ``class_to_idx``.
 
         Raises:
             AttributeError, CacheError: as `classes`.
@@ -312,7 +330,7 @@ class CachedDataset(Dataset[Any]):
     def _attribute(self, name: str) -> Any:
         if name not in self.attributes:
             raise AttributeError(
-                f"the cache {self.path} has no {name}: the dataset that it was built of had none"
+                f"the cache {self.path} has no {name}: the dataset that it was built from had none"
             )
         return self.attributes[name]
 
@@ -333,13 +351,13 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def shards(self) -> tuple[Path, ...]:
-        """The files that have the rows, in their order; each is a cache, too. None: it is one."""
+        """The shards of a joined cache, in the order of their rows; empty for a single file."""
         folder = folder_of(self.path)
         return tuple(folder / shard.name for shard in self.index.shards)
 
     @property
     def failed(self) -> list[tuple[int, str]]:
-        """The number in the dataset, and the message, of each sample that was left out.
+        """The number in the dataset, and the error message, of each sample that was left out.
 
         Raises:
             CacheError: the list is damaged.
@@ -367,7 +385,7 @@ class CachedDataset(Dataset[Any]):
         )
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """All rows of a fixed column, (rows, *shape), as a read-only view of the file.
+        """Return all rows of a fixed column, (rows, *shape), as a read-only view of the file.
 
         An image's shape is (channels, height, width). A row that is None is zero.
 
@@ -385,7 +403,7 @@ class CachedDataset(Dataset[Any]):
                 if isinstance(column, JoinedColumn):
                     raise CacheError(
                         f"the rows of column {name!r} in {self.path} stand in "
-                        f"{len(self.index.shards)} shards, so that they are no one array; read "
+                        f"{len(self.index.shards)} shards, so they are not one array; read "
                         "rows by their numbers, or each shard's: [CachedDataset(shard).column("
                         f"{name!r}) for shard in cached.shards]"
                     )
@@ -410,7 +428,7 @@ class CachedDataset(Dataset[Any]):
         self._open()
         if self.identity != state["identity"]:
             raise CacheError(
-                f"{self.path} is another cache than the one that was open: it was replaced in the "
+                f"{self.path} is not the cache that was open: it was replaced in the "
                 "meantime; open it again with CachedDataset"
             )
 

@@ -42,10 +42,10 @@ __all__ = [
     "classes_in",
     "column_names",
     "fits",
-    "has_namedtuples",
     "join",
     "leaf_of",
     "leaf_paths",
+    "namedtuples_in",
     "split",
 ]
 
@@ -96,15 +96,17 @@ def join(structure: Structure, leaves: list[Any], classes: Classes | None = None
     return inner_values if kind == "list" else tuple(inner_values)
 
 
-def has_namedtuples(structure: Structure | None) -> bool:
-    """Whether samples of this structure hold namedtuples."""
+def namedtuples_in(structure: Structure | None) -> set[tuple[str, tuple[str, ...]]]:
+    """Return the name and fields of each namedtuple in samples of this structure."""
     if structure is None or isinstance(structure, int):
-        return False
+        return set()
     ((kind, members),) = structure.items()
+    found = set()
     if kind == "namedtuple":
-        return True
-    inners = [inner for _, inner in members] if kind == "dict" else members
-    return any(map(has_namedtuples, inners))
+        name, members = members
+        found.add((name, tuple(field for field, _ in members)))
+    inners = members if kind in ("list", "tuple") else [inner for _, inner in members]
+    return found.union(*map(namedtuples_in, inners))
 
 
 def classes_in(sample: Any) -> Classes:

@@ -88,8 +88,8 @@ def shard_path(path: Path, rank: int, of: int) -> Path:
     name = f"{path.stem}.{numbers}{path.suffix}"
     if not is_shard_name(name):
         raise CacheError(
-            f"the shards of {str(path)!r} would be named like {name!r}, which has letters that "
-            "cannot be shown, a backslash, or more than 255 bytes; give another path"
+            f"the shards of {str(path)!r} would be named like {name!r}, which has unprintable "
+            "characters, a backslash, or more than 255 bytes; give another path"
         )
     return path.with_name(name)
 
@@ -185,7 +185,7 @@ def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
     elif digest == shard.identity:
         what = f"has {size} bytes, and had {shard.file_bytes} when it was joined"
     else:
-        what = "is another one than was joined: it was swapped, replaced or built anew"
+        what = "is not the one that was joined: it was swapped, replaced or rebuilt"
     raise CacheError(
         f"{where} {what}; copy the right file there again, delete it and run the build again (only "
         f"it is built), or join the shards that are there: dataloaders cache join {joined.name}"

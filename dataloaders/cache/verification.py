@@ -45,13 +45,13 @@ class Damage:
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Damage]:
-    """What is damaged in the cache at ``path``, in the order of the file; empty if nothing is.
+    """Return the damaged parts of the cache at ``path``, in the order of the file.
 
-    Every bit of the file counts, and every bit of its shards: one that is missing, or another one,
-    is damaged as a whole. Without a sound index nothing else can be looked at.
+    Every bit of the file and of its shards is checked. A shard that is missing, or is a different
+    file, is damaged as a whole. If the index is damaged, nothing else can be checked.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         progress: called with the bytes checked so far, and those in all.
 
     Raises:

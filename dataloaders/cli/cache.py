@@ -181,6 +181,11 @@ def add_parsers(commands: Subparsers) -> None:
         "--overwrite", action="store_true", help="begin anew, whatever there is at the path"
     )
     build.add_argument(
+        "--check",
+        choices=["contents"],
+        help="of a file that is there: compare a few samples with it, too",
+    )
+    build.add_argument(
         "--compress",
         metavar="CODEC",
         help="zstd (small) or blosc (fast to read); takes the extra gpu-dataloaders[compressed]",
@@ -281,6 +286,7 @@ def _build(parsed: argparse.Namespace) -> int:
             num_workers="auto" if parsed.workers is None else parsed.workers,
             allow_random=parsed.allow_random,
             on_error="skip" if parsed.skip else "raise",
+            check=parsed.check,
             # A rank that torchrun starts again goes on with what it had begun anew.
             overwrite=parsed.overwrite and not restarted(),
             compress=compress,

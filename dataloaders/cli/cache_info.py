@@ -61,7 +61,7 @@ def info(path: str, *, sheet: str | None = None) -> int:
     for key, value in cached.attributes.items():
         print_(f"{key}: {told(value)}")
     for key, value in index.fingerprint.items():
-        if key == "head" or key.startswith("sample ") or value is None:  # told above; digests
+        if key in ("head", "calls") or key.startswith("sample ") or value is None:
             continue
         text = value if isinstance(value, str) else json.dumps(value)
         print_(f"built from {printable(key, 200)}: {printable(text, 200)}")

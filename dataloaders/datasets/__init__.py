@@ -1,6 +1,6 @@
-"""The encoded files behind a dataset.
+"""Find the encoded files of a dataset.
 
-files.py              what a dataset would decode, by index: bytes, and the target beside it
+files.py              what a dataset would decode, by index: bytes and target
 torchvision_files.py  where torchvision's own datasets have their files
-nested.py             Subset, ConcatDataset and the like: one walk through them
+nested.py             walk through Subset and ConcatDataset
 """

@@ -1,4 +1,4 @@
-"""Datasets that are parts of others, or several in a row, taken apart and put together again.
+"""Walk through Subset and ConcatDataset, and rebuild what was read.
 
 Subset(ConcatDataset([a, b]), indices) ──read(a), read(b)──row──part──> the same of what was read
 """
@@ -24,15 +24,15 @@ def read_nested(
     part: Callable[[T, Sequence[Any]], T],
     row: Callable[[list[T]], T | str],
 ) -> T | str:
-    """What ``read`` makes of ``dataset``; in torch's Subset and ConcatDataset, of those inside.
+    """Return what ``read`` makes of ``dataset``, inside of Subset and ConcatDataset too.
 
-    A dataset that says itself what its files are (`is_own`) is read as it is.
+    A dataset that names its own files (`is_own`) is read as it is.
 
     Args:
-        dataset: any.
-        read: of a dataset that is neither; a text where that cannot be done.
-        part: of what was read of a Subset's dataset, those with these indices.
-        row: several, one behind the other; or a text, likewise.
+        dataset: any dataset.
+        read: reads a dataset that is neither; returns a text if it cannot.
+        part: restricts what was read of a Subset's dataset to these indices.
+        row: concatenates what was read of several datasets; or returns a text.
     """
     if is_own(dataset):
         return read(dataset)
@@ -56,6 +56,6 @@ def is_own(dataset: Any) -> bool:
 
 
 def is_read_as(dataset: Any, base: type) -> bool:
-    """Whether its samples, one and many at once, are had by the very methods of ``base``."""
+    """Whether its samples, one and many at once, come from the very methods of ``base``."""
     ways = ("__getitem__", "__getitems__")
     return all(getattr(type(dataset), way, None) is getattr(base, way, None) for way in ways)

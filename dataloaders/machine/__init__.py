@@ -1,7 +1,8 @@
-"""What this machine has for one rank, and what its threads do.
+"""Ask about this machine, and control its threads and page cache.
 
 resources.py   cores, memory and shared memory, divided by the ranks on the machine
-page_cache.py  what the kernel keeps of a file in memory
-threads.py     threads of ours: torch's share of the cores, CUDA's captures
-waiting.py     waits of the main thread that Ctrl-C ends
+facts.py       facts about the machine for readers of measured figures
+page_cache.py  the parts of a file that the kernel keeps in memory
+threads.py     background threads: torch's share of the cores, CUDA graph capture
+waiting.py     waits of the main thread that Ctrl-C interrupts
 """

@@ -1,12 +1,12 @@
-"""What the kernel keeps of a file in memory: asked for ahead, looked at, and dropped.
+"""Read files ahead into the page cache, ask what is in it, and drop files from it.
 
-    will_read(values)      the pages under a mapped array: reading them begins, nobody waits
-    expect_exactly(map)    a page that is missing is read alone
-    DiskWatch              did this process go to a disk lately? then it pays to ask ahead
-    resident_pages(path)   which pages of a file are in memory now (mincore)
-    evict(path)            out of memory with them: unmapped here, then dropped
+    will_read(values)      start reading the pages under a mapped array, without waiting
+    expect_exactly(map)    have a missing page read alone
+    DiskWatch              whether this process read from a disk lately, so that asking ahead pays
+    resident_pages(path)   the pages of a file that are in memory now (mincore)
+    evict(path)            unmap a file's pages in this process, and drop them
 
-The pages of a file are shared by all processes that read it: what one asks for, all have.
+All processes that read a file share its pages: pages that one of them requests are there for all.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if sys.platform != "win32":
 
 __all__ = ["DiskWatch", "evict", "expect_exactly", "resident_pages", "tells_truth", "will_read"]
 
-# Linux cuts a request for more than its readahead short, in silence; 128 KiB is the default, and
-# few devices have less.
+# Linux silently shortens a request for more than the device's readahead. 128 KiB is the default,
+# and few devices have less.
 _REQUEST = 128 << 10
-_LOOKS = 8  # pages of a stretch
-_STAYS = 64  # looks for which it is remembered that a disk was read
-_MOST = 1 << 30  # bytes a call: offsets in a file may say anything
+_LOOKS = 8  # pages that are looked at in a range
+_STAYS = 64  # looks for which a read from disk is remembered
+_MOST = 1 << 30  # bytes a call: offsets in a file may be arbitrary
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 
 
 def will_read(values: npt.NDArray[Any], *, look: bool = False) -> None:
-    """Has the kernel begin to read the pages under ``values``, one stretch of a mapped file.
+    """Have the kernel start to read the pages under ``values``, one range of a mapped file.
 
-    It is advice: without support nothing happens, pages for which there is no room are not read,
-    nor more than 1 GiB. ``look`` spares the work where some pages of the stretch, evenly spread,
-    are all in memory already: for files of which `tells_truth`.
+    This is advice: without support nothing happens, and pages for which there is no room, or beyond
+    1 GiB, are not read. With ``look``, nothing is requested if some evenly spaced pages of the
+    range are all in memory already; use it for files that `tells_truth` accepts.
     """
     if _WILLNEED is None or not values.nbytes:
         return
@@ -57,10 +57,10 @@ def will_read(values: npt.NDArray[Any], *, look: bool = False) -> None:
 
 
 def expect_exactly(memory: mmap.mmap, exactly: bool) -> None:
-    """Whether a missing page of this map is read by itself, or with others around it, as is usual.
+    """Set whether a missing page of this map is read alone, or with its neighbours as usual.
 
-    By itself where what is needed is asked for by `will_read`: the few pages that are missed would
-    otherwise bring so much that a small page cache loses what was asked for.
+    Read pages alone where `will_read` requests what is needed: the few pages that are missed would
+    otherwise bring in so much that a small page cache drops what was requested.
     """
     advice = getattr(mmap, "MADV_RANDOM" if exactly else "MADV_NORMAL", None)
     if advice is not None:
@@ -70,7 +70,8 @@ def expect_exactly(memory: mmap.mmap, exactly: bool) -> None:
 def tells_truth(path: str | os.PathLike[str]) -> bool:
     """Whether the kernel says which pages of this file are in memory.
 
-    Of files that one neither owns nor may write it says that all are, since Linux 5.2.
+    Since Linux 5.2 it reports all pages as present if the process neither owns nor may write the
+    file.
     """
     if sys.platform != "linux":
         return False
@@ -88,14 +89,14 @@ def _seems_resident(begin: int, end: int) -> bool:
 
 
 class DiskWatch:
-    """Knows whether this process went to a disk lately: by its page faults, and what was read.
+    """Watch whether this process read from a disk lately, by its page faults and blocks read.
 
-    Asking for pages that are in memory costs up to a quarter of copying them; asking for those
-    that are not saves most of the wait. One look costs a microsecond.
+    Requesting pages that are in memory costs up to a quarter of copying them; requesting those that
+    are not saves most of the wait. One look costs a microsecond.
     """
 
     def __init__(self) -> None:
-        self._seen = (-1, -1)  # as if it had: the first read may well have to
+        self._seen = (-1, -1)  # the first read may well need the disk
         self._left = 0
 
     def reads(self) -> bool:
@@ -103,7 +104,8 @@ class DiskWatch:
         if sys.platform == "win32":
             return False
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        # What is asked for in time causes no fault; but it is read, and so this stays on.
+        # What is requested in time causes no fault, but it counts as blocks read, so this stays
+        # True.
         seen = usage.ru_majflt, usage.ru_inblock
         if seen != self._seen:
             self._seen, self._left = seen, _STAYS
@@ -113,7 +115,7 @@ class DiskWatch:
 
 
 def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
-    """For each page of the file, whether it is in memory. On Linux, if it `tells_truth`.
+    """Return for each page of the file whether it is in memory. Linux only, if it `tells_truth`.
 
     Raises:
         OSError: there is no such file, or this is not Linux.
@@ -124,7 +126,7 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
         if not size:
             return np.zeros(0, np.bool_)
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
-            data = np.frombuffer(memory, np.uint8)  # looking at its address touches no page
+            data = np.frombuffer(memory, np.uint8)  # taking its address touches no page
             flags = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
             failed = _libc().mincore(data.ctypes.data, size, flags.ctypes.data)
             del data  # it would keep the map from being closed
@@ -135,11 +137,11 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
 
 
 def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] | None = None) -> None:
-    """Drops the file from the page cache, or parts of it: (first byte, last byte + 1). On Linux.
+    """Drop the file, or ranges of it (first byte, last byte + 1), from the page cache. Linux only.
 
-    Pages that are not yet on disk stay, and those that other processes have mapped: whether it
-    succeeded, `resident_pages` says. Shared maps of it in this process stay valid and are read
-    from disk again when they are next used.
+    Pages that are not yet on disk stay, and so do those that other processes have mapped;
+    `resident_pages` shows whether it succeeded. Shared maps of the file in this process stay valid
+    and are read from disk again on their next use.
 
     Raises:
         OSError: there is no such file, or this is not Linux.
@@ -161,12 +163,12 @@ def evict(path: str | os.PathLike[str], parts: Iterable[tuple[int, int]] | None 
 
 
 def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int, int]]:
-    """Where this process has the file mapped: address, the file's byte there, how many."""
+    """Yield where this process has the file mapped: address, offset in the file, length."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         # 7f2c4c000000-7f2c4c021000 r--s 00000000 fe:00 1234    /path of the file
         words = line.split(maxsplit=5)
         if len(words) < 6 or words[4] != str(inode) or words[5] != path or words[1][3] != "s":
-            continue  # a private map may hold what was written to it and is nowhere else
+            continue  # a private map may hold changes that are nowhere else
         begin, end = (int(word, 16) for word in words[0].split("-"))
         yield begin, int(words[2], 16), end - begin
 
@@ -174,7 +176,7 @@ def _maps_here(inode: int, path: str) -> Iterator[tuple[int, int, int]]:
 def _refuse_other_systems() -> None:
     if sys.platform != "linux":
         raise OSError(
-            f"which pages of a file are in memory is known on Linux only; this is {sys.platform}, "
+            f"only Linux tells which pages of a file are in memory; this is {sys.platform}, "
             "which has no /proc/self/maps and no posix_fadvise"
         )
 

@@ -1,18 +1,18 @@
-"""What this machine gives a loader's workers: cores, memory and shared memory.
+"""Return what this machine can give a loader's workers: cores, memory and shared memory.
 
     usable_cores()        affinity and every cgroup quota above this process    ┐
     available_memory()    MemAvailable and every cgroup limit above it          │ divided by
     total_memory()        main memory and every cgroup limit above it           │ ranks_here()
     shm_room()            free in /dev/shm, where torch's workers put batches   ┘
     process_memory(pid)   what one worker costs now, and what copy-on-write can still add
-    python_heap_bytes()   what every forked worker may come to copy, by counting references
+    python_heap_bytes()   what every forked worker may come to copy by counting references
 
-The ranks that torchrun starts on one machine share its cores and its memory. Only this file divides
-by their number: what it returns is this rank's. The load average is not used, since it also counts
-the processes of other containers and jobs.
+The ranks that torchrun starts on one machine share its cores and its memory. Only this module
+divides by their number: its results are for this rank. It ignores the load average, which also
+counts the processes of other containers and jobs.
 
-The functions take the folder that stands for ``/`` as ``root``, so that they can be shown any
-machine. A file that is missing or malformed counts as "no limit said".
+``root`` is the folder that stands for ``/``, so that tests can present any machine. A missing or
+malformed file counts as no limit.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = [
 
 SHM = Path("/dev/shm")
 _ROOT = Path("/")
-# Batches beyond workers * prefetch_factor that can be alive: one that the training step holds
-# while it asks for the next one, and that one.
+# Batches beyond workers * prefetch_factor that can be alive: the one that the training step holds
+# while it asks for the next, and the next one.
 _HELD_BY_CONSUMER = 2
-# An object allocated by Python takes 16 to 512 bytes, 66 on average over the objects of a
-# process that has imported torch (sys.getsizeof); with the unused ends of pools and arenas, 80.
+# A Python object takes 16 to 512 bytes, 66 on average over the objects of a process that has
+# imported torch (sys.getsizeof); 80 with the unused ends of pools and arenas.
 _BYTES_PER_PYTHON_BLOCK = 80
-_ASSUMED_MEMORY = 4 << 30  # of a machine that does not tell
+_ASSUMED_MEMORY = 4 << 30  # for a machine that does not say
 
 
 def ranks_here() -> int:
@@ -104,10 +104,10 @@ def _affinity(pid: int) -> set[int]:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Cores' worth of CPU time that cgroups allow this process; None without a quota.
+    """Return the CPU time, in cores, that cgroups allow this process; None without a quota.
 
-    The tightest of its own cgroup and all above it (a parent's quota binds its children), in
-    version 2 (``cpu.max``) and version 1 (``cpu.cfs_quota_us``) hierarchies.
+    The smallest quota of its own cgroup and of all above it (a parent's quota binds its children),
+    in version 2 (``cpu.max``) and version 1 (``cpu.cfs_quota_us``) hierarchies.
     """
     quotas = []
     for folder in _cgroups("cpu", root):
@@ -156,7 +156,7 @@ def total_memory(root: Path = _ROOT) -> int:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
-    """The cgroups of this process that limit memory, and the bytes that they allow."""
+    """Yield the cgroups of this process that limit memory, and the bytes that they allow."""
     for folder in _cgroups("memory", root):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _number(_words(folder / name), 0)  # "max" means no limit
@@ -166,7 +166,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def cpu_model(root: Path = _ROOT) -> str:
-    """The processor's name, such as "AMD EPYC 7B13"; "unknown" where the system does not say."""
+    """Return the processor's name, such as "AMD EPYC 7B13"; "unknown" if not given."""
     for line in _text(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model"):
@@ -175,9 +175,9 @@ def cpu_model(root: Path = _ROOT) -> str:
 
 
 def shm_room(path: Path = SHM) -> int | None:
-    """Return the bytes that this rank's batches may take of what is free in shared memory.
+    """Return how many bytes of shared memory this rank's batches may take.
 
-    What is free, divided by the ranks on this machine; None where there is no such folder.
+    The free bytes divided by the ranks on this machine; None if there is no such folder.
     """
     try:
         room = os.statvfs(path)
@@ -187,21 +187,21 @@ def shm_room(path: Path = SHM) -> int | None:
 
 
 def batches_in_flight(num_workers: int, prefetch_factor: int) -> int:
-    """Batches that can be in shared memory at once; 0 without workers."""
+    """Return how many batches can be in shared memory at once; 0 without workers."""
     return num_workers * prefetch_factor + _HELD_BY_CONSUMER if num_workers else 0
 
 
 def batches_that_fit(batch_bytes: int, room: int | None) -> int | None:
-    """Batches of ``batch_bytes`` that ``room`` bytes of shared memory hold; None: any number."""
+    """Return how many batches of ``batch_bytes`` fit into ``room`` bytes; None: any number."""
     return None if room is None or batch_bytes <= 0 else room // batch_bytes
 
 
 def shm_shortage(
     num_workers: int, prefetch_factor: int, batch_bytes: int, path: Path = SHM
 ) -> str | None:
-    """What goes wrong with these settings and what to do, in one sentence; None if they fit.
+    """Say in one sentence what goes wrong with these settings and what to do; None if they fit.
 
-    torch's workers pass tensors through ``path`` under either sharing strategy. A worker that
+    Torch's workers pass tensors through ``path`` under either sharing strategy. A worker that
     writes to it when it is full is killed by SIGBUS: "DataLoader worker (pid N) is killed by
     signal: Bus error", usually minutes into a run.
     """
@@ -228,9 +228,9 @@ class ProcessMemory:
     Attributes:
         private: pages that no other process shares (USS): what ending it would free.
         proportional: private pages, and its share of the shared ones (PSS).
-        shared_anonymous: pages still shared with the process that forked it. Each is copied
-            when either side writes to it, and counting a reference is a write: over an epoch,
-            ``private`` can grow by this much.
+        shared_anonymous: pages still shared with the process that forked it. Each is copied when
+            either side writes to it, and counting a reference is a write: ``private`` can grow by
+            this much over an epoch.
     """
 
     private: int
@@ -239,7 +239,7 @@ class ProcessMemory:
 
 
 def process_memory(pid: int, root: Path = _ROOT) -> ProcessMemory | None:
-    """The memory of process ``pid``; None if it has ended or the system does not say."""
+    """Return the memory of process ``pid``; None if it has ended or the system does not say."""
     fields = _fields(root / "proc" / str(pid) / "smaps_rollup")
     if "Pss:" not in fields:
         return None
@@ -253,17 +253,17 @@ def process_memory(pid: int, root: Path = _ROOT) -> ProcessMemory | None:
 
 
 def python_heap_bytes() -> int:
-    """Bytes that this process's Python objects take, about: those a forked worker may copy.
+    """Estimate the bytes of this process's Python objects, which forked workers may copy.
 
-    A worker that looks at an object counts a reference to it, which writes to the object's page
-    and so copies it. A dataset that is a list of a million strings costs every worker the whole
-    list by the end of the first epoch; a tensor or an array costs it nothing.
+    A worker that uses an object counts a reference to it, which writes to the object's page and so
+    copies it. A dataset that is a list of a million strings costs every worker the whole list by
+    the end of the first epoch; a tensor or an array costs it nothing.
     """
     return sys.getallocatedblocks() * _BYTES_PER_PYTHON_BLOCK
 
 
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroup and of all above it, in either version's hierarchy."""
+    """Yield the folders of this process's cgroup and of all above it, for both versions."""
     memberships = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
     for words in map(str.split, _text(root / "proc/self/mountinfo").splitlines()):
         # 32 31 0:29 /root /mount/point options [tags ...] - type source superoptions
@@ -278,8 +278,8 @@ def _cgroups(controller: str, root: Path) -> Iterator[Path]:
             continue
         mount = root / words[4].lstrip("/")
         for path in paths:
-            # Inside a container the mount shows only the part below the mount's own root, and
-            # the path may be the host's: then what is mounted is the container's own cgroup.
+            # Inside a container the mount shows only the part below the mount's own root, and the
+            # path may be the host's. What is mounted is then the container's own cgroup.
             inside = path.removeprefix(words[3]) if words[3] != "/" else path
             parts = [part for part in inside.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
@@ -296,9 +296,9 @@ def _available_on_machine(root: Path) -> int:
 
 
 def _by_psutil(which: str) -> int:
-    """Bytes of memory where the system has no /proc; without psutil `_ASSUMED_MEMORY`."""
+    """Return bytes of memory on a system without /proc; without psutil `_ASSUMED_MEMORY`."""
     try:
-        import psutil  # not on the import path of the package: it is slow to load
+        import psutil  # slow to load, so not on the package's import path
     except ImportError:
         warnings.warn(
             f"the {which} memory of this machine is not known, and {_ASSUMED_MEMORY >> 30} GiB are "
@@ -311,7 +311,7 @@ def _by_psutil(which: str) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The lines "name number ..." of a file."""
+    """Read a file with lines of the form "name number ..."."""
     fields = {}
     for words in map(str.split, _text(path).splitlines()):
         value = _number(words, 1)
@@ -346,5 +346,5 @@ def _size(count: int) -> str:
 
 
 def _round_gib(count: int) -> int:
-    """Whole GiB with half as much again to spare."""
+    """Round up to whole GiB, with half as much again to spare."""
     return max(1, math.ceil(count * 1.5 / 2**30))

@@ -1,7 +1,7 @@
-"""Threads of ours that work beside the user's: what torch and CUDA shall do otherwise in them.
+"""Set up background threads: torch's share of the cores, and CUDA graph capture.
 
-share_work(n)          torch divides its operations here among n threads; elsewhere as before
-let_others_capture()   CUDA calls of this thread spoil no graph that another thread captures
+limit_torch_threads(n)        torch uses n threads for operations of this thread
+use_thread_local_capture()    CUDA calls of this thread do not break another thread's capture
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from typing import Any
 
 import torch
 
-__all__ = ["let_others_capture", "share_work"]
+__all__ = ["limit_torch_threads", "use_thread_local_capture"]
 
 _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h."""
 
-_TELLING = threading.Lock()  # two that begin at once would each put back what the other one told
+_SETTING = threading.Lock()  # two threads at once would each restore what the other one set
 
 
-def share_work(count: int) -> None:
+def limit_torch_threads(count: int) -> None:
     """Have torch's operations on the calling thread, which is new, use ``count`` threads.
 
-    1: this thread alone, as it works beside others of its kind.
+    With 1, the thread works alone, beside others like it.
     """
-    with _TELLING:
+    with _SETTING:
         before = torch.get_num_threads()
         torch.set_num_threads(count)
-        # That is also what threads begin with that are new to torch from now on: put it back, in
-        # a thread to which it then applies.
+        # torch.set_num_threads also sets the number for threads that torch has not seen yet.
+        # Restore it from another thread, which is the one that the call then affects.
         other = threading.Thread(target=torch.set_num_threads, args=(before,))
         other.start()
         other.join()
 
 
-def let_others_capture() -> None:
+def use_thread_local_capture() -> None:
     """Let CUDA calls of the calling thread run while another thread captures a CUDA graph.
 
-    ``torch.cuda.graph`` captures in CUDA's mode "global": until its end, calls of every thread that
-    a graph could not hold (to allocate memory, to ask for an event) fail, and the graph is lost.
-    Threads in the mode "thread_local" are left out of that, as long as they capture nothing
-    themselves (cuThreadExchangeStreamCaptureMode in CUDA's driver API). Does nothing without CUDA.
+    ``torch.cuda.graph`` captures in CUDA's "global" mode. Until the capture ends, any call that a
+    graph cannot hold (allocating memory, querying an event) fails on every thread, and the graph is
+    lost. Threads in the mode "thread_local" are exempt, as long as they capture nothing themselves
+    (cuThreadExchangeStreamCaptureMode in CUDA's driver API). Does nothing without CUDA.
     """
     driver = _driver()
     if driver is not None:
         mode = ctypes.c_int(_THREAD_LOCAL)
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # else it stays as it was
+        # Not checked: on an error the mode stays as it was.
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def _driver() -> Any:

@@ -1,8 +1,9 @@
-"""Waits of the main thread that a signal ends: Ctrl-C while a queue is empty or a thread runs.
+"""Wait on the main thread so that Ctrl-C interrupts: for a queue's item or a thread's end.
 
-A wait for a lock ends for a signal that the kernel delivers to the waiting thread while it waits.
-One that another thread is given, or that comes a moment before the wait begins, is only noted by
-Python, which acts on it in the main thread, which waits. So these waits end and begin again.
+A wait for a lock ends only for a signal that the kernel delivers to the waiting thread while it
+waits. If the signal goes to another thread, or comes a moment before the wait begins, Python only
+notes it and acts on it in the main thread, which is waiting. So these waits time out and start
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HEARS_S = 0.2
 
 
 def get(queue: SimpleQueue[T]) -> T:
-    """The queue's next item, however long it takes."""
+    """Return the queue's next item, however long it takes."""
     while True:
         try:
             return queue.get(timeout=_HEARS_S)

@@ -145,7 +145,7 @@ class Feed:
 
     @property
     def left(self) -> float:
-        """Batches that the running epoch still has; infinity if its length is not known."""
+        """Return how many batches the running epoch still has; infinity if that is not known."""
         return float("inf") if self.length is None else max(0, self.length - self.taken)
 
     def ready(self) -> int | None:

@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of ``high - low``."""
+        """Return half of ``high - low``."""
         return (self.high - self.low) / 2
 
     def __format__(self, spec: str) -> str:
@@ -42,7 +42,7 @@ class Interval:
 
 
 class Lap(NamedTuple):
-    """One or more steps of a block, between two marks of its clock.
+    """Holds one or more steps of a block, between two marks of its clock.
 
     Attributes:
         seconds: on the clock.
@@ -63,7 +63,7 @@ class Lap(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """A block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked."""
+    """Holds a block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked."""
 
     seconds: float
     steps: int
@@ -71,7 +71,7 @@ class Timed:
 
     @property
     def per_batch(self) -> float:
-        """Seconds for one step."""
+        """Return the seconds for one step."""
         return self.seconds / self.steps
 
 

@@ -11,7 +11,7 @@ __all__ = ["counts_of"]
 
 
 def counts_of(iterator: Any) -> tuple[int, int] | None:
-    """(ready, outstanding) batches of ``iterator``, or None for one that does not tell.
+    """Return (ready, outstanding) batches of ``iterator``, or None for one that does not tell.
 
     Ready ones are made and wait to be taken. Outstanding are those and the ones that are being
     made or are ordered from workers: where both are equal, nothing is at work.

@@ -1,17 +1,17 @@
-"""Facts about somebody's dataset, found in a process of its own.
+"""Find facts about a dataset in a separate process.
 
     this process                        a worker process, started as torch starts the loader's
     observe(loader, look) ── look ────> worker_init_fn, seeds ──> look(dataset) reads samples
                           <── facts ──  and the process ends
 
-Code that only looks (``explain``, ``tune``, a proof, a study) never runs a dataset's own
-``__getitem__``, collation or transforms in this process. A file that a dataset opens when it is
-first read would stay open here: each worker forked later would inherit it, all of them would share
-one offset, and samples would be wrong without an error.
+Code that only inspects (``explain``, ``tune``, a proof, a study) never runs a dataset's own
+``__getitem__``, collation or transforms in this process. A file that a dataset opens on its first
+read would stay open here. Each worker forked later would inherit it, all of them would share one
+offset, and samples would be wrong without an error.
 
-process.py      the process: started, asked, ended
-own_files.py    files that a fork inherits, opened anew in it
-attributes.py   attributes of a dataset, read here without running its code
+process.py      start, ask and end the process
+own_files.py    reopen the files that a fork inherits
+attributes.py   read attributes of a dataset here, without running its code
 """
 
 from dataloaders.observing.attributes import held

@@ -1,4 +1,4 @@
-"""Attributes of somebody's dataset, read without running its code."""
+"""Read attributes of a dataset without running its code."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 __all__ = ["held"]
 
 _QUIET = (FunctionType, staticmethod, classmethod, MemberDescriptorType, GetSetDescriptorType)
-"""What a class may hold that Python alone reads: methods, slots, attributes of built-in types."""
+"""Class members that Python itself reads: methods, slots, attributes of built-in types."""
 
 
 def held(value: Any, name: str) -> Any:
     """Return attribute ``name`` of ``value``; None if there is none, or if reading it runs code.
 
     A property or a ``__getattr__`` may open a file, which would then be open in this process.
-    Properties of torch's and torchvision's classes open nothing, and are read.
+    Properties of torch's and torchvision's classes open nothing, so they are read.
     """
     kind = type(value)
     in_class = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
@@ -30,5 +30,5 @@ def held(value: Any, name: str) -> Any:
             return in_class.__get__(value, kind)
         except AttributeError:  # a slot that was never filled
             return None
-    # What else has a __get__ runs code.
+    # Anything else with a __get__ runs code.
     return None if hasattr(type(in_class), "__get__") else in_class

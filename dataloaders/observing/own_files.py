@@ -1,7 +1,7 @@
-"""Files that a forked process inherits, opened anew in it.
+"""Reopen the files that a forked process inherits.
 
-A fork shares the offset of every open file with its parent. What it reads moves the offset under
-the parent, whose next buffered read then continues at the wrong place.
+A fork shares the offset of every open file with its parent. What it reads moves the parent's
+offset, and the parent's next buffered read continues at the wrong place.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import suppress
 __all__ = ["open_files_anew"]
 
 _KEPT = os.O_RDWR | os.O_WRONLY | os.O_APPEND | getattr(os, "O_DIRECT", 0)
-_STANDARD = 2  # stdin, stdout, stderr: their writers share an offset on purpose
+_STANDARD = 2  # stdin, stdout, stderr share an offset on purpose
 
 
 def open_files_anew() -> None:
-    """Give this process offsets of its own in all regular files that it may read.
+    """Give this process its own offsets in all regular files that it may read.
 
     Call it in a fork, before anything reads. Descriptors and offsets keep their numbers. Does
-    nothing where the system has no ``/proc/self/fd``.
+    nothing on a system without ``/proc/self/fd``.
 
     Raises:
-        OSError: a file cannot be opened again, for instance since permissions were dropped.
+        OSError: a file cannot be opened again, for instance because permissions were dropped.
     """
     try:
         import fcntl

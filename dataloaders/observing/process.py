@@ -1,4 +1,4 @@
-"""One look at a dataset, in a process started as torch starts a worker of its loader."""
+"""Ask about a dataset in a process started as torch starts a worker of its loader."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Unobserved", "observe", "worker_of"]
 T = TypeVar("T")
 
 HANG_S = 60.0
-"""After so long without an answer the dataset is taken to hang, unless the loader has a timeout."""
+"""Seconds without an answer after which a dataset counts as hanging, unless a timeout is given."""
 
 _LONGEST_TEXT = 300
 
 _CHECK_S = 2.0
-"""How often it is asked whether the process lives; torch is told only of one that fails."""
+"""Seconds between two checks that the process lives; torch notices only one that fails."""
 
 
 class Unobserved(Exception):
-    """The dataset could not be observed; the message says why and what to do, as a sentence.
+    """The dataset could not be observed; the message says why and what to do, in a sentence.
 
     Attributes:
-        started: whether a process was started; else the dataset cannot be sent to one.
+        started: whether a process was started. If not, the dataset cannot be sent to one.
     """
 
     def __init__(self, message: str, *, started: bool = True) -> None:
@@ -43,26 +43,26 @@ class Unobserved(Exception):
 
 
 def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = None) -> T:
-    """Return what ``look(loader.dataset)`` returns, called in a process of its own.
+    """Return what ``look(loader.dataset)`` returns, called in a separate process.
 
-    The process starts as torch starts worker 0 of ``loader``: by its ``multiprocessing_context``,
-    with its ``worker_init_fn`` (of a loader with ``num_workers=0`` without it, and without worker
-    info, as in its loop), with torch's seeds for a worker, and with one thread for torch. It has
-    offsets of its own in files that are open here. It ends before this returns. Nothing is drawn
-    from the generators of this process or of the loader.
+    The process starts as torch starts worker 0 of ``loader``: with its ``multiprocessing_context``
+    and ``worker_init_fn``, torch's seeds for a worker, and one thread for torch. For a loader with
+    ``num_workers=0`` it has no ``worker_init_fn`` and no worker info, as in the loader's own loop.
+    It has its own offsets in files that are open here. It ends before this function returns.
+    Nothing is drawn from the generators of this process or of the loader.
 
-    Costs 0.04 s under fork, and the start of Python and torch (1.5 to 2 s) under spawn and
-    forkserver (bench/results/observing.md); besides what ``look`` reads.
+    Besides what ``look`` reads, this costs 0.04 s under fork, and the start of Python and torch
+    (1.5 to 2 s) under spawn and forkserver (bench/results/observing.md).
 
     Args:
         loader: any torch DataLoader; only its settings and its dataset are used.
-        look: called with the dataset; picklable where workers are spawned. What it returns is
+        look: called with the dataset; must be picklable if workers are spawned. Its result is
             pickled.
-        timeout_s: seconds after which the dataset is taken to hang; None: the loader's
+        timeout_s: seconds after which the dataset counts as hanging; None: the loader's
             ``timeout``, else `HANG_S`.
 
     Raises:
-        Unobserved: the dataset cannot be sent to a process, the process dies, or it gives no answer
+        Unobserved: the dataset cannot be sent to a process, the process dies, or it does not answer
             in time.
         Exception: what ``look`` raises, as torch raises errors of workers.
     """
@@ -73,10 +73,10 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     start = _Start(init, loader.num_workers, kind == "fork")
     name = type(loader.dataset).__name__
     try:
-        # torch draws the worker's seed on the default device; meta has no generators.
+        # Torch draws the worker's seed on the default device; meta has no generators.
         generator = torch.Generator(torch.get_default_device())
-        one: DataLoader[Any] = DataLoader(
-            _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs of one
+        loader_of_one: DataLoader[Any] = DataLoader(
+            _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
             sampler=[0],
             collate_fn=_same,
@@ -86,21 +86,21 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
             multiprocessing_context=context,
             generator=generator,
         )
-        answer = _answer(one, limit_s)
+        answer = _answer(loader_of_one, limit_s)
     except Exception as error:
         raise _unobserved(name, error, limit_s) from error
     if answer.raised is not None:
         answer.raised.reraise()  # type: ignore[no-untyped-call]
     if answer.unpicklable:
         raise Unobserved(
-            f"what was found of {name} cannot be sent between processes ({answer.unpicklable})"
+            f"the facts about {name} cannot be sent between processes ({answer.unpicklable})"
         )
-    found: T = pickle.loads(answer.found)
-    return found
+    facts: T = pickle.loads(answer.facts)
+    return facts
 
 
 def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
-    """Return a loader of ``dataset`` for `observe`, where the user has given none."""
+    """Return a loader of ``dataset`` for `observe`, for callers without a loader."""
     return DataLoader(
         dataset,
         sampler=[],
@@ -113,10 +113,10 @@ def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[A
 class _Answer:
     """What ``look`` returned, pickled; or what it raised; or why it cannot be pickled.
 
-    Bytes, since tensors would be sent through shared memory, of which there may be too little.
+    Bytes, because tensors would be sent through shared memory, of which there may be too little.
     """
 
-    found: bytes = b""
+    facts: bytes = b""
     raised: ExceptionWrapper | None = None
     unpicklable: str = ""
 
@@ -130,18 +130,18 @@ class _Looking:
 
     def __getitem__(self, index: int) -> _Answer:
         try:
-            found = self.look(self.dataset)
+            facts = self.look(self.dataset)
         except Exception:
             where = "in the process that observes a dataset"
             return _Answer(raised=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
         try:
-            return _Answer(pickle.dumps(found))
-        except Exception as error:  # anything may refuse to be pickled, in any way
+            return _Answer(pickle.dumps(facts))
+        except Exception as error:  # pickling may fail in any way
             return _Answer(unpicklable=_text(error))
 
 
 class _Start:
-    """A worker_init_fn: the process made like a worker of the user's loader, or like its loop."""
+    """A worker_init_fn that turns the process into a worker of the user's loader, or its loop."""
 
     def __init__(
         self, worker_init_fn: Callable[[int], None] | None, num_workers: int, forked: bool
@@ -157,7 +157,7 @@ class _Start:
             torch_worker._worker_info = None
             return
         info: Any = get_worker_info()
-        # Past the guard of info's attributes.
+        # info forbids assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
         object.__setattr__(info, "num_workers", self._num_workers)
         if self._worker_init_fn is not None:
@@ -168,22 +168,25 @@ def _same(answer: Any) -> Any:
     return answer
 
 
-def _answer(one: DataLoader[Any], limit_s: float) -> _Answer:
-    """The answer of the only worker, which has ended when this returns or raises."""
+def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
+    """Return the answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
     try:
         with warnings.catch_warnings():
-            # torch tells of a pickling error that it raises next; Python of forks beside threads.
+            # Torch warns of a pickling error that it raises next; Python warns of forks beside
+            # threads.
             warnings.filterwarnings("ignore", "Got pickle error")
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            iterator = one._get_iterator()  # not iter(): a script's loaders may be watched
+            iterator = (
+                loader_of_one._get_iterator()
+            )  # not iter(): a script's loaders may be watched
         return _awaited(iterator, time.monotonic() + limit_s)
     finally:
         workers = list(getattr(iterator, "_workers", ()))
         if iterator is not None:
             iterator._shutdown_workers()
         for worker in workers:
-            if worker.is_alive():  # it ignores the signal that ended it
+            if worker.is_alive():  # it ignores the signal that should have ended it
                 worker.kill()
             worker.join()
 
@@ -202,8 +205,8 @@ def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:
     text = str(error)
     if "timed out" in text:
         return Unobserved(
-            f"{name} gave no sample within {timeout_s:g} s in a process of its own; if it only is "
-            "slow, give the loader workers and a larger timeout="
+            f"{name} returned no sample within {timeout_s:g} s in a separate process; if it is "
+            "only slow, give the loader workers and a larger timeout="
         )
     if text.startswith("DataLoader worker"):
         return Unobserved(f"the process that read samples of {name} died ({_text(error)})")

@@ -2,5 +2,5 @@
 
 philox.py  numbers from (seed, epoch, index, occurrence, draw)
 seeded.py  a loader whose order and samples are drawn from these
-states.py  the process-wide generators, put back after a trial
+states.py  restore the process-wide generators after a trial
 """

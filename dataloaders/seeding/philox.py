@@ -1,15 +1,15 @@
-"""Random numbers that are a pure function of where they are used: no state, any order.
+"""Draw random numbers as a pure function of where they are used: no state, in any order.
 
     (seed, epoch) ──one Philox block──> 64-bit key  ┐
     (index, occurrence, draw) ────> 128-bit counter ┴─ Philox4x32-10 ──> words, bits, uniform
 
-A sample's draws depend on its own five numbers only, so they are the same in any worker, batch,
+A sample's draws depend only on its own five numbers, so they are the same in any worker, batch,
 rank or backend, and a whole batch is drawn at once:
 
     uniform(seed, epoch, index[:, None], occurrence[:, None], np.arange(4))    batch x 4 draws
 
-Philox4x32-10 is from Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
-3" (SC 2011); its reference vectors are among the tests.
+Philox4x32-10 is from Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+(SC 2011); the tests include its reference vectors.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Integers: TypeAlias = "int | np.integer[Any] | npt.NDArray[Any] | npt.ArrayLike"
 """An integer or an array of integers of any signed or unsigned type; counted modulo 2**64."""
 
 FIRST_RESERVED_DRAW = 2**32 - 16
-"""Draws from here to 2**32 - 1 seed samplers, workers and opaque code; others may use the rest."""
+"""Draws from here to 2**32 - 1 seed samplers, workers and user code; the rest is free."""
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
-# The keys of the two blocks that make keys; any constants serve ("data", "load" and "wide").
+# The keys of the two blocks that make keys; any constants will do ("data", "load" and "wide").
 _KEY_OF_STREAM = (0x64617461, 0x6C6F6164)
 _KEY_OF_WIDE = (0x77696465, 0x6C6F6164)
 
@@ -56,7 +56,7 @@ _Words: TypeAlias = tuple[int, int, int, int]
 def uniform(
     seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
 ) -> npt.NDArray[np.float64]:
-    """float64 in [0, 1), multiples of 2**-53, one for each tuple of the broadcast arguments.
+    """Return float64 in [0, 1), multiples of 2**-53, one for each tuple of the broadcast arguments.
 
     Takes the arguments, and raises the errors, of `words`.
     """
@@ -67,9 +67,9 @@ def uniform(
 def bits(
     seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
 ) -> npt.NDArray[np.uint64]:
-    """uint64, all 64 bits random, one for each tuple of the broadcast arguments.
+    """Return uint64 with 64 random bits, one for each tuple of the broadcast arguments.
 
-    Takes the arguments, and raises the errors, of `words`, whose first two words these are.
+    Takes the arguments, and raises the errors, of `words`. These are its first two words.
     """
     word = words(seed, epoch, index, occurrence, draw).astype(np.uint64)
     return np.asarray(word[..., 0] | (word[..., 1] << np.uint64(32)))
@@ -78,14 +78,14 @@ def bits(
 def words(
     seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
 ) -> npt.NDArray[np.uint32]:
-    """uint32 of shape (..., 4): the 128 random bits of each tuple of the broadcast arguments.
+    """Return uint32 of shape (..., 4): 128 random bits for each tuple of the broadcast arguments.
 
-    How the five 64-bit values become one 128-bit counter and one 64-bit key: ``index`` is the
-    low half of the counter, the low 32 bits of ``occurrence`` and of ``draw`` are its high half;
-    the key is half a Philox block of the counter (seed, epoch). If the upper 32 bits of
-    ``occurrence`` or ``draw`` are not zero, one more block mixes them into the key. Within one
-    (seed, epoch), two tuples with occurrence and draw below 2**32 therefore never share a
-    counter; two keys are equal by a chance of 2**-64.
+    The five 64-bit values become one 128-bit counter and one 64-bit key. The low half of the
+    counter is ``index``; its high half is the low 32 bits of ``occurrence`` and of ``draw``. The
+    key is half a Philox block of the counter (seed, epoch). If the upper 32 bits of ``occurrence``
+    or ``draw`` are not zero, one more block mixes them into the key. So within one (seed, epoch),
+    two tuples with occurrence and draw below 2**32 never share a counter, and two keys are equal
+    with probability 2**-64.
 
     Raises:
         TypeError: an argument is not made of integers.
@@ -105,7 +105,7 @@ def words(
 
 
 def words_of(seed: int, epoch: int, index: int, occurrence: int = 0, draw: int = 0) -> _Words:
-    """`words` of five plain ints, as four ints below 2**32: about 6 microseconds, not 100."""
+    """Return `words` of five plain ints as four ints below 2**32, in about 6 instead of 100 us."""
     key = _stream_key(seed & _MASK64, epoch & _MASK64)
     occurrence_high, draw_high = (occurrence >> 32) & _MASK32, (draw >> 32) & _MASK32
     if occurrence_high or draw_high:
@@ -115,7 +115,7 @@ def words_of(seed: int, epoch: int, index: int, occurrence: int = 0, draw: int =
 
 
 def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    """uint32 of shape (..., 4): the Philox4x32-10 block of ``counter`` (..., 4), ``key`` (..., 2).
+    """Return the Philox4x32-10 block of ``counter`` (..., 4) and ``key`` (..., 2): uint32 (..., 4).
 
     Both hold 32-bit words, the least significant first, as in Random123.
     """
@@ -127,15 +127,15 @@ def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uin
 
 
 def stable_key(key: object) -> int:
-    """An int in [-2**63, 2**63) that stands for a sampler's ``key``, the same in every process.
+    """Return an int in [-2**63, 2**63) for a sampler's ``key``, the same in every process.
 
     Integers that fit (Python's, NumPy's, tensors with one integer: whatever has ``__index__``)
-    are themselves. Strings, bytes, None, floats, larger integers, arrays and any nesting of
+    stand for themselves. Strings, bytes, None, floats, larger integers, arrays and any nesting of
     these in tuples, lists, sets and dicts are hashed (blake2b of a canonical encoding; a list
     counts as the tuple of its members). Other objects are hashed by type name and ``repr``.
 
     Raises:
-        TypeError: the ``repr`` of an object holds its address, which changes from run to run.
+        TypeError: the ``repr`` of an object contains its address, which changes from run to run.
     """
     if type(key) is int:
         value = key
@@ -153,7 +153,7 @@ _Arrays4: TypeAlias = (
 
 
 def _rounds(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> _Arrays4:
-    """Ten rounds on uint64 arrays that hold 32-bit words; operands broadcast."""
+    """Compute ten rounds on uint64 arrays that hold 32-bit words; operands broadcast."""
     mask, half = np.uint64(_MASK32), np.uint64(32)
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     k0, k1 = (np.asarray(word, dtype=np.uint64) for word in key)
@@ -172,7 +172,7 @@ def _rounds(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> _Arrays
 
 
 def _rounds_of_ints(counter: _Words, key: tuple[int, int]) -> _Words:
-    """`_rounds` in plain ints, for one block: NumPy's cost per call is most of a small array's."""
+    """Compute `_rounds` of plain ints: for one block, NumPy's cost per call would dominate."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     m0, m1 = _MULTIPLIERS
@@ -192,7 +192,7 @@ def _stream_key(seed: int, epoch: int) -> tuple[int, int]:
 
 
 def _as_uint64(values: Integers) -> npt.NDArray[np.uint64]:
-    """``values`` modulo 2**64. Python lists of mixed size become exact, not float64."""
+    """Return ``values`` modulo 2**64. Python lists of mixed size become exact, not float64."""
     array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if array.dtype.kind not in "iub":
         if array.size == 0 and not isinstance(values, np.ndarray):
@@ -232,7 +232,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def _encode(key: object) -> bytes:
-    """Bytes that differ for different keys: a letter for the type, a length, the content."""
+    """Encode a key, so that different keys differ: a letter for the type, a length, the content."""
     if key is None:
         return b"n"
     if isinstance(key, str):

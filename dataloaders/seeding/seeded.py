@@ -1,13 +1,13 @@
-"""seed=: a loader's shuffle and its samples' randomness as functions of (seed, epoch, index).
+"""seed=: make a loader's shuffle and samples functions of (seed, epoch, index).
 
     loader ──Seeding.view()──> the same loader with
         samplers without a generator   one seeded from (seed, epoch)
         indices                        sent with (seed, epoch) and the occurrence of each
         dataset[index], collate_fn     run with torch's, NumPy's and random's generators seeded
 
-torch's CPU default generator, ``numpy.random`` and ``random`` are the generators that opaque
-code draws from. Outside of workers their states are put back after each fetch. CUDA generators
-are never touched: ``torch.manual_seed`` would reseed every device, at many times the cost.
+User code draws from torch's default CPU generator, ``numpy.random`` and ``random``. Outside of
+workers their states are restored after each fetch. CUDA generators are never touched:
+``torch.manual_seed`` would reseed every device, at many times the cost.
 """
 
 from __future__ import annotations
@@ -51,35 +51,35 @@ _RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Seeding:
-    """The seeded views of one loader, one for each epoch; kept by the session that iterates it."""
+    """Make the seeded views of one loader, one for each epoch; the loader's session keeps this."""
 
     def __init__(self) -> None:
         self._persistent: _View | None = None
         self._sampler_counts = False
 
     def view(self, loader: Specification, *, samples: bool = True) -> Specification:
-        """A torch DataLoader to iterate in place of ``loader`` for the epoch that begins now.
+        """Return a torch DataLoader to iterate in place of ``loader`` for the next epoch.
 
-        It shares dataset, workers and collation with ``loader``. torch's RandomSampler,
+        It shares dataset, workers and collation with ``loader``. Torch's RandomSampler,
         SubsetRandomSampler and WeightedRandomSampler, if they have no generator (themselves or
-        under torch's BatchSampler), are replaced by copies with one seeded from (seed, epoch);
-        so is the generator of the workers' base seed. Generators of the user's, other samplers
-        and DistributedSampler stay as they are. torch's default generator is not drawn from.
+        under torch's BatchSampler), are replaced by copies with one seeded from (seed, epoch); so
+        is the generator of the workers' base seed. The user's own generators, other samplers and
+        DistributedSampler are not changed. Nothing is drawn from torch's default generator.
 
-        With ``samples``, the view also seeds the generators around each sample from (seed,
-        epoch, key, occurrence) and around a custom collate_fn from those of the batch's first
-        sample. The key is the index (others: `dataloaders.seeding.philox.stable_key`); occurrence
-        counts its repeats in this loader's epoch, in the epoch of all ranks for
-        DistributedSampler. A dataset's ``__getitems__`` is called with one index at a time.
-        Iterable datasets are seeded from (seed, epoch, rank, worker, position) instead, so their
-        samples depend on the number of workers. Data pipes get the samplers' part only.
+        With ``samples``, the view also seeds the generators around each sample from (seed, epoch,
+        key, occurrence), and around a custom collate_fn from those of the batch's first sample. The
+        key is the index (others: `dataloaders.seeding.philox.stable_key`). Occurrence counts its
+        repeats in this loader's epoch, or for DistributedSampler in the epoch of all ranks. A
+        dataset's ``__getitems__`` is called with one index at a time. Iterable datasets are seeded
+        from (seed, epoch, rank, worker, position) instead, so their samples depend on the number of
+        workers. Data pipes get the samplers' part only.
 
-        The epoch is the value of ``loader.set_epoch``, else the ``epoch`` of a sampler once that
-        was set to other than 0, else the number of ``iter()`` calls before this one. While
-        persistent workers live, it is the same view each time, moved on to the next epoch.
+        The epoch is the value given to ``loader.set_epoch``, else the ``epoch`` of a sampler once
+        that was set to other than 0, else the number of earlier ``iter()`` calls. While persistent
+        workers live, the same view is returned each time, set to the next epoch.
 
         Raises:
-            OptionError: while iterating, if ``__getitems__`` gives no list of one sample.
+            OptionError: while iterating, if ``__getitems__`` does not return a list of one sample.
             TypeError: while iterating, if a sampler's key has no stable content.
         """
         stream = (int(getattr(loader, "seed", None) or 0), self._epoch(loader))
@@ -92,9 +92,9 @@ class Seeding:
         return self._persistent.loader
 
     def foreseen_indices(self, loader: Specification, *, samples: bool = True) -> Iterable[Any]:
-        """The indices that the view of ``loader`` would be sent, with nothing shared with it.
+        """Return the indices that the view of ``loader`` would get; nothing is shared with it.
 
-        For a look at an epoch that has not begun: neither this object nor a view in use changes,
+        Used to predict an epoch that has not begun: neither this object nor a view in use changes,
         as long as the samplers of ``loader`` are copies.
         """
         epoch = copy.copy(self)._epoch(loader)
@@ -109,7 +109,8 @@ class Seeding:
         inner = getattr(loader.batch_sampler, "sampler", None)
         for sampler in (loader.batch_sampler, inner, loader.sampler):
             epoch = getattr(sampler, "epoch", None)
-            # A sampler's epoch starts at 0, set or not; once it moved, it is counting for us.
+            # A sampler's epoch starts at 0, set or not; once it has changed, the sampler counts
+            # epochs.
             if isinstance(epoch, int) and (epoch != 0 or self._sampler_counts):
                 self._sampler_counts = True
                 return epoch
@@ -117,10 +118,10 @@ class Seeding:
 
 
 def seed_generators(words: _Words) -> None:
-    """Seed torch's CPU default generator, ``numpy.random`` and ``random`` from 128 bits.
+    """Seed torch's default CPU generator, ``numpy.random`` and ``random`` from 128 bits.
 
-    All three are Mersenne twisters, so each takes other words: equal seeds would make torch's
-    and NumPy's streams equal. torch and NumPy keep 32 bits of a seed.
+    All three are Mersenne twisters, and each takes other words: equal seeds would make torch's and
+    NumPy's streams equal. Torch and NumPy keep 32 bits of a seed.
     """
     torch.default_generator.manual_seed(words[0])
     np.random.seed(words[1])
@@ -132,7 +133,7 @@ _Stream: TypeAlias = tuple[int, int]  # (seed, epoch)
 
 
 class _View:
-    """One view, and what must be moved on when it is used for another epoch."""
+    """A view, and what must change when it is used for another epoch."""
 
     def __init__(self, loader: Specification, stream: _Stream, *, samples: bool) -> None:
         view = view_of(loader)
@@ -146,7 +147,7 @@ class _View:
 
         batch_sampler = loader.batch_sampler
         batched = type(batch_sampler) is BatchSampler
-        # A custom batch sampler's own samplers are its business.
+        # A custom batch sampler handles its own samplers.
         inner = batch_sampler.sampler if batched else loader.sampler  # type: ignore[union-attr]
         if type(inner) in _RANDOM_SAMPLERS and getattr(inner, "generator", None) is None:
             seeded = copy.copy(inner)
@@ -163,7 +164,7 @@ class _View:
         self.begin(loader, stream)
 
     def begin(self, loader: Specification, stream: _Stream) -> None:
-        """Move on to the epoch of ``stream``; what the user changed on ``loader`` comes along."""
+        """Set the epoch to that of ``stream``; take over what the user changed on ``loader``."""
         if self._random is not None:
             original, seeded = self._random
             seeded.__dict__.update(original.__dict__, generator=self._generator)
@@ -179,7 +180,7 @@ class _View:
     def _seed_samples(self, loader: Specification) -> None:
         state = self.loader.__dict__
         if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-            # Persistent workers outlive the epoch: shared memory tells them the next one.
+            # Persistent workers outlive the epoch: they read the next one from shared memory.
             self._shared = torch.zeros(2, dtype=torch.int64)
             if loader.num_workers > 0:
                 self._shared.share_memory_()  # type: ignore[no-untyped-call]
@@ -202,7 +203,7 @@ class _KeyedIndices:
         self.stream: _Stream = (0, 0)
 
     def __iter__(self) -> Iterator[_Keyed]:
-        # iter() of the sampler here and its next() later: torch's own times for both.
+        # The sampler's iter() runs here and its next() later, when torch would call them.
         return self._keyed(iter(self._sampler), self.stream)
 
     def __len__(self) -> int:
@@ -219,7 +220,7 @@ class _KeyedIndices:
 
 
 class _Keyed(NamedTuple):
-    """One task: what the sampler yielded, a list of keys or one, and an occurrence for each."""
+    """One task: what the sampler yielded, a list of keys or one key, and the occurrence of each."""
 
     stream: _Stream
     keys: Any
@@ -227,7 +228,7 @@ class _Keyed(NamedTuple):
 
 
 def _occurrences(sampler: Any) -> Callable[[list[Any]], list[int]]:
-    """How often each key has come before in the epoch, as a function of its keys in order."""
+    """Return a function that counts how often each key came before in the epoch, in their order."""
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
     repeats = _repeats(sampler)
@@ -245,9 +246,10 @@ def _occurrences(sampler: Any) -> Callable[[list[Any]], list[int]]:
 
 
 def _repeats(sampler: Any) -> tuple[int, int, int] | None:
-    """(first, step, period): position first + j * step of the j-th key, each pass one period.
+    """Return (first, step, period): the j-th key has position first + j * step; a pass is a period.
 
-    None where a key may come twice within a pass, or nothing is known of the sampler: count.
+    None if a key may come twice within a pass, or if nothing is known about the sampler. The keys
+    must then be counted.
     """
     kind = type(sampler)
     if kind is SequentialSampler or (kind is RandomSampler and not sampler.replacement):
@@ -255,7 +257,7 @@ def _repeats(sampler: Any) -> tuple[int, int, int] | None:
     if kind is WeightedRandomSampler and not sampler.replacement:
         return 0, 1, max(1, sampler.num_samples)
     if kind is DistributedSampler:
-        # Rank r takes positions r, r + ranks, ... of one order, whose padding starts it again.
+        # Rank r takes positions r, r + ranks, ... of one order, whose padding repeats it.
         return sampler.rank, sampler.num_replicas, max(1, len(sampler.dataset))
     return None
 
@@ -275,7 +277,7 @@ def _count() -> Callable[[list[Any]], list[int]]:
 
 
 class _Fetched(NamedTuple):
-    """Samples (or one, without batching) on their way to collation, and the words for it."""
+    """Samples (or one, without batching) before collation, and the words that seed it."""
 
     samples: Any
     words: _Words
@@ -300,12 +302,12 @@ class _SeededMap:
     def __getitems__(self, keyed: _Keyed) -> _Fetched:
         if isinstance(self.dataset, RowNumbers):
             return self._handed_on(keyed)
-        # torch's own test for a dataset that fetches many at once.
+        # The test by which torch decides whether a dataset fetches several samples at once.
         bulk = getattr(self.dataset, "__getitems__", None) or None
         return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker, keyed)
 
     def _handed_on(self, keyed: _Keyed) -> _Fetched:
-        """The keys and what seeds their samples, of which a `WholeBatches` makes a batch."""
+        """Return the keys and what seeds their samples, for a `WholeBatches` to make a batch of."""
         one_by_one = _SeededMap(self.dataset.dataset)
         one_by_one.in_worker = self.in_worker
         rows = SeededRows(
@@ -319,7 +321,7 @@ class _SeededMap:
     def _fetch(
         self, keyed: _Keyed, keys: list[Any], bulk: _Bulk | None
     ) -> tuple[list[Any], _Words]:
-        """The samples of ``keys``, and the words that seed their collation."""
+        """Fetch the samples of ``keys``, and add the words that seed their collation."""
         if self.in_worker:
             samples = self._samples(keyed, keys, bulk)
         else:
@@ -336,31 +338,31 @@ class _SeededMap:
         return samples
 
     def _one_of(self, bulk: _Bulk, key: Any, seed: int) -> Any:
-        found = bulk([key])
-        if not isinstance(found, (list, tuple)) or len(found) != 1:
+        fetched = bulk([key])
+        if not isinstance(fetched, (list, tuple)) or len(fetched) != 1:
             raise OptionError(
                 f"seed={seed}: {type(self.dataset).__name__}.__getitems__([{key!r}]) must return a "
                 "list of one sample, since each sample is seeded by its own index, and returned "
-                f"{type(found).__name__}; let it return a list, or leave seed= out"
+                f"{type(fetched).__name__}; let it return a list, or leave seed= out"
             )
-        return found[0]
+        return fetched[0]
 
 
 def _seeding(keyed: _Keyed) -> npt.NDArray[np.uint32]:
-    """What seeds the generators around each of these samples."""
+    """Return what seeds the generators around each of these samples."""
     stable = [stable_key(key) for key in keyed.keys]
     return words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
 
 
 def _collation(keyed: _Keyed, keys: list[Any]) -> _Words:
-    """What seeds the collation of these samples."""
+    """Return what seeds the collation of these samples."""
     # An empty batch, which only a custom batch sampler makes, has no first sample.
     first = (stable_key(keys[0]), keyed.occurrences[0]) if keys else (0, -1)
     return words_of(*keyed.stream, *first, _COLLATE)
 
 
 class _SeededIterable:
-    """An iterable dataset whose every ``next`` runs with generators seeded by its position."""
+    """An iterable dataset, with generators seeded by its position at every ``next``."""
 
     def __init__(self, dataset: Any, stream: torch.Tensor, rank: int) -> None:
         self.dataset = dataset
@@ -422,7 +424,7 @@ class _SeededCollate:
 
 
 class _WorkerStart:
-    """worker_init_fn, run after putting the user's own dataset back into the worker's info."""
+    """A worker_init_fn: show the user's dataset in the worker's info, then call the user's."""
 
     def __init__(self, function: Callable[[int], None] | None) -> None:
         self._function = function
@@ -431,11 +433,11 @@ class _WorkerStart:
         info = torch.utils.data.get_worker_info()
         if info is not None:
             seeded: Any = info.dataset
-            seeded.in_worker = True  # nothing of the consumer's to preserve here
+            seeded.in_worker = True  # in a worker, no state of the consumer's has to be preserved
             shown = seeded.dataset
             if isinstance(shown, RowNumbers):
                 shown = shown.dataset
-            object.__setattr__(info, "dataset", shown)  # info guards its own
+            object.__setattr__(info, "dataset", shown)  # info forbids assignment
         if self._function is not None:
             self._function(worker_id)
 
@@ -458,7 +460,7 @@ def _signed(number: int) -> int:
 
 
 def _rank() -> int:
-    """This process's rank, read here because workers do not join the process group."""
+    """Return this process's rank, read here because workers do not join the process group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return 0

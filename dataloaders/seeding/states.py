@@ -1,4 +1,4 @@
-"""The process-wide random states, put back after a trial, a proof or a measurement."""
+"""Restore the process-wide random states after a trial, a proof or a measurement."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["random_states_kept"]
 
 @contextmanager
 def random_states_kept(*generators: torch.Generator | None, cuda: bool = True) -> Iterator[None]:
-    """On leaving, torch's, NumPy's and ``random``'s states are what they were on entering.
+    """Restore torch's, NumPy's and ``random``'s states on leaving the context.
 
     Args:
-        generators: further generators to put back, such as a loader's own; None is skipped.
-        cuda: also the CUDA devices' generators, if CUDA is in use (this waits for the devices).
+        generators: further generators to restore, such as a loader's own; None is skipped.
+        cuda: also restore the CUDA devices' generators, if CUDA is in use (waits for the devices).
     """
     states = [(torch.default_generator, torch.default_generator.get_state())]
     states += [(own, own.get_state()) for own in generators if own is not None]

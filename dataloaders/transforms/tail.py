@@ -56,6 +56,7 @@ def device_tail(
     *,
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format = torch.preserve_format,
+    observe: Callable[[DataLoader[Any], Callable[[Any], Any]], Any] = observe,
 ) -> Tail | NoTail:
     """A `Tail` proved on this loader's own samples, or `NoTail` with the reason.
 
@@ -68,6 +69,8 @@ def device_tail(
         dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for batches of
             images [N, C, H, W]; ``torch.preserve_format``: as the dataset's own batches are.
+        observe: has the proof done; another one than `dataloaders.observing.observe` where the
+            dataset runs no code but torchvision's.
 
     Raises:
         OptionError: for a ``dtype`` that is no float dtype, or another ``memory_format``.
@@ -78,7 +81,7 @@ def device_tail(
         known = ", ".join(map(str, _FORMATS))
         raise OptionError(f"memory_format={memory_format!r}: it must be one of {known}")
     try:
-        return _device_tail(loader, dtype, memory_format)
+        return _device_tail(loader, dtype, memory_format, observe)
     except NotCopyable as error:
         return NoTail(str(error))
     except Exception as error:  # a loader may hold anything; without a tail it works as before
@@ -280,7 +283,10 @@ class _Moved:
 
 
 def _device_tail(
-    loader: DataLoader[Any], dtype: torch.dtype | None, memory_format: torch.memory_format
+    loader: DataLoader[Any],
+    dtype: torch.dtype | None,
+    memory_format: torch.memory_format,
+    observe: Callable[[DataLoader[Any], Callable[[Any], Any]], Any],
 ) -> Tail | NoTail:
     dataset: Any = loader.dataset
     name = type(dataset).__name__

@@ -1,10 +1,9 @@
-"""The other ways of reading images that were precomputed, each in its documented fast form.
+"""Other ways of reading precomputed images.
 
     images [n, 3, S, S] ──written once in the peer's own format──> page cache ──> batches, labels
 
-A peer gives what ours gives: crops of one size, mirrored or not, every image once, in an order of
-its own each epoch; `h5_check.py` looks at every pixel before anything is timed. Peers that are not
-installed are named in the result. All of them::
+Each gives the same: crops of one size, mirrored or not, every image once, in a new order each epoch
+(`check.py` compares every pixel). To install all of them::
 
     apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev    # FFCV is compiled
     pip install -e '.[vision,h5,peers]'                # in an environment of its own
@@ -26,8 +25,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["MEAN", "PEERS", "STD", "Job", "Peer"]
-
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Batches: TypeAlias = Iterable[Any]
@@ -36,13 +33,13 @@ Batches: TypeAlias = Iterable[Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What every way is asked for.
+    """What each way has to do.
 
     Attributes:
         folder: for files; two jobs may share it.
         images: uint8 [n, 3, height, width]; the label of an image is its number.
-        side: of a crop, in pixels.
-        batch: images in a batch; the last one may have fewer.
+        side: pixels of a crop.
+        batch: images in a batch; the last batch may be smaller.
         floats: float32, scaled to 0..1 and normalised with `MEAN` and `STD`; else uint8.
     """
 
@@ -57,29 +54,18 @@ class Job:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of a batch's images."""
         return torch.float32 if self.floats else torch.uint8
 
     @cached_property
     def mapped(self) -> npt.NDArray[np.uint8]:
-        """The images as a mapped file: copy on write, so that torch takes them as they are."""
+        """The images as a mapped file; copy on write, because torch warns of read-only memory."""
         path = self.folder / "plain.bin"
         if not path.exists():
             self.images.tofile(path)
         return np.memmap(path, np.uint8, "c", shape=self.images.shape).view(np.ndarray)
 
-    @cached_property
-    def interleaved(self) -> npt.NDArray[np.uint8]:
-        """The same, each image [H, W, C], as it is decoded."""
-        path = self.folder / "interleaved.bin"
-        if not path.exists():
-            np.ascontiguousarray(self.images.transpose(0, 2, 3, 1)).tofile(path)
-        count, channels, height, width = self.images.shape
-        shape = (count, height, width, channels)
-        return np.memmap(path, np.uint8, "c", shape=shape).view(np.ndarray)
-
     def transform(self) -> Any:
-        """Torchvision's transforms of one image, a uint8 tensor."""
+        """Return torchvision's transforms for one image, a uint8 tensor."""
         from torchvision.transforms import v2
 
         floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
@@ -87,7 +73,7 @@ class Job:
         return v2.Compose([*crop, *(floats if self.floats else [])])
 
     def orders(self) -> Iterator[npt.NDArray[np.int64]]:
-        """The numbers of each batch of an epoch, for ways without a sampler of their own."""
+        """Yield the numbers of each batch of an epoch, for ways without a sampler."""
         order = np.random.permutation(len(self))
         for begin in range(0, len(self), self.batch):
             yield order[begin : begin + self.batch]
@@ -99,11 +85,10 @@ class Peer:
 
     Attributes:
         name: in the table.
-        packages: any one of these distributions is needed.
-        open: the batches for a job. Raises ImportError where something is not installed.
-        kept: whether a batch stays what it is when the next one is made.
+        packages: it needs any one of these distributions.
+        open: returns the batches for a job; raises ImportError where a package is missing.
+        kept: whether a batch stays unchanged when the next one is made.
         workers: worker processes.
-        limit: whether it is nothing that one installs, but what the work takes by hand.
     """
 
     name: str
@@ -111,11 +96,10 @@ class Peer:
     open: Callable[[Job], Batches]
     kept: bool = True
     workers: int = 0
-    limit: bool = False
 
 
 class Epochs:
-    """What ``make`` yields, from the beginning at each ``iter()``."""
+    """Iterates what ``make`` returns, anew at each ``iter()``."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self._make = make
@@ -124,21 +108,8 @@ class Epochs:
         return self._make()
 
 
-def under_torch(dataset: Callable[[Job], Any], job: Job, workers: int) -> Batches:
-    """Torch's loader over a dataset of samples; workers persist."""
-    made = dataset(job)
-    shuffle = not isinstance(made, torch.utils.data.IterableDataset)
-    return DataLoader(
-        made,
-        job.batch,
-        shuffle=shuffle,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-
-
 class OverH5py(Dataset[Any]):
-    """The dataset that tutorials write: a file opened in each worker, rows read by h5py."""
+    """The dataset that tutorials write: each worker opens the file, h5py reads the rows."""
 
     def __init__(self, job: Job) -> None:
         import h5py
@@ -162,7 +133,7 @@ class OverH5py(Dataset[Any]):
 
 
 class OverMemmap(Dataset[Any]):
-    """The same over np.memmap; only the crop is copied."""
+    """np.memmap; only the crop is copied."""
 
     def __init__(self, job: Job) -> None:
         self.images, self.transform = job.mapped, job.transform()
@@ -175,7 +146,7 @@ class OverMemmap(Dataset[Any]):
 
 
 class OverLmdb(Dataset[Any]):
-    """A key for each image, raw bytes; values are looked at in the map, and only crops copied."""
+    """LMDB: one key an image, raw bytes, viewed in the map; only the crop is copied."""
 
     def __init__(self, job: Job) -> None:
         import lmdb
@@ -203,13 +174,18 @@ class OverLmdb(Dataset[Any]):
             )
             self.reading = file.begin(buffers=True)
         image = np.frombuffer(self.reading.get(b"%08d" % index), np.uint8).reshape(self.shape)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is read-only: nobody writes to it
-            return self.transform(torch.from_numpy(image)), index
+        return self.transform(read_only(image)), index
+
+
+def read_only(image: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """Return a tensor over memory that nobody writes to, without torch's warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(image)
 
 
 def over_mds(job: Job) -> Any:
-    """MosaicML's StreamingDataset over a local folder, which shuffles by itself."""
+    """Return MosaicML's StreamingDataset over a local folder; it shuffles by itself."""
     from streaming import MDSWriter, StreamingDataset
 
     shape = ",".join(map(str, job.images.shape[1:]))
@@ -225,19 +201,24 @@ def over_mds(job: Job) -> Any:
 
         def __getitem__(self, index: int) -> Any:
             sample = super().__getitem__(index)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # as in OverLmdb
-                image = torch.from_numpy(sample["image"])
-            return self.transform(image), sample["label"]
+            return self.transform(read_only(sample["image"])), sample["label"]
 
     return Samples(local=str(folder), batch_size=job.batch, shuffle=True)
 
 
-def over_ffcv(job: Job, copied: bool) -> Batches:
-    """FFCV: raw images, one thread (the cheapest), its crop and flip compiled, channels last.
+def under_torch(dataset: Callable[[Job], Any], job: Job, workers: int) -> Batches:
+    """Return torch's loader over a dataset of samples; workers persist."""
+    made = dataset(job)
+    shuffle = not isinstance(made, torch.utils.data.IterableDataset)
+    options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
+    return DataLoader(made, job.batch, shuffle=shuffle, **options)
 
-    A crop that is not resized is its random resized crop of one scale and ratio. Its batches are
-    buffers that it fills again, so that those to keep are copied.
+
+def over_ffcv(job: Job, copied: bool) -> Batches:
+    """Return FFCV's loader: raw images, one thread (the cheapest), compiled crop and flip.
+
+    Its random resized crop with one scale and ratio is a crop without resizing. It reuses the
+    buffers of its batches; ``copied`` copies them.
     """
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.basics import IntDecoder
@@ -259,7 +240,7 @@ def over_ffcv(job: Job, copied: bool) -> Batches:
             for number, image in enumerate(job.images)
         ]
         fields = {"image": RGBImageField("raw"), "label": IntField()}
-        with contextlib.redirect_stderr(io.StringIO()):  # its progress
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
             DatasetWriter(str(path), fields, num_workers=1).from_indexed_dataset(interleaved)
     scale = (job.side / stored) ** 2
     images: list[Any] = [
@@ -287,10 +268,10 @@ def over_ffcv(job: Job, copied: bool) -> Batches:
 
 
 def over_dali(job: Job, fresh: bool) -> Batches:
-    """DALI on the CPU, one thread (the cheapest), fed views of the map without a copy.
+    """Return DALI's batches on the CPU, one thread (the cheapest), fed views of the map.
 
-    With ``fresh``, its executor gives each batch memory of its own, which torch takes over; else a
-    batch is the pipeline's buffer, until the next one.
+    With ``fresh`` its executor gives each batch memory of its own, which torch takes over; else a
+    batch is the pipeline's buffer until the next one.
     """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -352,139 +333,27 @@ def over_dali(job: Job, fresh: bool) -> Batches:
     return Epochs(own)
 
 
-Gather: TypeAlias = Callable[..., None]
-
-
-def compiled(job: Job, planar: bool, fresh: bool) -> Batches:
-    """What a person who knows how writes: a gather for just this case, compiled by numba.
-
-    One thread, no loader around it; scale and normalisation are one multiplication and addition.
-
-    Args:
-        job: what is asked for.
-        planar: whether rows are kept as ours are, [C, H, W]; else as images are decoded, [H, W, C].
-        fresh: whether each batch is in memory of its own.
-    """
-    gather = (_of_planes if planar else _of_pixels)(job)
-    source = job.mapped if planar else job.interleaved
-    stored, side = job.images.shape[2], job.side
-
-    def memory(count: int) -> npt.NDArray[Any]:
-        return np.empty((count, 3, side, side), np.float32 if job.floats else np.uint8)
-
-    buffer, pixels = memory(job.batch), source.reshape(-1)
-
-    def epoch() -> Iterator[Any]:
-        for rows in job.orders():
-            count = len(rows)
-            tops, lefts = np.random.randint(0, stored - side + 1, (2, count))
-            out = memory(count) if fresh else buffer[:count]
-            gather(pixels, rows, tops, lefts, np.random.rand(count) < 0.5, out.reshape(-1))
-            yield torch.from_numpy(out), torch.from_numpy(rows)
-
-    return Epochs(epoch)
-
-
-def _scale_and_offset() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """By which bytes become normalised floats: times, plus; of each channel."""
-    deviation = np.array(STD, np.float32)
-    scale = (1 / (255 * deviation)).astype(np.float32)
-    return scale, (-np.array(MEAN, np.float32) / deviation).astype(np.float32)
-
-
-def _of_planes(job: Job) -> Gather:
-    import numba
-
-    side, stored, floats = job.side, job.images.shape[2], job.floats
-    scale, offset = _scale_and_offset()
-
-    # Unsigned places: numba then vectorises the loops, as nothing counts from the end.
-    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-    def gather(pixels: Any, rows: Any, tops: Any, lefts: Any, mirrored: Any, out: Any) -> None:
-        width, one = np.uintp(side), np.uintp(1)
-        for place in range(len(rows)):
-            for channel in range(3):
-                by, plus = scale[channel], offset[channel]
-                for line in range(side):
-                    above = (rows[place] * 3 + channel) * stored + tops[place] + line
-                    first = np.uintp(above * stored + lefts[place])
-                    last = first + width - one
-                    to = np.uintp(((place * 3 + channel) * side + line) * side)
-                    if floats and mirrored[place]:
-                        for x in range(width):
-                            out[to + x] = pixels[last - x] * by + plus
-                    elif floats:
-                        for x in range(width):
-                            out[to + x] = pixels[first + x] * by + plus
-                    elif mirrored[place]:
-                        for x in range(width):
-                            out[to + x] = pixels[last - x]
-                    else:
-                        for x in range(width):
-                            out[to + x] = pixels[first + x]
-
-    return gather
-
-
-def _of_pixels(job: Job) -> Gather:
-    import numba
-
-    side, stored, floats = job.side, job.images.shape[2], job.floats
-    scale, offset = _scale_and_offset()
-
-    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-    def gather(pixels: Any, rows: Any, tops: Any, lefts: Any, mirrored: Any, out: Any) -> None:
-        width, one, three = np.uintp(side), np.uintp(1), np.uintp(3)
-        for place in range(len(rows)):
-            for line in range(side):
-                above = rows[place] * stored + tops[place] + line
-                first = np.uintp((above * stored + lefts[place]) * 3)
-                last = first + (width - one) * three
-                for channel in range(3):
-                    by, plus, more = scale[channel], offset[channel], np.uintp(channel)
-                    to = np.uintp(((place * 3 + channel) * side + line) * side)
-                    if floats and mirrored[place]:
-                        for x in range(width):
-                            out[to + x] = pixels[last - x * three + more] * by + plus
-                    elif floats:
-                        for x in range(width):
-                            out[to + x] = pixels[first + x * three + more] * by + plus
-                    elif mirrored[place]:
-                        for x in range(width):
-                            out[to + x] = pixels[last - x * three + more]
-                    else:
-                        for x in range(width):
-                            out[to + x] = pixels[first + x * three + more]
-
-    return gather
-
-
-def _under_torch(
-    name: str, packages: tuple[str, ...], dataset: Callable[[Job], Any]
-) -> Iterator[Peer]:
-    for workers, told in ((2, "2 workers"), (0, "no workers")):
-        way = partial(under_torch, dataset, workers=workers)
-        yield Peer(f"{name}, {told}", packages, way, workers=workers)
-
-
-def _compiled(name: str, planar: bool) -> Iterator[Peer]:
-    for fresh, told in ((False, "one buffer"), (True, "fresh memory")):
-        way = partial(compiled, planar=planar, fresh=fresh)
-        yield Peer(f"{name}, {told}", ("numba",), way, kept=fresh, limit=True)
-
-
 DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
-# Those with workers first: they are forked before the others have threads.
+# Those with workers come first: they are forked before the others start threads.
 PEERS = (
-    *_under_torch("torch over h5py", ("h5py",), OverH5py),
-    *_under_torch("torch over np.memmap", ("numpy",), OverMemmap),
-    *_under_torch("torch over LMDB", ("lmdb",), OverLmdb),
-    *_under_torch("mosaicml-streaming", ("mosaicml-streaming",), over_mds),
+    *(
+        Peer(
+            f"{name}, {workers or 'no'} workers",
+            packages,
+            partial(under_torch, dataset, workers=workers),
+            workers=workers,
+        )
+        for name, packages, dataset in (
+            ("torch over h5py", ("h5py",), OverH5py),
+            ("torch over np.memmap", ("numpy",), OverMemmap),
+            ("torch over LMDB", ("lmdb",), OverLmdb),
+            ("mosaicml-streaming", ("mosaicml-streaming",), over_mds),
+        )
+        for workers in (2, 0)
+    ),
     Peer("FFCV, its buffers", ("ffcv",), partial(over_ffcv, copied=False), kept=False),
     Peer("FFCV, copied", ("ffcv",), partial(over_ffcv, copied=True)),
     Peer("DALI, its buffer", DALI, partial(over_dali, fresh=False), kept=False),
     Peer("DALI, fresh memory", DALI, partial(over_dali, fresh=True)),
-    *_compiled("compiled gather", planar=False),
-    *_compiled("compiled gather of planar rows", planar=True),
 )

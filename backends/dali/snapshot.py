@@ -1,10 +1,10 @@
-"""What decides how a dataset's images are had, which its owner may change between epochs.
+"""Remember what decides how a dataset's images are read; the user may change it between epochs.
 
 dataset.transform = gentler    other members of a chain   ┐
-subset.indices = others        other rows                 │ noticed at the next iter(), as torch
-folder.loader = mine           another way to load files  │ does, which reads the dataset anew
+subset.indices = others        other rows                 │ noticed at the next iter(), as in
+folder.loader = mine           another way to load files  │ torch, which reads the dataset anew
 cifar.data = floats            pixels of another type     ┘
-dataset.epoch = 3              whatever else: read live
+dataset.epoch = 3              anything else: read live
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.utils.data import Dataset
 from dataloaders.cache.cut import equal_state
 from dataloaders.transforms.find import find_chains
 
-__all__ = ["Settled"]
+__all__ = ["Snapshot"]
 
 _DEEPEST = 16
 
 
-class Settled:
-    """How ``dataset`` is made up as it is now; reads none of its samples."""
+class Snapshot:
+    """The structure of ``dataset`` at this moment. Reads none of its samples."""
 
     def __init__(self, dataset: Any) -> None:
         chains = find_chains(dataset)
         parts = list(_parts(dataset))
-        # Kept, not their ids: what is gone leaves its id to others.
+        # The objects, not their ids: the id of a dead object may be given to another one.
         self._parts = [*parts, *map(type, parts)]
         self._members = [member.transform for found in chains for member in found.members]
         self._ways = [_held(part, name) for part in parts for name in ("indices", "loader")]
@@ -38,12 +38,12 @@ class Settled:
         several = [[member.transform for member in found.members] for found in chains]
         self._states = [equal_state(chain) for chain in several] if len(several) > 1 else []
 
-    def is_as(self, other: Settled, *, own_code: bool = False, stays: bool = False) -> bool:
+    def same_as(self, other: Snapshot, *, own_code: bool = False, stays: bool = False) -> bool:
         """Whether what was found for one of them serves the other.
 
         Args:
-            own_code: whether the dataset's own code loads its images, which finds what it holds.
-            stays: whether it does so in workers that live on, with the dataset as it was for them.
+            own_code: whether the dataset's own code loads its images, and reads its own attributes.
+            stays: whether it does so in persistent workers, with the dataset as it was for them.
         """
         return (
             _same(self._members, other._members)
@@ -55,7 +55,7 @@ class Settled:
 
 
 def _parts(dataset: Any, depth: int = 0) -> Iterator[Any]:
-    """``dataset``, and those that it is a part or a row of."""
+    """Yield ``dataset``, and those that it is a Subset or ConcatDataset of."""
     yield dataset
     inner = _held(dataset, "datasets")
     row = inner if isinstance(inner, (list, tuple)) else [_held(dataset, "dataset")]

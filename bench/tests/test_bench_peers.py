@@ -1,4 +1,4 @@
-"""The cache bench's peers give what was asked for, and its check refuses what was not."""
+"""The cache bench's peers do the whole work, and its check refuses batches that are wrong."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from bench.h5 import measure
-from bench.h5_check import WrongBatches, check
-from bench.h5_peers import MEAN, PEERS, STD, Job, Peer
-from bench.harness import Scale
+from bench.peers.check import WrongBatches, check
+from bench.peers.readers import MEAN, PEERS, STD, Job, Peer
 
-# FFCV's functions, compiled by numba, end in an error that nobody sees.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-Change = Callable[[torch.Tensor, torch.Tensor], Any]
+pytestmark = [
+    pytest.mark.nightly,
+    # FFCV's functions, compiled by numba, end in an error that nobody sees.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 def job_of(folder: Path, length: int = 20, floats: bool = False) -> Job:
@@ -27,7 +26,7 @@ def job_of(folder: Path, length: int = 20, floats: bool = False) -> Job:
 
 
 def batches(job: Job, corner: int | None = None) -> Iterator[Any]:
-    """An epoch by the plainest code there is; ``corner``: of every window, if it is not random."""
+    """Yield an epoch, made as plainly as possible; ``corner``: of all windows, if not random."""
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (MEAN, STD))
     random = np.random.default_rng(5)
     order = random.permutation(len(job))
@@ -55,10 +54,12 @@ def test_each_peer_does_the_whole_work(peer: Peer, floats: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("floats", [False, True])
-@pytest.mark.parametrize("length", [20, 400])
-def test_right_batches_pass(length: int, floats: bool, tmp_path: Path) -> None:
-    job = job_of(tmp_path, length, floats)
+def test_right_batches_pass(floats: bool, tmp_path: Path) -> None:
+    job = job_of(tmp_path, 400, floats)
     check("plain", job, batches(job))
+
+
+Change = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 @pytest.mark.parametrize(
@@ -80,35 +81,31 @@ def test_wrong_batches_are_refused(change: Change, message: str, tmp_path: Path)
         check("plain", job, (change(*batch) for batch in batches(job)))
 
 
-def test_a_missing_batch_is_noticed(tmp_path: Path) -> None:
-    job = job_of(tmp_path)
-    with pytest.raises(WrongBatches, match="18 images, 18 different, of 20"):
-        check("plain", job, list(batches(job))[:-1])
-
-
-def test_values_that_are_not_normalised_right_are_refused(tmp_path: Path) -> None:
-    job = job_of(tmp_path, floats=True)
-    with pytest.raises(WrongBatches, match="is not normalised as it should be"):
-        check("plain", job, ((images + 1e-4, labels) for images, labels in batches(job)))
-
-
-def test_windows_that_are_not_random_are_refused(tmp_path: Path) -> None:
-    job = job_of(tmp_path, 400)
-    with pytest.raises(WrongBatches, match="top of the windows is not uniform from 0 to 4"):
-        check("plain", job, batches(job, corner=2))
-
-
-def test_an_order_that_is_not_shuffled_is_refused(tmp_path: Path) -> None:
-    job = job_of(tmp_path, 400)
+def in_order(job: Job) -> Iterator[Any]:
     pairs = [pair for batch in batches(job) for pair in zip(*batch, strict=True)]
     pairs.sort(key=lambda pair: int(pair[1]))
-    parts = [pairs[begin : begin + job.batch] for begin in range(0, len(pairs), job.batch)]
-    ordered = [tuple(map(torch.stack, zip(*part, strict=True))) for part in parts]
-    with pytest.raises(WrongBatches, match="not shuffled"):
-        check("plain", job, ordered)
+    for begin in range(0, len(pairs), job.batch):
+        yield tuple(map(torch.stack, zip(*pairs[begin : begin + job.batch], strict=True)))
 
 
-def test_batches_that_are_said_to_last_have_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "floats", "epoch", "message"),
+    [
+        (20, False, lambda job: list(batches(job))[:-1], "18 images, 18 different, of 20"),
+        (20, True, lambda job: ((i + 1e-4, n) for i, n in batches(job)), "not normalised as"),
+        (400, False, lambda job: batches(job, corner=2), "top of the windows is not uniform"),
+        (400, False, in_order, "not shuffled"),
+    ],
+)
+def test_wrong_epochs_are_refused(
+    length: int, floats: bool, epoch: Callable[[Job], Any], message: str, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, length, floats)
+    with pytest.raises(WrongBatches, match=message):
+        check("plain", job, epoch(job))
+
+
+def test_batches_that_are_overwritten_are_refused_where_they_should_last(tmp_path: Path) -> None:
     job = job_of(tmp_path)
 
     def reused() -> Iterator[Any]:
@@ -119,14 +116,3 @@ def test_batches_that_are_said_to_last_have_to(tmp_path: Path) -> None:
     check("plain", job, reused(), kept=False)
     with pytest.raises(WrongBatches, match="no window of image"):
         check("plain", job, reused())
-
-
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(job: Job) -> Any:
-        raise ImportError("No module named 'fast'")
-
-    monkeypatch.setattr("bench.h5.PEERS", (Peer("fast", ("fast-loader",), missing),))
-    result = measure(Scale(tiny=True), tmp_path)
-    assert [row[0] for row in result.rows] == ["uint8, h5 (ours)", "float32, h5 (ours)"]
-    wanted = "Not installed, so not measured: fast-loader (No module named 'fast')."
-    assert wanted in result.notes

@@ -1,4 +1,4 @@
-"""Whether batches are what was asked for, to the pixel: nobody is timed who does less work."""
+"""Whether batches are what was asked for, to the pixel: a way that does less is not timed."""
 
 from __future__ import annotations
 
@@ -9,31 +9,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.h5_peers import MEAN, STD, Job
+from bench.peers.readers import MEAN, STD, Job
 
-__all__ = ["WrongBatches", "check"]
-
-_TOLERANCE = 1e-5  # of a normalised value, about 2: some round after each step, some once
+_TOLERANCE = 1e-5  # of a normalised value of about 2: some ways round after each step, some once
 _CORNER = 4  # pixels a side of a window by which its place is found
-_ENOUGH = 300  # images from which on the windows of an epoch show that they are random
+_ENOUGH = 300  # from this many images on, an epoch's windows show whether they are random
 
 
 class WrongBatches(Exception):
-    """A way gave something else than it was asked for."""
+    """A way's batches differ from what was asked for."""
 
 
 def check(name: str, job: Job, batches: Iterable[Any], *, kept: bool = True) -> None:
-    """Looks at all batches of an epoch.
+    """Compare all batches of an epoch of the way ``name`` with ``job``.
 
-    Args:
-        name: of the way, for messages.
-        job: what was asked for.
-        batches: pairs of images and labels.
-        kept: look at all of them only when the epoch has ended.
+    With ``kept``, look at them only when the epoch has ended.
 
     Raises:
-        WrongBatches: they are of another shape or dtype; an image is no window of the one that its
-            label names, or came twice or never; the order or the windows are not random.
+        WrongBatches: shape or dtype differ; an image is no window of the one that its label names,
+            or came twice or never; the order or the windows are not random.
     """
     try:
         _check(job, list(batches) if kept else batches)
@@ -70,6 +64,7 @@ def _check(job: Job, batches: Iterable[Any]) -> None:
 
 
 def _window(job: Job, number: int, image: npt.NDArray[Any]) -> tuple[int, int, bool]:
+    """Return the top and left of the window that ``image`` is, and whether it is mirrored."""
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (MEAN, STD))
     whole, pixels = job.images[number], image
     if job.floats:
@@ -89,10 +84,9 @@ def _window(job: Job, number: int, image: npt.NDArray[Any]) -> tuple[int, int, b
 def _places(
     whole: npt.NDArray[np.uint8], window: npt.NDArray[np.uint8]
 ) -> Iterable[tuple[int, int]]:
-    """Where the window may be, by its corner."""
+    """Return where the window may be, judged by its corner."""
+    corner = window[:_CORNER, :_CORNER]
+    every = np.lib.stride_tricks.sliding_window_view(whole, corner.shape)
     down, right = whole.shape[0] - window.shape[0], whole.shape[1] - window.shape[1]
-    same = np.ones((down + 1, right + 1), np.bool_)
-    for y in range(min(_CORNER, len(window))):
-        for x in range(min(_CORNER, len(window))):
-            same &= whole[y : y + down + 1, x : x + right + 1] == window[y, x]
+    same = (every[: down + 1, : right + 1] == corner).all((2, 3))
     return [(int(top), int(left)) for top, left in np.argwhere(same)]

@@ -1,0 +1,185 @@
+"""The stock backend beside torch's loader: its gather and its overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import (
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from bench.harness import (
+    Case,
+    Result,
+    Rows,
+    Scale,
+    cpu_of,
+    exhaust,
+    interleave,
+    on_one_thread,
+    timing_headings,
+    timing_rows,
+)
+from dataloaders import DataLoader
+
+BAR_TORCHS, BAR_OTHER, BAR_OVERHEAD = 1.25, 2.5, 1.03
+
+
+class OwnSampler(Sampler[int]):
+    """A shuffle that yields Python ints, of a class that stock does not know."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self._length).tolist()
+
+
+@on_one_thread
+def gather(scale: Scale) -> Result:
+    length, batch = scale.pick(full=60_000, tiny=600), 256
+    images, labels = torch.randn(length, 784), torch.randint(10, (length,))
+    dataset, every = TensorDataset(images, labels), list(range(length))
+    weights: Any = torch.rand(length, dtype=torch.float64)
+
+    def shuffle() -> torch.Tensor:
+        return torch.randperm(length)
+
+    # sampler, how the bare loop draws the same order
+    samplers: dict[str, tuple[Any, Callable[[], torch.Tensor]]] = {
+        "random": (RandomSampler(dataset), shuffle),
+        "random, own generator": (RandomSampler(dataset, generator=torch.Generator()), shuffle),
+        "random, replacement": (
+            RandomSampler(dataset, replacement=True),
+            lambda: torch.randint(length, (length,)),
+        ),
+        "sequential": (SequentialSampler(dataset), lambda: torch.arange(length)),
+        "subset random": (SubsetRandomSampler(every), shuffle),
+        "weighted": (
+            WeightedRandomSampler(weights, length),
+            lambda: torch.multinomial(weights, length, replacement=True),
+        ),
+        "distributed": (DistributedSampler(dataset, 1, 0), shuffle),
+        "a sampler of the user's": (OwnSampler(length), shuffle),
+        "random over a Subset": (None, shuffle),
+    }
+
+    def bare(draw: Callable[[], torch.Tensor]) -> None:
+        for index in draw().split(batch):  # type: ignore[no-untyped-call]
+            found = images.index_select(0, index), labels.index_select(0, index)
+        del found  # held until here, as a training loop holds a batch while the next one is made
+
+    rows: list[tuple[Any, ...]] = []
+    data, met = {}, True
+    for name, (sampler, draw) in samplers.items():
+        source: Any = Subset(dataset, every) if sampler is None else dataset
+        options: Any = {"shuffle": True} if sampler is None else {"sampler": sampler}
+        loader = DataLoader(source, batch, **options)
+        torchs = torch.utils.data.DataLoader(source, batch, **options)
+        timings = interleave(
+            {
+                "bare": lambda draw=draw: bare(draw),
+                "stock": lambda loader=loader: exhaust(loader),
+                "torch": lambda loader=torchs: exhaust(loader),
+            },
+            rounds=scale.pick(full=11, tiny=1),
+        )
+        ratio = timings["stock"].ratio(timings["bare"])
+        bar = BAR_OTHER if sampler is None or isinstance(sampler, OwnSampler) else BAR_TORCHS
+        met = met and ratio.median <= bar
+        seconds = (times.median("cpu") * 1e6 / length for times in timings.values())
+        saved = timings["torch"].ratio(timings["stock"])
+        rows.append((name, *seconds, str(ratio), bar, str(saved)))
+        data[name] = cpu_of(timings)
+    return Result(
+        (
+            "order",
+            "bare loop, CPU s a million samples",
+            "stock",
+            "torch",
+            "stock / bare (spread)",
+            "bar",
+            "torch / stock (spread)",
+        ),
+        tuple(rows),
+        met,
+        (
+            f"{length} x 784 float32 and int64 labels, batch {batch}, no workers, one torch "
+            "thread.",
+            "The bare loop draws its order in one call (randperm, randint, arange, multinomial) "
+            "and runs two index_select a batch.",
+        ),
+        data,
+    )
+
+
+class TinySamples(Dataset[int]):
+    """Samples that cost nothing, so that only the loader's cost shows."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def overhead(scale: Scale) -> Result:
+    batches = scale.pick(full=4000, tiny=4)
+    rows: Rows = ()
+    data, met = {}, True
+    for workers, rounds in ((0, 15), (2, 9)):
+        options: dict[str, Any] = {"batch_size": 1, "num_workers": workers}
+        dataset = TinySamples(batches)
+        timings = interleave(
+            {
+                "torch": torch.utils.data.DataLoader(dataset, **options),
+                "stock": DataLoader(dataset, **options),
+            },
+            exhaust,
+            rounds=scale.pick(full=rounds, tiny=1),
+            children=workers > 0,
+        )
+        met = met and timings["stock"].ratio(timings["torch"]).median <= BAR_OVERHEAD
+        rows += timing_rows(timings, 1e6 / batches, "torch", f"{workers} workers, ")
+        data[f"{workers} workers"] = cpu_of(timings)
+    return Result(
+        timing_headings("torch", "a million batches"),
+        rows,
+        met,
+        ("A batch is one Python int; iter() and, with workers, their start and end count.",),
+        data,
+    )
+
+
+CASES = [
+    Case(
+        "stock_gather",
+        "What does a shuffled epoch over tensors in memory cost beside a loop that only gathers?",
+        f"CPU ratio to the bare loop <= {BAR_TORCHS} with torch's samplers, <= {BAR_OTHER} with "
+        "any other",
+        gather,
+    ),
+    Case(
+        "stock_overhead",
+        "Does DataLoader with the stock backend cost more than torch's own?",
+        f"median CPU ratio to torch <= {BAR_OVERHEAD}, with 0 and with 2 workers",
+        overhead,
+    ),
+]

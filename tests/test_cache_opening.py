@@ -1,0 +1,195 @@
+"""A finished cache opens at once: no process, no sample read, and what changed is named."""
+
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, precompute
+from dataloaders.errors import CacheError, CacheWarning, OptionError
+from helpers.processes import run_script
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+class Pictures(Dataset[Any]):
+    """Images by a chain of transforms; reading one raises while ``gone`` is there."""
+
+    def __init__(self, folder: Path, transform: Any = None, shift: int = 0) -> None:
+        self.gone = folder / "gone"
+        self.transform = transform or chain()
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if self.gone.exists():
+            raise FileNotFoundError(f"image {index} was moved away")
+        values = np.random.default_rng(index + self.shift).integers(0, 256, (9, 9, 3), np.uint8)
+        return self.transform(Image.fromarray(values)), index
+
+
+class Pairs(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        return Pair(*super().__getitem__(index))
+
+
+def chain(size: int = 8, mean: float = 0.5) -> v2.Compose:
+    return v2.Compose(
+        [
+            v2.CenterCrop(size),
+            v2.RandomHorizontalFlip(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([mean] * 3, [0.2] * 3),
+        ]
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A finished cache whose raw images are gone."""
+    precompute(Pictures(tmp_path), tmp_path / "a.h5", num_workers=0)
+    (tmp_path / "gone").touch()
+    return tmp_path / "a.h5"
+
+
+def first_batch(dataset: Any, backend: Any = None, **settings: Any) -> Any:
+    torch.manual_seed(7)
+    return next(iter(DataLoader(dataset, batch_size=12, backend=backend, seed=3, **settings)))
+
+
+@pytest.mark.parametrize("build", ["if_missing", "never"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_are_those_of_the_dataset_though_no_sample_can_be_read(
+    path: Path, tmp_path: Path, build: Any, num_workers: int
+) -> None:
+    (tmp_path / "gone").unlink()
+    wanted = first_batch(Pictures(tmp_path))
+    (tmp_path / "gone").touch()
+    cached = H5(path, build=build)
+    images, labels = first_batch(Pictures(tmp_path), cached, num_workers=num_workers)
+    assert torch.equal(images, wanted[0])
+    assert torch.equal(labels, wanted[1])
+
+
+def test_the_live_transforms_are_those_of_today(path: Path, tmp_path: Path) -> None:
+    cached = precompute(Pictures(tmp_path, chain(mean=0.1)), path)
+    (tmp_path / "gone").unlink()
+    dataset = Pictures(tmp_path, chain(mean=0.1))
+    for row in range(12):
+        torch.manual_seed(row)
+        image = cached[row][0]
+        torch.manual_seed(row)
+        assert torch.equal(image, dataset[row][0])
+
+
+def test_a_changed_head_is_named(path: Path, tmp_path: Path) -> None:
+    rule = r"head: \[\"CenterCrop\(size=\(8, 8\)\)\"\] when it was built.*size=\(7, 7\)"
+    with pytest.raises(CacheError, match=rule):
+        precompute(Pictures(tmp_path, chain(size=7)), path)
+
+
+def test_contents_are_compared_when_asked(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone").unlink()
+    shifted = Pictures(tmp_path, shift=1)
+    precompute(shifted, path)  # as documented: not looked at
+    rule = "the contents of sample 0, 4, 7, 11"
+    with pytest.raises(CacheError, match=rule):
+        precompute(shifted, path, check="contents")
+    with pytest.raises(CacheError, match=rule):
+        first_batch(shifted, H5(path, check="contents"))
+    assert len(precompute(Pictures(tmp_path), path, check="contents")) == 12
+
+
+def test_another_check_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"check='all': it must be None or \"contents\""):
+        precompute(Pictures(tmp_path), tmp_path / "a.h5", check="all")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"H5\(check='all'\): must be None or 'contents'"):
+        H5(check="all")  # type: ignore[arg-type]
+
+
+def test_another_version_is_a_warning_and_an_error_if_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "installed" / "pillow-999.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 999.0\n")
+    path, dataset = tmp_path / "a.h5", Pictures(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.syspath_prepend(installed.parent)
+        precompute(dataset, path, num_workers=0)
+    dataset.gone.touch()
+    with pytest.warns(CacheWarning, match=r"PIL: 999\.0 when it was built, .* now"):
+        assert len(precompute(dataset, path)) == 12
+    rule = r"PIL: 999\.0 when it was built, 11\.0 now"
+    with pytest.raises(CacheError, match=rule):
+        precompute(dataset, path, expect={"PIL": "11.0"})
+    with pytest.raises(CacheError, match=rule):
+        first_batch(dataset, H5(path, expect={"PIL": "11.0"}))
+
+
+def test_namedtuples_come_back_as_the_datasets_own(tmp_path: Path) -> None:
+    dataset = Pairs(tmp_path)
+    precompute(dataset, tmp_path / "a.h5", num_workers=0)
+    dataset.gone.touch()
+    assert type(first_batch(dataset, H5(tmp_path / "a.h5"))) is Pair
+
+
+def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import multiprocessing, sys, torch
+        from backends.h5 import H5
+        from dataloaders import DataLoader
+        from dataloaders.cache import precompute
+
+        multiprocessing.set_start_method("forkserver")
+
+        class Numbers(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                return torch.tensor(index)
+
+        precompute(Numbers(), "a.h5", num_workers=0)
+        loader = DataLoader(Numbers(), batch_size=8, backend=H5("a.h5", build="never"))
+        print(next(iter(loader)).tolist())
+        """,
+    )
+    assert done.stdout.strip() == str(list(range(8))), done.stderr
+
+
+@pytest.mark.parametrize("value", [[[]] * 200_000, "\N{GRINNING FACE}" + "a" * 400_000])
+def test_largest_counts_what_objects_take_in_memory(tmp_path: Path, value: Any) -> None:
+    class Lists(Dataset[Any]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Any:
+            return value
+
+    precompute(Lists(), tmp_path / "a.h5", num_workers=0)
+    assert os.path.getsize(tmp_path / "a.h5") < 1 << 20
+    with pytest.raises(CacheError, match=r"values that take .* in memory, and largest=1048576"):
+        CachedDataset(tmp_path / "a.h5", largest=1 << 20)
+
+
+def test_a_row_of_a_file_that_was_cut_short_is_an_error(path: Path) -> None:
+    cached = CachedDataset(path)
+    os.truncate(path, 4096)
+    with pytest.raises(CacheError, match="was cut short while it was open"):
+        cached[11]
