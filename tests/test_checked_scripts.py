@@ -7,6 +7,7 @@ long anything took; the verdicts on such loops are the bench's (``python -m benc
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ def check(
     script = folder / "train.py"
     script.write_text(HEAD + text)
     words = ["-m", "dataloaders", "check", "--budget", budget, *options, script.name]
-    return warm.run(words, cwd=folder)
+    scratch = folder.with_name(folder.name + "-scratch")  # where what is diverted goes
+    scratch.mkdir(exist_ok=True)
+    return warm.run(words, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)})
 
 
 def measured_in(done: subprocess.CompletedProcess[str]) -> str:

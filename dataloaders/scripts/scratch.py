@@ -19,6 +19,7 @@ import importlib.util
 import io
 import os
 import pathlib
+import secrets
 import shutil
 import stat
 import tempfile
@@ -52,7 +53,7 @@ class Scratch:
     """
 
     def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:
-        self.folder = Path(tempfile.gettempdir()) / f"dataloaders-check-{os.getpid()}"
+        self.folder = Path(tempfile.gettempdir()) / f"dataloaders-check-{secrets.token_hex(4)}"
         self.diverted: dict[str, str] = {}
         self.kept: list[str] = []
         self._training = training
