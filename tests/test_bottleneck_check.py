@@ -86,6 +86,25 @@ class TestVerdicts:
         assert report.verdict == ("step-bound" if hidden else "input-bound")
         assert time.now() < 30
 
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize(
+        ("step", "wait", "verdict"),
+        [(0.05, 0.001, "step-bound"), (1.0, 0.02, "step-bound"), (0.05, 0.01, "input-bound")],
+    )
+    def test_waits_carry_a_verdict_where_steps_are_noisy(
+        self, step: float, wait: float, verdict: str, seed: int, time: VirtualTime
+    ) -> None:
+        """Each step is off by 25 %, and one in twenty takes up to three times as long."""
+        draw = random.Random(seed)
+
+        def noisy(batch: Any) -> None:
+            time.sleep(step * draw.lognormvariate(0, 0.25))
+            time.sleep(draw.uniform(0, 2 * step) if draw.random() < 0.05 else 0)
+
+        loader = PlayedLoader(time, [wait])
+        report = check_bottleneck(loader, noisy, budget_s=30, clock=HostOn(time))
+        assert (report.verdict, report.evidence) == (verdict, "waits")
+
     @pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
     @pytest.mark.parametrize("workers", [0, 1])
     def test_short_loaders_are_measured_by_whole_epochs(

@@ -72,6 +72,7 @@ class Blocks:
         self._schedule = schedule
         self._now = time.now
         self._elsewhere_s = 0.0
+        self._gaps: list[float] = []  # of unmeasured steps of the block under way
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
     @property
@@ -94,9 +95,11 @@ class Blocks:
         if self.pool.varied:
             self._is_fresh(batch)
         self.given += 1
-        given = self._now()
+        given, elsewhere = self._now(), self._elsewhere_s
         yield batch
-        self.rhythm.asked(self._now() - given)
+        gap = self._now() - given
+        self.rhythm.asked(gap)
+        self._gaps.append(gap - (self._elsewhere_s - elsewhere))
 
     def run(self, arm: Arm, left_s: float) -> Block:
         """Yield the batches of one block of ``arm``."""
@@ -106,6 +109,7 @@ class Blocks:
         self.rhythm.update()
         plan = self._schedule.plan(arm.name, self._numbers(left_s))
         self.cycle = plan.cycle
+        self._gaps.clear()
         began = self._now()
         laps: list[Lap] = []
         spoilt = 0
@@ -127,7 +131,13 @@ class Blocks:
             ends_here = not plan.writes and arm.most is None
             if missing <= 0 or ends_here or self._schedule.late(1, spent_s, plan.most_s):
                 break
-        took = Timed(sum(lap.seconds for lap in laps), sum(lap.steps for lap in laps), tuple(laps))
+        alike = plan.cycle == 1 and not (self.behind or self.writes or self.pool.varied)
+        took = Timed(
+            sum(lap.seconds for lap in laps),
+            sum(lap.steps for lap in laps),
+            tuple(laps),
+            tuple(self._gaps[1:]) if alike else (),  # the first one comes out of another arm
+        )
         if arm.name == "real":
             self.real_s = took.per_batch
             self.ready = self.feed.ready()

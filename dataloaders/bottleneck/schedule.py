@@ -292,7 +292,7 @@ class Schedule:
         settle = self._settle(n) if real else self._settle_resident(n)
         if batch_s > _SLOW_STEP_S and not self._cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
-            batches = max(batches, min(settle, self.workers + 1) if real else SETTLE_STEPS)
+            batches = max(batches, min(self.workers, 4) + SETTLE_STEPS)
         batches = lap * math.ceil(batches / lap)
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)

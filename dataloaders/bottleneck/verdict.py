@@ -53,6 +53,7 @@ _MOST_UNITS = 200
 _DRAWS = 1000
 _TRIMMED = 0.1
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
+_SLOW_FROM_S = 0.05
 _FRESH_COSTS = 1.1
 
 
@@ -133,6 +134,11 @@ def analyse(
         arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
     }
+    # Where steps are slow there are few, and each one says how long a step takes.
+    for arm, also in (("synthetic", "synthetic"), ("contended", "real")):
+        if laps[arm] and not behind and _mean(laps["synthetic"]) > _SLOW_FROM_S:
+            settled = [s for one in [*rounds, part] if also in one for s in one[also].settled]
+            laps[arm] += [Lap(seconds, 1) for seconds in settled]
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
     if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
         if behind:
@@ -259,6 +265,8 @@ def _by_waits(
     wait = float(real[:, 2].sum() / real[:, 1].sum())
     own = real.copy()  # the steps of real blocks, without their waits
     own[:, 0] -= own[:, 2]
+    if laps["contended"]:
+        own = _units(laps["contended"])
     if alone:
         resident = np.concatenate([resident, own])
     step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
@@ -275,7 +283,8 @@ def _by_waits(
     means = {"synthetic": step, "real": step + slower + wait}
     if not alone:
         draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
-    return _found("waits", draws, means, min(len(real), len(laps["synthetic"]), _MOST_UNITS))
+    count = min(len(own), len(resident), 2 * len(real))
+    return _found("waits", draws, means, count)
 
 
 def _bounded_by_waits(
@@ -362,7 +371,7 @@ def _cleaned(
                 laps.append(lap._replace(seconds=seconds, waited=waited))
             if took.laps and not laps:
                 continue
-            arms[arm] = _of_laps(laps) if laps else took
+            arms[arm] = replace(_of_laps(laps), settled=took.settled) if laps else took
         cleaned.append(arms)
     kept = [one for one in cleaned[:-1] if all(arm in one for arm in rounds[0])]
     rest = {arm: took for one in cleaned if one not in kept for arm, took in one.items()}

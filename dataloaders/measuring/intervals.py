@@ -63,11 +63,15 @@ class Lap(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """Holds a block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked."""
+    """Holds a block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked.
+
+    ``settled`` are seconds of single steps before the first mark, their waits taken out.
+    """
 
     seconds: float
     steps: int
     laps: tuple[Lap, ...] = ()
+    settled: tuple[float, ...] = ()
 
     @property
     def per_batch(self) -> float:
