@@ -5,6 +5,7 @@
     DataLoader        torch's DataLoader, with a backend= that makes the batches
     wrap              the same for a loader that already exists
     check_bottleneck  the same step on real and on synthetic input: is the input the bottleneck?
+    bottleneck_check  the same for a loop as it stands: with bottleneck_check(loader) as check
     tune              choose workers, prefetching and pinning by a few measured trials
 
 Importing this package loads torch and numpy, but not h5py, DALI, torchvision or PIL.
@@ -21,7 +22,7 @@ from dataloaders.loader import DataLoader, wrap
 from dataloaders.plan import Plan
 
 if TYPE_CHECKING:
-    from dataloaders.bottleneck import check_bottleneck
+    from dataloaders.bottleneck import bottleneck_check, check_bottleneck
     from dataloaders.tuning import tune
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DataLoadersError",
     "Plan",
     "Session",
+    "bottleneck_check",
     "check_bottleneck",
     "tune",
     "wrap",
@@ -37,8 +39,12 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Imported on first use: both load rich and psutil, which a training script does not need.
-_LAZY = {"check_bottleneck": "dataloaders.bottleneck", "tune": "dataloaders.tuning"}
+# Imported on first use: all load rich and psutil, which a training script does not need.
+_LAZY = {
+    "bottleneck_check": "dataloaders.bottleneck",
+    "check_bottleneck": "dataloaders.bottleneck",
+    "tune": "dataloaders.tuning",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -56,7 +56,6 @@ class TestVerdicts:
     ) -> None:
         report = checked(loader_class(Waiting(5000, 0.01, time.sleep)), 0.005, time)
         assert report.verdict == "input-bound"
-        assert report.exit_status == 10
         assert report.speedup_bound is not None
         assert report.speedup_bound.estimate == pytest.approx(3.0)
         assert set(report.seconds_per_batch) == {"synthetic", "real"}
@@ -66,7 +65,6 @@ class TestVerdicts:
     def test_a_slow_step_is_step_bound(self, time: VirtualTime) -> None:
         report = checked(DataLoader(Waiting(50_000, 0.0001, time.sleep)), 0.01, time)
         assert report.verdict == "step-bound"
-        assert report.exit_status == 0
 
     @pytest.mark.parametrize(("load", "truth"), [(0.03, 1.5), (0.021, 1.05), (0.015, 1.0)])
     def test_workers_cost_what_the_step_does_not_hide(
@@ -478,8 +476,8 @@ class TestErrors:
         with pytest.raises(KeyboardInterrupt) as caught:
             check_bottleneck(loader, step, budget_s=20, clock=HostOn(time))
         report = caught.value.report  # type: ignore[attr-defined]
-        assert report.verdict == "inconclusive"
-        assert any("rounds were measured" in note for note in report.notes)
+        assert report.verdict == "input-bound"  # by the waits of the first steps
+        assert any("before the check had enough" in note for note in report.notes)
 
 
 def test_the_report_as_text_json_and_html(time: VirtualTime, tmp_path: Path) -> None:
@@ -492,7 +490,6 @@ def test_the_report_as_text_json_and_html(time: VirtualTime, tmp_path: Path) -> 
     data = json.loads(report.to_json(tmp_path / "report.json"))
     assert json.loads((tmp_path / "report.json").read_text()) == data
     assert data["verdict"] == "input-bound"
-    assert data["exit_status"] == 10
     assert data["speedup_bound"]["low"] <= data["speedup_bound"]["estimate"]
     assert data["evidence"] in ("blocks", "waits")
     report.to_html(tmp_path / "report.html")

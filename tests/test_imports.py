@@ -18,6 +18,7 @@ EXPORTED = {
     "DataLoadersError",
     "Plan",
     "Session",
+    "bottleneck_check",
     "check_bottleneck",
     "tune",
     "wrap",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dataloaders.scripts.target import Outcome, ScriptError, StopScript, Target
+from dataloaders.scripts.stopping import StopScript
+from dataloaders.scripts.target import Outcome, ScriptError, Target
 
 LOOK = """
 import json, os, pickle, sys
@@ -131,7 +132,7 @@ def test_an_interrupt_is_told_from_a_failure(text: str, tmp_path: Path) -> None:
 def test_stopping_a_program_is_not_a_failure(
     around: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head = "from dataloaders.scripts.target import StopScript\ndef stop():\n raise StopScript\n"
+    head = "from dataloaders.scripts.stopping import StopScript\ndef stop():\n raise StopScript\n"
     assert program(tmp_path, head + around + "\n").run([]) == Outcome("stopped", 0)
     assert capsys.readouterr().err == ""
 

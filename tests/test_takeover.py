@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dataloaders
+from dataloaders.scripts.stopping import StopScript, stoppable
 from dataloaders.scripts.takeover import SHORTEST, Takeover
-from dataloaders.scripts.target import StopScript
 
 
 class Recorder:
@@ -258,3 +260,101 @@ def test_a_dropped_loader_leaves_its_number_behind() -> None:
             with torch.no_grad():
                 loop(loader_of(5))
     assert [seen.number for seen in takeover.seen] == [1, 2, 3]
+
+
+def stepping(loader: Any, optimizer: torch.optim.Optimizer) -> list[int]:
+    """`loop`, with a step of ``optimizer`` for each batch."""
+    seen: list[int] = []
+    try:
+        for (batch,) in loader:
+            seen += batch.tolist()
+            optimizer.step()
+    except StopScript:
+        seen.append(-1)
+    return seen
+
+
+def an_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+
+
+def test_the_loop_in_which_an_optimizer_steps_is_the_one() -> None:
+    measure = Recorder(enough=5)
+    first, training = loader_of(8), loader_of(8)
+    stepped: list[int] = []
+    with Takeover(measure, stepped=lambda: stepped.append(1)) as takeover:
+        optimizer = an_optimizer()
+        assert loop(first) == list(range(8))
+        assert stepping(training, optimizer)[-1] == -1
+        assert loop(first) == list(range(8))
+    assert measure.loader is training
+    assert "no optimizer stepped" in str(takeover.seen[0].why_not)
+    assert len(stepped) == 5  # of the loop that is measured, not of the look that decided
+
+
+@pytest.mark.parametrize("cycle", [2, 7])
+def test_batches_taken_before_the_first_step_are_given_again_or_the_epoch_begins_anew(
+    cycle: int,
+) -> None:
+    got: list[int] = []
+
+    def accumulate(optimizer: torch.optim.Optimizer) -> None:
+        for index, (batch,) in enumerate(loader_of(20)):
+            got.append(batch.item())
+            if (index + 1) % cycle == 0:
+                optimizer.step()
+
+    with Takeover(Recorder(enough=4)), pytest.raises(StopScript):
+        accumulate(an_optimizer())
+    assert got == [*range(cycle), 0, 1, 2, 3]
+
+
+def test_a_loop_that_counts_its_batches_goes_on_with_the_measurement() -> None:
+    loader = loader_of(8)
+
+    def count() -> None:
+        for _ in range(5):
+            batches = iter(loader)
+            for _ in range(len(loader)):
+                next(batches)
+
+    with Takeover(Recorder(enough=20)) as takeover, pytest.raises(StopScript):
+        count()
+    assert takeover.steps == 20
+    assert takeover.beyond == 0
+
+
+def test_what_the_loop_waits_for_in_other_loaders_is_told() -> None:
+    told: list[str] = []
+
+    def in_step(optimizer: torch.optim.Optimizer) -> None:
+        for _, _ in zip(loader_of(8), loader_of(100), strict=False):
+            with torch.no_grad():
+                loop(loader_of(5))  # validation
+            optimizer.step()
+
+    takeover = Takeover(Recorder(enough=6), waited=lambda name, seconds: told.append(name))
+    with takeover, pytest.raises(StopScript):
+        in_step(an_optimizer())
+    assert told == ["loader 2 (DataLoader of TensorDataset, 100 batches of 1, num_workers=0)"] * 6
+
+
+def test_a_loop_that_asks_for_nothing_is_ended() -> None:
+    def wait_for_ever() -> None:
+        for index, _ in enumerate(loader_of(8)):
+            if index == 5:
+                queue.Queue[int]().get()
+
+    takeover = Takeover(Recorder(enough=10**6), patience_s=0.2)
+    with stoppable(), takeover, pytest.raises(StopScript):
+        wait_for_ever()
+    assert takeover.stalled
+
+
+def test_the_end_in_a_thread_reaches_the_main_thread() -> None:
+    def train_in_a_thread() -> None:
+        threading.Thread(target=loop, args=(loader_of(8),)).start()
+        queue.Queue[int]().get()
+
+    with stoppable(), Takeover(Recorder(enough=5)), pytest.raises(StopScript):
+        train_in_a_thread()

@@ -1,12 +1,13 @@
 """The check: the same training step on real and on synthetic input, side by side.
 
+inline     a check in one's own code: of a step, or of a loop as it stands
 check      the loop's batches: a warm-up, then rounds of one block an arm
 arms       what the step gets in each arm, and what its difference tells
 schedule   how long blocks are, when enough is known: decided from numbers
 blocks     one block: batches out, marks of the clock between them
 resident   a few real batches, kept where the step wants them
 verdict    what the intervals carry, and by which evidence
-summary    advice and notes        report   text, JSON, HTML, exit status
+summary    advice and notes        report   text, JSON, HTML
 """
 
 from dataloaders.errors import MissingDependency
@@ -19,17 +20,18 @@ except ImportError as error:
         "pip install 'gpu-dataloaders[check]'"
     ) from error
 
-from dataloaders.bottleneck.check import Check, Progress, check_bottleneck
-from dataloaders.bottleneck.report import EXIT_STATUS, Report
+from dataloaders.bottleneck.check import Check, Progress
+from dataloaders.bottleneck.inline import bottleneck_check, check_bottleneck
+from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import Verdict
 from dataloaders.measuring.intervals import Interval
 
 __all__ = [
-    "EXIT_STATUS",
     "Check",
     "Interval",
     "Progress",
     "Report",
     "Verdict",
+    "bottleneck_check",
     "check_bottleneck",
 ]

@@ -13,12 +13,10 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.arms import Arm
@@ -29,16 +27,16 @@ from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmU
 from dataloaders.bottleneck.summary import Facts, has_threads_of_its_own, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
-from dataloaders.loader import DataLoader
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Timed
-from dataloaders.seeding.states import random_states_kept
-from dataloaders.specification import generators_of
+from dataloaders.measuring.intervals import Interval, Lap, Timed
 
-__all__ = ["Check", "Progress", "check_bottleneck"]
+__all__ = ["Check", "Progress"]
 
 _LATER_ROUNDS = 5
+_FIRST_STEPS = 4
+"""Of the warm-up, that are slower than the others, or whose batches were there already."""
+_MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
 _LONGEST_WARM_UP = 3
@@ -62,6 +60,15 @@ class Progress:
     phase: str
     rounds: int
     interval: Interval | None
+
+    def __str__(self) -> str:
+        seconds = min(self.seconds, self.budget_s)
+        text = f"check  {seconds:.0f} of at most {self.budget_s:.0f} s  {self.phase}"
+        if self.rounds:
+            text += f"  round {self.rounds}"
+        if self.interval is not None:
+            text += f"  real/synthetic {self.interval:.2f}"
+        return text
 
 
 class Check:
@@ -140,6 +147,7 @@ class Check:
         self._warm = False
         self._warm_steps = 0
         self._warm_s = 0.0
+        self._warm_laps: list[Lap] = []
         self._batch_text = ""
 
     def __iter__(self) -> Iterator[Batch]:
@@ -233,6 +241,8 @@ class Check:
             self._wait_for_devices()
             done = self._time.now()
             warming.stepped(done - given, done - begin)
+            if len(self._warm_laps) < _MOST_FIRST_STEPS:
+                self._warm_laps.append(Lap(done - begin, 1, waited=given - begin))
             self._cycle = blocks.rhythm.cycle
             self._warm_s += done - begin
             if not warming.due:
@@ -419,6 +429,8 @@ class Check:
         later = [one for one, epoch in rounds if epoch > 0]
         chosen = later if len(later) >= _LATER_ROUNDS else [one for one, _ in rounds]
         part = {arm: took for arm, took in self._round.items() if not math.isnan(took.seconds)}
+        if not chosen and len(part) < 2:
+            part = self._first_steps()
         feed = self._feed
         starts: list[float] = []
         if feed.length and feed.epoch_starts and not self._schedule.whole_epochs:
@@ -429,64 +441,22 @@ class Check:
             part=part,
             behind=self._schedule.behind,
             parallel=self._parallel,
+            ranks=not self._schedule.alone,
             epoch_starts=starts,
             batches=feed.length or 1,
         )
 
+    def _first_steps(self) -> dict[str, Timed]:
+        """The warm-up's own waits, for a loop that ended before anything else was measured.
 
-def check_bottleneck(
-    loader: Any,
-    step: Callable[[Batch], object],
-    *,
-    budget_s: float = 30.0,
-    device: torch.device | str | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    clock: Clock | None = None,
-) -> Report:
-    """Return whether the input pipeline holds ``step`` back, by how much, and where the time goes.
-
-    Runs ``step(batch)`` on real and on resident batches in short interleaved blocks. The step is
-    the user's own and does what it does in training (a model is trained by it); the random
-    states of torch, NumPy and ``random``, and the loader's generator, are put back afterwards.
-
-    Args:
-        loader: a DataLoader, torch's or ours, or anything that can be iterated again and again.
-        step: takes one batch as the loader delivers it; copies it to its device itself, unless
-            the loader does.
-        budget_s: the most seconds to spend; fewer if the answer is clear earlier, up to twice
-            as many if the loop is so slow that not two rounds fit.
-        device: where the step wants its batches; None: where its first real batch ends up.
-        progress: called with a `Progress` between blocks.
-        clock: what blocks are timed with, for a step on a device that torch does not know; None:
-            the devices that the step computes on, else the host's clock.
-
-    Raises:
-        OptionError: ``budget_s`` is not positive.
-        CheckError: the loader yields no batch.
-        Exception: whatever the loader or the step raises. After KeyboardInterrupt the report so
-            far is the exception's attribute ``report``.
-    """
-    check = Check(loader, budget_s=budget_s, device=device, progress=progress, clock=clock)
-    hook = register_optimizer_step_post_hook(lambda *_: check.optimizer_stepped())
-    with random_states_kept(*generators_of(loader)), _epochs_uncounted(loader):
-        try:
-            for batch in check:
-                step(batch)
-        except KeyboardInterrupt as interrupt:
-            interrupt.report = check.report()  # type: ignore[attr-defined]
-            raise
-        finally:
-            hook.remove()
-            check.close()
-    return check.report()
-
-
-@contextmanager
-def _epochs_uncounted(loader: Any) -> Iterator[None]:
-    """Leave the epochs of the check out of those that a loader of ours counts for ``seed=``."""
-    counted = loader._iterations if isinstance(loader, DataLoader) else 0
-    try:
-        yield
-    finally:
-        if isinstance(loader, DataLoader):
-            loader._iterations = counted
+        Without workers and on the host's clock, what a step waits is the gap.
+        """
+        laps = self._warm_laps[_FIRST_STEPS:]
+        used = set() if self._placement is None else {one.type for one in self._placement.used}
+        if not laps or self._parallel or not self._schedule.alone or used - {"cpu"}:
+            return {}
+        steps = [lap._replace(seconds=lap.seconds - lap.waited, waited=0.0) for lap in laps]
+        return {
+            arm: Timed(sum(lap.seconds for lap in some), len(some), tuple(some))
+            for arm, some in (("real", laps), ("synthetic", steps))
+        }

@@ -1,4 +1,4 @@
-"""The check's result: text for a person, JSON for a program, an exit status for a script."""
+"""The check's result: text for a person, HTML for a notebook, JSON for a program."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from rich.text import Text
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
 from dataloaders.measuring.intervals import Interval
 
-__all__ = ["EXIT_STATUS", "Report"]
-
-EXIT_STATUS: dict[Verdict, int] = {
-    "step-bound": 0,
-    "input-bound": 10,
-    "transfer-bound": 11,
-    "contention-bound": 12,
-    "inconclusive": 20,
-}
-"""What ``dataloaders check`` exits with, by verdict."""
+__all__ = ["Report"]
 
 _MEANS: dict[Verdict, str] = {
     "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
@@ -82,11 +73,6 @@ class Report:
     evidence: str | None = None
     machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
 
-    @property
-    def exit_status(self) -> int:
-        """0 for step-bound, 10 input-, 11 transfer-, 12 contention-bound, 20 inconclusive."""
-        return EXIT_STATUS[self.verdict]
-
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
         console.print(self.__rich__())
@@ -124,7 +110,6 @@ class Report:
         """Return the report as JSON text; write it to ``path`` too, if one is given."""
         data = asdict(self)
         data["machine"] = dict(self.machine)
-        data["exit_status"] = self.exit_status
         text = json.dumps(data, indent=2)
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
@@ -132,9 +117,17 @@ class Report:
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as one HTML page without any other file."""
+        Path(path).write_text(self._recorded().export_html(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it."""
+        code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
+        return self._recorded().export_html(inline_styles=True, code_format=code)
+
+    def _recorded(self) -> Console:
         console = Console(file=io.StringIO(), width=96, record=True)
         console.print(self.__rich__())
-        Path(path).write_text(console.export_html(), encoding="utf-8")
+        return console
 
     def _arms(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

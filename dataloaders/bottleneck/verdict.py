@@ -105,6 +105,7 @@ def analyse(
     part: Round | None = None,
     behind: bool = False,
     parallel: bool = True,
+    ranks: bool = False,
     epoch_starts: Sequence[float] = (),
     batches: int = 1,
 ) -> Analysis | None:
@@ -115,10 +116,12 @@ def analyse(
         part: the round under way: its laps count where laps do.
         behind: whether the clock is a device's, which runs behind the host.
         parallel: whether anything works for the loader while the step runs.
+        ranks: whether the step waits for other ranks, so that this one's waits tell little.
         epoch_starts: seconds from the end of one epoch to the first batch of the next, of epochs
             of ``batches`` batches. An epoch takes start + batches x real - wait, where wait is
             what the steady state waits for each batch anyway; so much is added to real.
     """
+    behind = behind or ranks
     rounds, part, left_out = _cleaned(rounds, part or {}, behind, parallel)
     if parallel and not behind:
         # On the host's clock the step of a real block, its waits taken out, is the contended one.
@@ -140,7 +143,7 @@ def analyse(
     if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
         if behind:
             found.append(_by_steps(laps, starts))
-            if alone or laps["contended"] or not parallel:
+            if not ranks and (alone or laps["contended"] or not parallel):
                 found.append(_bounded_by_waits(laps, starts, found[0]))
         else:
             by_waits = _by_waits(laps, starts, alone=alone)

@@ -39,26 +39,32 @@ Runs an unmodified training script and takes over its first training loader: the
 is the step that is measured, on real and on synthetic input in turn. When enough is known the
 script is ended and the report printed. Nothing in the script needs to change.
 
-The loader taken over is the first one that is iterated with gradients on, has at least 4 batches
-an epoch (or no length), and of which a second batch is asked for; --loader chooses another.
+The loader taken over is the first one in whose loop an optimizer steps; in a script without an
+optimizer, the first one that is iterated with gradients on. Its epochs have at least 4 batches (or
+no length). --loader chooses another.
+
+The script's model is trained, on some batches many times. So files that existed before are not
+overwritten or deleted: checkpoints go to a folder that the notes name (--let-write turns that off).
+W&B, MLflow and TensorBoard are switched off, and DATALOADERS_CHECK=1 is set for the script.
+
+Under torchrun every rank measures at the same time, and rank 0 reports:
+  torchrun --nproc-per-node 2 -m dataloaders check train.py -- ARGS
 """
 
 _CHECK_EPILOG = """\
 exit status:
-   0  step-bound: a faster input gains next to nothing
-  10  input-bound: the step waits for batches to be prepared
-  11  transfer-bound: the step waits for copies to the device
-  12  contention-bound: the loader's workers take cores that the step needs
-  20  inconclusive: the interval does not carry a verdict
-  21  no loader was taken over
+   0  measured, whatever the verdict is
+   1  the verdict is one of those that --fail-if names
    2  the command cannot be carried out as it was given
+   3  nothing could be measured: no loader was taken over
  130  Ctrl-C; what was known by then is printed
-   1 (or the script's own status) if the script fails by itself
+      the script's own, if it fails by itself
 
 examples:
   dataloaders check train.py
   dataloaders check --budget 60 --json report.json train.py -- --data photos --epochs 5
   dataloaders check -m mypackage.train -- --config small.yaml
+  dataloaders check --quiet --fail-if input-bound,transfer-bound train.py
 """
 
 _TUNE = """\
@@ -80,7 +86,8 @@ loader, and checks again; if it still waits for input, also with a cache of the 
 Takes less than two minutes on two cores, without a GPU.
 """
 
-_VALUED = ("--budget", "--json", "--html", "--loader", "--backend")
+_VALUED = ("--budget", "--json", "--html", "--loader", "--backend", "--fail-if")
+_VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,7 +137,6 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
 
         return demo.demo(images=parsed.images, budget_s=parsed.budget)
 
-    from dataloaders.cli import commands
     from dataloaders.errors import OptionError
     from dataloaders.scripts.target import Target
 
@@ -146,9 +152,13 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
     if args[:1] == ["--"]:
         args = args[1:]
     if parsed.command == "run":
-        return commands.run(target, args, backend=parsed.backend, explain=parsed.explain)
+        from dataloaders.cli.run import run
+
+        return run(target, args, backend=parsed.backend, explain=parsed.explain)
     if parsed.command == "tune":
-        return commands.tune(
+        from dataloaders.cli.tune import tune
+
+        return tune(
             target,
             args,
             budget_s=parsed.budget,
@@ -156,16 +166,20 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
             backend=parsed.backend,
             json=parsed.json,
             quiet=parsed.quiet,
+            let_write=parsed.let_write,
         )
-    return commands.check(
-        target,
-        args,
-        budget_s=parsed.budget,
+    from dataloaders.cli.check import Options, check
+
+    options = Options(
+        parsed.budget,
         number=parsed.loader,
         json=parsed.json,
         html=parsed.html,
         quiet=parsed.quiet,
+        let_write=parsed.let_write,
+        fail_if=parsed.fail_if,
     )
+    return check(target, args, options)
 
 
 def _program_at(args: list[str]) -> int:
@@ -205,16 +219,25 @@ def _parser() -> argparse.ArgumentParser:
     check = add(
         "check",
         "is the input pipeline what holds a script back?",
-        f"[--budget S] [--json F] [--html F] [--loader N] [--quiet]\n{' ' * 25}{script}",
+        "[--budget S] [--json F] [--html F] [--loader N] [--let-write]\n"
+        f"{' ' * 25}[--fail-if VERDICTS] [--quiet] {script}",
         _CHECK,
         _CHECK_EPILOG,
     )
     _add_measuring(check)
     check.add_argument("--html", metavar="F", help="write the report as one HTML page, too")
+    check.add_argument(
+        "--fail-if",
+        type=_verdicts,
+        default=(),
+        metavar="VERDICTS",
+        help="exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS),
+    )
     tune = add(
         "tune",
         "which num_workers, prefetch_factor and pin_memory?",
-        f"[--budget S] [--backend NAME] [--json F] [--loader N] [--quiet] {script}",
+        "[--budget S] [--backend NAME] [--json F] [--loader N] [--let-write]\n"
+        f"{' ' * 24}[--quiet] {script}",
         _TUNE,
     )
     _add_measuring(tune)
@@ -260,6 +283,11 @@ def _add_measuring(parser: _Parser) -> None:
     )
     parser.add_argument("--json", metavar="F", help="write the result as JSON, too")
     parser.add_argument(
+        "--let-write",
+        action="store_true",
+        help="let the script overwrite and delete its files, as it does in training",
+    )
+    parser.add_argument(
         "--quiet", action="store_true", help="no progress, and the result in one line"
     )
 
@@ -276,3 +304,11 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: loaders are numbered from 1")
     return value
+
+
+def _verdicts(text: str) -> tuple[str, ...]:
+    verdicts = tuple(text.split(","))
+    for one in verdicts:
+        if one not in _VERDICTS:
+            raise argparse.ArgumentTypeError(f"{one!r}: the verdicts are {', '.join(_VERDICTS)}")
+    return verdicts

@@ -1,4 +1,4 @@
-"""The package's main job, shown on photographs made on the spot.
+"""Shows the check, tuning and the cache on photographs made on the spot.
 
     photos ──> check train_images.py ──> tune it ──> check with what was chosen ──> what next
                                              └─ not step-bound yet ──> check with a cache ─┘
@@ -29,7 +29,7 @@ _MOST_TO_CACHE = 64 * 2**20
 
 
 def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
-    """Check the example, tune it, check it again, and with a cache if it still waits. Returns 0.
+    """Check the example, tune it, check it again, and with a cache if it still waits; return 0.
 
     Args:
         images: a folder with one subfolder of images for each class; None makes about 300 JPEGs
@@ -64,7 +64,7 @@ def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
 
 
 def _arguments(tuned: dict[str, Any]) -> list[str]:
-    """The example's arguments for what tuning chose; none where that is the example as it is."""
+    """Return the example's arguments for what tuning chose; none if it changed nothing."""
     given, choice = tuned["given"], tuned["choice"]
     arguments = []
     if choice["num_workers"]:
@@ -78,7 +78,7 @@ def _arguments(tuned: dict[str, Any]) -> list[str]:
 
 
 def _may_cache(folder: Path) -> bool:
-    """Whether a cache of the images, decoded, is built in seconds and can be built here."""
+    """Return whether a cache of the decoded images is built in seconds and can be built here."""
     total = 0
     for file in folder.rglob("*"):
         total += file.stat().st_size if file.is_file() else 0
@@ -91,7 +91,7 @@ def _may_cache(folder: Path) -> bool:
 
 
 def _cached(budget_s: float, script: list[str], result: Path) -> Any:
-    """The check with ``backend="h5"``, whose cache is gone afterwards."""
+    """Check with ``backend="h5"``; the cache is deleted afterwards."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="demo-", dir=cache_folder()) as folder:
         title = 'the same with a cache of the decoded images: DataLoader(..., backend="h5")'

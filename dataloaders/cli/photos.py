@@ -1,4 +1,4 @@
-"""Photographs that no camera took: JPEG files with a camera's statistics, for the demo.
+"""Makes JPEG files with the statistics of photographs, for the demo.
 
     1/f texture (natural images' spectrum) + lit gradient + shapes with edges + sensor noise
     ──> 640x480 and 1024x768, RGB, quality 90 ──> class folders, about 60 to 300 KB a file
@@ -45,9 +45,9 @@ def make_photos(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """``folder`` with ``count`` JPEG files in class folders, made now unless it exists already.
+    """Return ``folder`` with ``count`` JPEG files in class folders; make it unless it exists.
 
-    Made beside it and renamed at the end, so that an interrupted call leaves nothing half done.
+    It is made beside its place and renamed at the end: an interrupted call leaves nothing.
     ``progress(done, count)`` is called after each file. The same seed gives the same pictures.
     """
     if folder.is_dir():
@@ -92,7 +92,7 @@ def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], No
 
 
 def _texture(rng: np.random.Generator) -> Floats:
-    """A square field with a 1/f^1.2 amplitude spectrum, mean 0 and standard deviation 1."""
+    """Return a square field with a 1/f^1.2 amplitude spectrum, mean 0 and standard deviation 1."""
     side = _TEXTURE_SIDE
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     frequency[0, 0] = np.inf
@@ -120,7 +120,7 @@ def _photo(
 
 
 def _window(rng: np.random.Generator, field: Floats, width: int, height: int) -> Floats:
-    """A random part of ``field``, randomly mirrored."""
+    """Return a random part of ``field``, randomly mirrored."""
     top = rng.integers(field.shape[0] - height + 1)
     left = rng.integers(field.shape[1] - width + 1)
     steps = (int(rng.choice((-1, 1))), int(rng.choice((-1, 1))))
@@ -129,7 +129,7 @@ def _window(rng: np.random.Generator, field: Floats, width: int, height: int) ->
 
 
 def _shapes(rng: np.random.Generator, width: int, height: int) -> Floats:
-    """Overlapping ellipses and polygons: a factor for the relief, with sharp edges."""
+    """Draw overlapping ellipses and polygons: a factor for the relief, with sharp edges."""
     mask = Image.new("L", (width, height), 90)
     draw: Any = ImageDraw.Draw(mask)
     for _ in range(rng.integers(8, 20)):

@@ -1,7 +1,7 @@
-"""One line on stderr that says how far a measurement is.
+"""Shows on stderr how far a measurement is.
 
-On a terminal it is rewritten in place; elsewhere a plain line is added now and then. It is
-written only when called, never from a thread of its own: a thread would run inside the blocks.
+On a terminal one line is rewritten in place; elsewhere a line is added now and then. Nothing is
+written from a thread: it would run inside the blocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PLAIN_EVERY_S = 10.0
 
 
 class ProgressLine:
-    """Callable with a text or a check's `Progress`; shows it on ``file``.
+    """Shows each text, or `Progress` of a check, that it is called with.
 
     Args:
-        file: where to write; None means the stderr of now (the program may replace it later).
+        file: where to write; None means the present stderr, which the program may replace later.
         quiet: show nothing.
     """
 
@@ -43,7 +43,7 @@ class ProgressLine:
         if now - self._last < (0.2 if self._terminal else _PLAIN_EVERY_S):
             return
         self._last = now
-        text = progress if isinstance(progress, str) else describe(progress)
+        text = str(progress)
         if self._terminal:
             text = text[: shutil.get_terminal_size().columns - 1]  # one row is what is cleared
             self._file.write(f"\r\x1b[2K{text}\r")
@@ -58,14 +58,3 @@ class ProgressLine:
             self._file.write("\r\x1b[2K")
             self._file.flush()
             self._shown = False
-
-
-def describe(progress: Progress) -> str:
-    """``check  12 of 30 s  round 7  real/synthetic 1.84 (1.71 to 1.97)``."""
-    seconds = min(progress.seconds, progress.budget_s)
-    text = f"check  {seconds:.0f} of at most {progress.budget_s:.0f} s  {progress.phase}"
-    if progress.rounds:
-        text += f"  round {progress.rounds}"
-    if progress.interval is not None:
-        text += f"  real/synthetic {progress.interval:.2f}"
-    return text

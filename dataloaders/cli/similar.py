@@ -1,4 +1,4 @@
-"""What somebody may have meant who wrote a name that there is not."""
+"""Suggests a known name for one that is misspelt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["options_of", "similar"]
 
 
 def similar(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'train'?``, or nothing if none of ``known`` is near."""
+    """Return ``; did you mean 'train'?``, or nothing if none of ``known`` is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Every option of ``parser`` and of its subcommands, such as ``--images``."""
+    """Yield every option of ``parser`` and of its subcommands, such as ``--images``."""
     for action in parser._actions:
         yield from action.option_strings
         if isinstance(action, argparse._SubParsersAction):

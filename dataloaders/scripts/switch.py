@@ -1,4 +1,4 @@
-"""Torch's own loaders of a running program, iterated by another backend.
+"""Iterates the torch loaders of a running program by another backend.
 
     for batch in loader:        torch's DataLoader.__iter__, replaced in this process
         └── wrap(loader) ──> $DATALOADERS_BACKEND ──> one session for each loader, across epochs
@@ -31,7 +31,7 @@ _NOT_TORCHS = {"_iterator", *inspect.getfullargspec(wrap).kwonlyargs}
 
 
 class BackendSwitch:
-    """``iterate`` for `takeover.replaced_iter`: epochs from the environment's backend.
+    """Gives epochs by the environment's backend; the ``iterate`` of `loops.replaced_iter`.
 
     A loader that the backend cannot serve stays with torch, with one warning that says why. So
     does a loader whose class makes its iterators in a way of its own (``_get_iterator``).
@@ -47,7 +47,7 @@ class BackendSwitch:
     def __call__(
         self, loader: Loader, original: Callable[[Any], Iterator[Batch]]
     ) -> Iterator[Batch]:
-        """An iterator over one epoch of ``loader``."""
+        """Return an iterator over one epoch of ``loader``."""
         wrapped = self._wrapped_for(loader)
         if wrapped is None:
             return original(loader)
@@ -66,8 +66,8 @@ class BackendSwitch:
         if isinstance(loader, DataLoader):
             self._show(loader)
         elif type(loader)._get_iterator is _OWN_ITERATION:
-            # A view of torch's class: a subclass's own __iter__ stands above us in the call and
-            # would otherwise be applied twice.
+            # A view of torch's class: a subclass's own __iter__ has called this one already and
+            # would be applied twice.
             wrapped = wrap(view_of(loader))
             self._show(wrapped)
         key = id(loader)

@@ -1,40 +1,41 @@
-"""A running program's loops over its loaders: all pass by here, one is handed to a measurement.
+"""Watches a running program's loops over its loaders and hands one of them to a measurement.
 
-    for batch in loader:           torch's or our DataLoader.__iter__, replaced in this process
+    for batch in loader:           every DataLoader's iter(), see `loops`
         │
-        ├── not the one ──> the loader's own iterator, untouched
+        ├── not the one ──> the loader's own iterator; its waits count as input of the one
         └── the one     ──> measure(loader, iterate), whose batches the program's loop gets instead,
                             past the end of the epoch, until it has enough: StopScript
 
-The one is the first loader that looks like training: gradients are on when its first batch is
-asked for, it has no length or at least `SHORTEST` batches, and a second batch is asked for (a
-single ``next(iter(loader))`` is a look at the data). Or it is the one whose number was given.
+The one is the first loop in which an optimizer steps between two batches. In a program without an
+optimizer it is the first of which a second batch is asked for, with gradients on when the first
+one was. Its loader has no length or at least `SHORTEST` batches. Or it is the loader whose number
+was given.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import torch
-import torch.utils.data
-
-from dataloaders.batches.tree import Batch, map_tensors
-from dataloaders.loader import CopiedBatches, DataLoader
-from dataloaders.scripts.target import StopScript
+from dataloaders.batches.tree import Batch
+from dataloaders.loader import CopiedBatches
+from dataloaders.scripts.epochs import Epoch, Loop
+from dataloaders.scripts.loops import Loader, Original, replaced_iter
+from dataloaders.scripts.optimizers import Optimizers
+from dataloaders.scripts.stopping import StopScript, Watchdog, stop_main
 from dataloaders.specification import batches_in
 
-__all__ = ["SHORTEST", "Measure", "Seen", "Takeover", "replaced_iter"]
+__all__ = ["SHORTEST", "Measure", "Seen", "Takeover"]
 
 SHORTEST = 4
 """Batches that an epoch must have for its loader to be taken over unasked."""
 
-Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
+_NOT_ASKED = "no batch of it was asked for"
+_STEPS_BESIDE = 20
+
 Iterate: TypeAlias = Callable[[], Iterator[Batch]]
 """Starts a new epoch of the real loader, by its own ``__iter__``."""
 
@@ -42,12 +43,10 @@ Measure: TypeAlias = Callable[[Loader, Iterate], Iterable[Batch]]
 """What the chosen loop iterates instead; exhausted when it has measured enough. It may be
 iterated again after the program broke its loop."""
 
-Original: TypeAlias = Callable[[Any], Iterator[Batch]]
-
 
 @dataclass
 class Seen:
-    """A loader that the program iterated.
+    """Describes a loader that the program iterated.
 
     Attributes:
         number: 1 for the first loader that the program iterated, and so on.
@@ -59,51 +58,94 @@ class Seen:
     number: int
     description: str
     length: int | None
-    why_not: str | None = "another loader was taken over before it"
+    why_not: str | None = _NOT_ASKED
 
 
 class Takeover:
-    """While entered, watches every loop over a DataLoader and hands one loader to ``measure``.
+    """Watches every loop over a DataLoader while entered; hands one loader to ``measure``.
 
     Args:
         measure: see `Measure`.
-        number: take the loader of this number, whatever it is; None takes the first that looks
-            like training.
+        number: take the loader of this number, whatever it is; None takes the one that trains.
+        may_take: asked once, when a loader is about to be taken; no: another process has one.
+        stepped: called after every step of an optimizer while a loader is taken.
+        waited: called with a loader's description and the seconds for which the measured loop
+            waited for a batch of that other loader.
+        passed_over: called with a sentence while a loop is not taken because no optimizer has
+            stepped in it yet.
+        patience_s: end the program once the loop that was taken has asked for nothing for so many
+            seconds; None waits for ever.
 
     Attributes:
         seen: every loader iterated so far, in order.
         taken: the one handed to ``measure``, or None.
         steps: batches that the program's loop was given by ``measure``.
         beyond: batches that it was given past the end of an epoch, in the longest epoch.
+        waits: seconds in ``next()`` of the loader taken, for each batch with a step before it.
+        thread: the one whose loop is measured.
+        stalled: whether the program was ended because its loop asked for nothing.
     """
 
-    def __init__(self, measure: Measure, number: int | None = None) -> None:
+    def __init__(
+        self,
+        measure: Measure,
+        number: int | None = None,
+        *,
+        may_take: Callable[[], bool] = lambda: True,
+        stepped: Callable[[], None] = lambda: None,
+        waited: Callable[[str, float], None] = lambda name, seconds: None,
+        passed_over: Callable[[str], None] = lambda sentence: None,
+        patience_s: float | None = None,
+    ) -> None:
         self.seen: list[Seen] = []
         self.taken: Seen | None = None
         self.steps = 0
         self.beyond = 0
+        self.waits: list[float] = []
+        self.thread: threading.Thread | None = None
+        self.stalled = False
+        self.optimizers = Optimizers(self._after_step)
         self._measure = measure
         self._number = number
-        self._stream: Iterable[Batch] = ()
+        self._may_take = may_take
+        self._stepped = stepped
+        self._waited = waited
+        self._passed_over = passed_over
+        self._patience_s = patience_s
+        self._watchdog: Watchdog | None = None
         self._loaders: list[weakref.ref[Loader]] = []
-        self._patches = replaced_iter(self._iterate)
+        self._watching: weakref.WeakSet[Loop] = weakref.WeakSet()
+        self._stream: Iterable[Batch] = ()
+        self._running: Iterator[Batch] = iter(())
+        self._measured: weakref.ref[Loop] | None = None
+        self._beside_since: int | None = None
+        self._patches = replaced_iter(self._iterate, self._iterate_outermost)
 
     def __enter__(self) -> Takeover:
+        self.optimizers.__enter__()
         self._patches.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._watchdog is not None:
+            self._watchdog.end()
         self._patches.__exit__(None, None, None)
+        self.optimizers.__exit__()
 
-    def consider(self, seen: Seen) -> bool:
-        """Whether ``seen`` may be taken over; asked when its first batch is asked for."""
+    # What the program's loops ask
+
+    def may_be_the_one(self, loop: Loop) -> bool:
+        """Return whether ``loop`` may be taken over; asked when its first batch is asked for."""
+        seen = loop.seen
         if self.taken is not None:
-            return False
+            if seen.why_not == _NOT_ASKED:
+                seen.why_not = "another loader was taken over before it"
+            return seen is self.taken
         if self._number is not None:
             if seen.number != self._number:
                 seen.why_not = f"--loader {self._number} was asked for"
                 return False
-        elif not torch.is_grad_enabled():
+        elif not loop.trains:
             seen.why_not = "gradients were off: it does not look like training"
             return False
         elif seen.length is not None and seen.length < SHORTEST:
@@ -112,32 +154,129 @@ class Takeover:
         seen.why_not = "only one batch was asked for"
         return True
 
-    def take(self, seen: Seen, loader: Loader, original: Original, begun: Begun) -> None:
-        """Hand ``loader`` to the measurement; ``begun`` is its first epoch."""
-        # Batches that the loader itself copies to a device have host batches behind them, which
-        # the check wants to see: there the epoch begins anew.
-        first = [] if isinstance(begun.batches, CopiedBatches) else [begun]
+    def is_the_one(self, loop: Loop) -> bool:
+        """Return whether ``loop`` trains; asked at each batch that it asks for after its first."""
+        if self.taken is not None and self.taken is not loop.seen:
+            return False
+        stepped = self.optimizers.steps > loop.steps_before
+        main = threading.main_thread()
+        if stepped and self.optimizers.thread is main is not threading.current_thread():
+            loop.seen.why_not = (
+                "a thread of the script takes its batches ahead of the step: what the step waits "
+                "for cannot be seen. Iterate the loader itself, or measure around what the loop "
+                "iterates: with dataloaders.bottleneck_check(batches) as check"
+            )
+            if self._beside_since is None:
+                self._beside_since = self.optimizers.steps
+            elif self.optimizers.steps - self._beside_since > _STEPS_BESIDE:
+                stop_main()
+                raise StopScript  # ends this thread
+            return False
+        if self.taken is not None:  # again, while an older iterator of this loader lives
+            measured = self._measured_loop()
+            return stepped or measured is None or measured.asked_at < loop.asked_at
+        if self._number is None and not stepped and self.optimizers.expected():
+            loop.seen.why_not = "no optimizer stepped between its batches"
+            self._passed_over(f"loader {loop.seen.number}: {loop.seen.why_not} so far")
+            return False
+        if not self._may_take():
+            loop.seen.why_not = "another process of the script is measured"
+            loop.stand_aside()
+            return False
+        return True
+
+    def take(self, loop: Loop, original: Original, begun: Iterator[Batch] | None) -> None:
+        """Hand the loader of ``loop`` to the measurement.
+
+        ``begun`` is its running epoch from the first batch on, or None if that is lost.
+        """
+        if self.taken is not None:
+            return
+        first = [] if begun is None else [begun]
+        loader = loop.loader
 
         def iterate() -> Iterator[Batch]:
-            return first.pop() if first else original(loader)
+            if first:
+                return first.pop()
+            batches = original(loader)
+            if isinstance(batches, CopiedBatches):  # the check looks for it
+                return CopiedBatches(Epoch(self, [], batches.batches), batches.device)
+            return Epoch(self, [], batches)
 
-        self.taken = seen
-        seen.why_not = None
+        self.taken = loop.seen
+        loop.seen.why_not = None
         self._stream = self._measure(loader, iterate)
+        if self._patience_s is not None:
+            self._watchdog = Watchdog(self._patience_s, self._stop_stalled)
 
-    def stream(self, already: int) -> Iterator[Batch]:
-        """The measurement's batches for one loop of the program.
+    def next_measured(self, loop: Loop) -> Batch:
+        """Return the measurement's next batch; of several loops over its loader any may ask.
 
-        ``already`` batches were given to that loop before.
+        Raises:
+            StopScript: it has measured enough. In the main thread too, if this is another.
         """
-        assert self.taken is not None
-        return _Measured(self, iter(self._stream), self.taken.length, already)
+        if self._measured_loop() is not loop:
+            self._measured = weakref.ref(loop)
+            self._running = iter(self._stream)
+        self.thread = threading.current_thread()
+        self._pat()
+        try:
+            batch = next(self._running)
+        except StopIteration:
+            if self.thread is not threading.main_thread():
+                stop_main()
+            raise StopScript("measured enough") from None
+        finally:
+            self._pat()
+        self.steps += 1
+        if loop.seen.length is not None:
+            self.beyond = max(self.beyond, loop.given + 1 - loop.seen.length)
+        return batch
+
+    def waited_for(self, loop: Loop, seconds: float) -> None:
+        """Note what a loop other than the measured one waited for a batch."""
+        if self.thread is threading.current_thread() and self._measured_loop() is not None:
+            self._waited(f"loader {loop.seen.number} ({loop.seen.description})", seconds)
+
+    # What the program does
 
     def _iterate(self, loader: Loader, original: Original) -> Iterator[Batch]:
         seen = self._find(loader)
+        batches: Iterator[Batch] | None = None
+        if seen is not self.taken or self._in_mid_epoch():
+            batches = original(loader)
+        loop = Loop(self, seen, loader, original, batches)
+        self._watching.add(loop)
+        return loop
+
+    def _iterate_outermost(self, loader: Loader, original: Original) -> Iterator[Batch]:
+        for loop in list(self._watching):
+            if loop.loader is loader:
+                loop.stand_aside()  # the one inside, which a thread iterates
+        return self._iterate(loader, original)
+
+    def _in_mid_epoch(self) -> bool:
+        """Return whether the measured loop goes on: then another ``iter()`` is a look at the data.
+
+        A loop that counts its batches by ``len()`` never exhausts its iterator.
+        """
+        measured = self._measured_loop()
+        return measured is not None and measured.given != measured.seen.length
+
+    def _measured_loop(self) -> Loop | None:
+        return None if self._measured is None else self._measured()
+
+    def _after_step(self) -> None:
         if self.taken is not None:
-            return self.stream(already=0) if seen is self.taken else original(loader)
-        return _Watched(self, seen, loader, original, original(loader))
+            self._stepped()
+
+    def _pat(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.pat()
+
+    def _stop_stalled(self) -> None:
+        self.stalled = True
+        stop_main()
 
     def _find(self, loader: Loader) -> Seen:
         for reference, seen in zip(self._loaders, self.seen, strict=True):
@@ -147,141 +286,6 @@ class Takeover:
         self.seen.append(seen)
         self._loaders.append(weakref.ref(loader))
         return seen
-
-
-@contextmanager
-def replaced_iter(iterate: Callable[[Loader, Original], Iterator[Batch]]) -> Iterator[None]:
-    """Inside: ``iter()`` of torch's DataLoader and of ours calls ``iterate(loader, original)``.
-
-    Subclasses, and frameworks that call ``loader.__iter__()``, arrive there too. What
-    ``iterate`` itself iterates, and a process forked meanwhile (a worker), get the originals.
-    """
-    process = os.getpid()
-    inside = threading.local()
-
-    def replacement(original: Original) -> Original:
-        def __iter__(self: Loader) -> Iterator[Batch]:
-            if os.getpid() != process or getattr(inside, "active", False):
-                return original(self)
-            inside.active = True
-            try:
-                return iterate(self, original)
-            finally:
-                inside.active = False
-
-        return __iter__
-
-    classes: list[Any] = [torch.utils.data.DataLoader, DataLoader]
-    originals = [cls.__dict__["__iter__"] for cls in classes]
-    for cls, original in zip(classes, originals, strict=True):
-        cls.__iter__ = replacement(original)
-    try:
-        yield
-    finally:
-        for cls, original in zip(classes, originals, strict=True):
-            cls.__iter__ = original
-
-
-class _Watched:
-    """One epoch of a loader that may be the one: decided at its first and second batch."""
-
-    def __init__(
-        self,
-        takeover: Takeover,
-        seen: Seen,
-        loader: Loader,
-        original: Original,
-        batches: Iterator[Batch],
-    ) -> None:
-        self._takeover: Takeover | None = takeover  # None once it is decided
-        self._seen = seen
-        self._loader = loader
-        self._original = original
-        self._batches = batches
-        self._first: list[Batch] = []
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._takeover is None:
-            return next(self._batches)
-        if self._first:
-            self._decide(self._takeover)
-            return next(self._batches)
-        if not self._takeover.consider(self._seen):
-            self._takeover = None
-            return next(self._batches)
-        batch = next(self._batches)
-        # In new containers: the loop may pop from its own before the measurement gets this one.
-        self._first.append(map_tensors(batch, lambda leaf: leaf))
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
-    def _decide(self, takeover: Takeover) -> None:
-        self._takeover = None
-        begun = Begun(self._first.pop(), self._batches)
-        if takeover.taken is not None:
-            return  # another loader was quicker: this one goes on as it is
-        takeover.take(self._seen, self._loader, self._original, begun)
-        self._batches = takeover.stream(already=1)
-
-
-class Begun:
-    """An epoch whose first batch was taken already, from its beginning."""
-
-    def __init__(self, first: Batch, batches: Iterator[Batch]) -> None:
-        self._first = [first]
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        return self._first.pop() if self._first else next(self.batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "batches":
-            raise AttributeError(name)
-        return getattr(self.batches, name)  # the check reads the state of torch's queues
-
-
-class _Measured:
-    """The measurement's batches, as one epoch of the program's loop."""
-
-    def __init__(
-        self, takeover: Takeover, batches: Iterator[Batch], length: int | None, already: int
-    ) -> None:
-        self._takeover = takeover
-        self._batches = batches
-        self._length = length
-        self._handed = already
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            raise StopScript("measured enough") from None
-        self._handed += 1
-        self._takeover.steps += 1
-        if self._length is not None and self._handed > self._length:
-            self._takeover.beyond = max(self._takeover.beyond, self._handed - self._length)
-        return batch
-
-    def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError("this loader has no length")
-        return self._length
 
 
 def _describe(loader: Loader) -> str:

@@ -1,4 +1,4 @@
-"""Somebody else's program, run in this process as ``python`` itself would run it.
+"""Runs somebody else's program in this process as ``python`` itself would run it.
 
     Target.script("train.py")     \\                     ┌ finished    came to its end
     Target.module("pkg.train")    / ── run(args) ──> Outcome ┤ exited      called sys.exit()
@@ -23,8 +23,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Literal
 
 from dataloaders.errors import DataLoadersError
+from dataloaders.scripts.stopping import StopScript, stoppable
 
-__all__ = ["Outcome", "ScriptError", "StopScript", "Target", "hidden_by"]
+__all__ = ["Outcome", "ScriptError", "Target", "hidden_by"]
 
 Ending = Literal["finished", "exited", "raised", "interrupted", "stopped"]
 
@@ -33,13 +34,9 @@ class ScriptError(DataLoadersError):
     """The program that was named cannot be started."""
 
 
-class StopScript(BaseException):
-    """Raised in the program's own loop to end it; no ``except Exception`` of its catches this."""
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended.
+    """Tells how a program ended.
 
     Attributes:
         ending: see the picture above.
@@ -66,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Target:
-    """A program: a file, or a module found on the import path as by ``python -m``.
+    """Names a program: a file, or a module found on the import path as by ``python -m``.
 
     Attributes:
         name: the path or the dotted name, as it was given.
@@ -155,7 +152,7 @@ class Target:
 
 
 def hidden_by(folder: Path, package: str) -> Path | None:
-    """The file or folder in ``folder`` that scripts there import as ``package`` instead of ours."""
+    """Return what in ``folder`` scripts there import as ``package`` instead of ours, or None."""
     ours = Path(__file__).resolve().parents[2] / package
     as_file, as_folder = folder / f"{package}.py", folder / package
     if as_file.is_file():
@@ -171,7 +168,8 @@ _replaced_mains: list[ModuleType] = []
 def _execute(code: CodeType, main: ModuleType) -> Outcome:
     threading.excepthook, usual = _quiet_when_stopped, threading.excepthook
     try:
-        exec(code, main.__dict__)
+        with stoppable():
+            exec(code, main.__dict__)
     except StopScript:
         return Outcome("stopped", 0)
     except KeyboardInterrupt as error:
@@ -194,7 +192,7 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
 
 
 def _from_script(error: BaseException) -> BaseException:
-    """``error`` with the frames of this file cut off the front of its traceback."""
+    """Return ``error`` with the frames of this file cut off the front of its traceback."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -202,6 +200,6 @@ def _from_script(error: BaseException) -> BaseException:
 
 
 def _quiet_when_stopped(args: threading.ExceptHookArgs) -> None:
-    """A training loop in a thread of the script's ends without a traceback when we stop it."""
+    """Show no traceback of a thread of the script whose loop was stopped."""
     if not issubclass(args.exc_type, StopScript):
         threading.__excepthook__(args)

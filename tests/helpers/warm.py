@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -222,6 +223,7 @@ def _program(given: Sequence[int]) -> Callable[[], object]:
     os.environ.update(request["env"])
     multiprocessing.process.ORIGINAL_DIR = request["cwd"]  # type: ignore[attr-defined]
     np.random.seed()
+    tempfile.tempdir = None  # TMPDIR says where
     importlib.invalidate_caches()
     sys.excepthook = _shown
     words = list(request["words"])

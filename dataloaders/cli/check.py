@@ -1,0 +1,285 @@
+"""``dataloaders check``: a script's own loop, measured on real and on synthetic input in turn."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dataloaders.cli.running import (
+    no_loader,
+    refuse_hidden,
+    refuse_launcher,
+    refuse_missing_folders,
+    run_shown,
+    say_that_it_trains,
+    untouched_files,
+)
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck import Check, Report
+    from dataloaders.scripts.ranks import Ranks
+    from dataloaders.scripts.scratch import Scratch
+    from dataloaders.scripts.takeover import Takeover
+    from dataloaders.scripts.target import Outcome, Target
+
+__all__ = ["Options", "check"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Holds what the command line asks of a check.
+
+    Attributes:
+        budget_s: the most seconds to measure.
+        number: of the loader to take, or None for the one that trains.
+        json, html: where to write the report, too.
+        quiet: no progress, and the result in one line.
+        let_write: let the script write its files in place.
+        fail_if: verdicts for which the exit status is 1.
+    """
+
+    budget_s: float
+    number: int | None = None
+    json: str | None = None
+    html: str | None = None
+    quiet: bool = False
+    let_write: bool = False
+    fail_if: tuple[str, ...] = ()
+
+
+def check(target: Target, args: list[str], options: Options) -> int:
+    """Run ``target`` with one of its loaders taken over by the check; print the report.
+
+    Returns 0 whatever the verdict is, 1 if it is one of ``fail_if``, 3 if nothing could be
+    measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
+    prolonged.
+    """
+    from dataloaders.scripts.children import children_run_by
+
+    refuse_hidden(target)
+    refuse_launcher(target, "check")
+    refuse_missing_folders(options.json, options.html)
+    if not _is_rank_0():
+        options = replace(options, quiet=True)
+    say_that_it_trains(target, "check", quiet=options.quiet)
+    with tempfile.TemporaryDirectory(prefix="dataloaders-check-", ignore_cleanup_errors=True) as at:
+        measuring = _Measuring(options, Path(at, "status"))
+        in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())
+        with children_run_by(in_child) as children, measuring.watched():
+            outcome = run_shown(target, args, measuring.line, measuring.shows_errors)
+        if not measuring.checks and outcome.ending != "interrupted":
+            status = measuring.status_of_child()
+            children.end()
+            if status is not None:
+                return status
+            return no_loader(measuring.takeover, outcome, len(children.started))
+        children.end()
+        return measuring.conclude(outcome)
+
+
+def _check_in_child(
+    options: Options,
+    result: Path,
+    parent: int,
+    target: Callable[..., object],
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> None:
+    """Run what a process of the script runs, with a loader of it taken over; tell the parent."""
+    from dataloaders.scripts.stopping import SIGNAL, StopScript, stoppable
+    from dataloaders.scripts.target import Outcome
+
+    measuring = _Measuring(options, result)
+    outcome = Outcome("finished", 0)
+    with measuring.watched():
+        try:
+            with stoppable():
+                target(*args, **keywords)
+        except StopScript:
+            outcome = Outcome("stopped", 0)
+        except BaseException as error:
+            outcome = Outcome("raised", 1, error)
+    measuring.line.close()
+    if measuring.checks:
+        status = measuring.conclude(outcome)
+        if measuring.reports:
+            sys.stdout.flush()
+            result.write_text(f"{status}\n")
+            os.kill(parent, SIGNAL)  # it may wait for this process for ever
+        if measuring.checks[0].finished or measuring.ranks is not None:
+            return
+    if outcome.error is not None:
+        raise outcome.error
+
+
+class _Measuring:
+    """Does one process's part of a check: the takeover, the report.
+
+    Args:
+        options: of the command line.
+        result: a file that only the process whose loader is measured makes, with its status.
+
+    Attributes:
+        checks: the check, once a loader is taken.
+        ranks: the other ranks, if the process is one of several.
+        line: where progress is shown.
+    """
+
+    def __init__(self, options: Options, result: Path) -> None:
+        from dataloaders.cli.progress import ProgressLine
+        from dataloaders.scripts.takeover import Takeover
+
+        self.checks: list[Check] = []
+        self.ranks: Ranks | None = None
+        self.line = ProgressLine(quiet=options.quiet)
+        self.result = result
+        self._options = options
+        self._patience_s = max(60.0, 2 * options.budget_s)
+        self._scratch: Scratch | None = None
+        self.takeover = Takeover(
+            self._measure,
+            options.number,
+            may_take=self._may_take,
+            stepped=lambda: self.checks[0].optimizer_stepped(),
+            waited=lambda name, seconds: self.checks[0].waited_elsewhere(name, seconds),
+            passed_over=lambda text: self.line(f"check  {text}"),
+            patience_s=self._patience_s,
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the loops of this process, and keep its old files, inside the block."""
+        let_write = self._options.let_write
+        with untouched_files(self.takeover, let_write=let_write) as self._scratch, self.takeover:
+            yield
+
+    @property
+    def reports(self) -> bool:
+        """Whether this process prints the report: it is alone, or rank 0."""
+        return self.ranks is None or self.ranks.rank == 0
+
+    def shows_errors(self) -> bool:
+        """Return whether a failure is the script's own, not one of rank 0 having ended."""
+        return self.ranks is None or self.reports or not self.ranks.rank_0_ended
+
+    def conclude(self, outcome: Outcome) -> int:
+        """Print the report, with the other ranks' part in it; return the exit status."""
+        from dataloaders.scripts.ranks import straggler
+
+        takeover, options, check = self.takeover, self._options, self.checks[0]
+        report = check.report()
+        check.close()
+        notes = [*_how_it_ended(takeover, outcome, check.finished)]
+        if self.ranks is not None:
+            all_ranks = self.ranks.gather(_summary(takeover, self.ranks.rank))
+            notes += straggler(all_ranks, self.ranks.size)
+        if not self.reports:
+            return 0
+        notes += [] if self._scratch is None else self._scratch.notes()
+        _print_report(report, quiet=options.quiet)
+        if not options.quiet:
+            for sentence in notes:
+                print(f"note: {sentence}")
+        if options.json is not None:
+            report.to_json(options.json)
+        if options.html is not None:
+            report.to_html(options.html)
+        if outcome.ending == "interrupted":
+            return outcome.status
+        if outcome.status != 0 and not check.finished and not takeover.beyond:
+            return outcome.status
+        return int(report.verdict in options.fail_if)
+
+    def status_of_child(self) -> int | None:
+        """Return the exit status that a process of the script found; None if none measured."""
+        try:
+            return int(self.result.read_text())
+        except (OSError, ValueError):  # not there, or claimed and never concluded
+            return None
+
+    def _may_take(self) -> bool:
+        """Return whether this process measures: each rank, or the first process that gets here."""
+        from dataloaders.cli.progress import ProgressLine
+        from dataloaders.scripts.ranks import Ranks
+
+        self.ranks = Ranks.here(self._patience_s)
+        if self.ranks is not None:
+            if self.ranks.rank:
+                self.line = ProgressLine(quiet=True)
+            return True
+        try:
+            self.result.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _measure(self, loader: Any, iterate: Any) -> Check:
+        from dataloaders.bottleneck import Check
+
+        self.checks.append(
+            Check(
+                loader,
+                budget_s=self._options.budget_s,
+                iterate=iterate,
+                progress=self.line,
+                agree=None if self.ranks is None else self.ranks.agree,
+            )
+        )
+        return self.checks[0]
+
+
+def _is_rank_0() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _summary(takeover: Takeover, rank: int) -> dict[str, float]:
+    waits = takeover.waits
+    return {"rank": rank, "wait_s": sum(waits) / len(waits) if waits else 0.0}
+
+
+def _print_report(report: Report, *, quiet: bool) -> None:
+    if quiet:
+        bound = report.speedup_bound
+        print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(report)
+    else:
+        print(report)
+
+
+def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[str]:
+    assert takeover.taken is not None
+    steps = takeover.steps
+    sentences = [f"measured in loader {takeover.taken.number}: {takeover.taken.description}"]
+    if enough:
+        sentences.append(f"the script was ended after {steps} steps of its loop")
+    elif outcome.ending == "interrupted":
+        sentences.append(f"interrupted after {steps} steps; this is what was known by then")
+    elif outcome.ending == "raised":
+        sentences.append(f"the script failed after {steps} steps; this is what was known by then")
+    elif takeover.stalled:
+        sentences.append(
+            f"the script was ended since its loop asked for no batch for long after {steps} steps; "
+            "this is what was known by then"
+        )
+    else:
+        sentences.append(
+            f"the script ended by itself after {steps} steps, before enough was measured; "
+            "give it more epochs, or a smaller --budget"
+        )
+    if takeover.beyond and outcome.ending == "raised":
+        sentences.append(
+            f"the check prolonged its epoch by {takeover.beyond} batches, which the script may not "
+            "expect (a schedule of fixed length, a list filled by batch number): "
+            "its failure may come from that; a smaller --budget prolongs less"
+        )
+    return sentences

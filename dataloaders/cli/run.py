@@ -1,0 +1,30 @@
+"""``dataloaders run``: a script on another backend."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dataloaders.cli.running import refuse_hidden, refuse_launcher
+
+if TYPE_CHECKING:
+    from dataloaders.scripts.target import Target
+
+__all__ = ["run"]
+
+
+def run(target: Target, args: list[str], *, backend: str, explain: bool = False) -> int:
+    """Run ``target`` with its loaders on ``backend``; return the script's own exit status."""
+    from dataloaders import registry
+    from dataloaders.loader import BACKEND_VARIABLE
+    from dataloaders.scripts.loops import replaced_iter
+    from dataloaders.scripts.switch import BackendSwitch
+
+    refuse_hidden(target)
+    refuse_launcher(target, f"run --backend {backend}")
+    registry.load(backend)  # a wrong name or a missing package is told before the script starts
+    os.environ[BACKEND_VARIABLE] = backend
+    with replaced_iter(BackendSwitch(explain=explain)):
+        outcome = target.run(args)
+    outcome.show_error()
+    return outcome.status

@@ -1,0 +1,142 @@
+"""Holds what the commands that run a script share: refusals before, messages after."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dataloaders.errors import DataLoadersError, OptionError
+
+if TYPE_CHECKING:
+    from dataloaders.cli.progress import ProgressLine
+    from dataloaders.scripts.scratch import Scratch
+    from dataloaders.scripts.takeover import Takeover
+    from dataloaders.scripts.target import Outcome, Target
+
+__all__ = [
+    "NOTHING_MEASURED",
+    "no_loader",
+    "refuse_hidden",
+    "refuse_launcher",
+    "refuse_missing_folders",
+    "run_shown",
+    "say_that_it_trains",
+    "untouched_files",
+]
+
+NOTHING_MEASURED = 3
+"""Exit status when the script ended and nothing could be measured in it."""
+
+_LAUNCHERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate launch",
+    "accelerate.commands.launch": "accelerate launch",
+}
+
+
+def refuse_hidden(target: Target) -> None:
+    """Raise DataLoadersError if the script's folder has a ``dataloaders`` of its own."""
+    from dataloaders.scripts.target import hidden_by
+
+    hidden = hidden_by(target.folder, "dataloaders")
+    if hidden is not None:
+        raise DataLoadersError(
+            f"{hidden} has the same name as this package, {Path(__file__).resolve().parents[1]}: "
+            f"{target.name} can import only one of them as 'dataloaders'; rename yours"
+        )
+
+
+def refuse_launcher(target: Target, command: str) -> None:
+    """Raise OptionError if ``target`` only starts the processes that train."""
+    name = target.name if target.kind == "module" else Path(target.name).name
+    launcher = _LAUNCHERS.get(name)
+    if launcher is not None:
+        raise OptionError(
+            f"{target.name} starts the processes that train; put it first, so that {command} runs "
+            f"in each of them: {launcher} ... -m dataloaders {command} train.py -- ARGS"
+        )
+
+
+def refuse_missing_folders(*paths: str | None) -> None:
+    """Raise OptionError if a result could not be written where it is wanted."""
+    for path in paths:
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise OptionError(
+                f"{path!r}: the folder {str(Path(path).resolve().parent)!r} does not exist; "
+                "make it first, or write elsewhere"
+            )
+
+
+@contextmanager
+def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch | None]:
+    """Inside: trackers are off and no file that existed before is changed, see `Scratch`."""
+    from dataloaders.scripts.scratch import Scratch, quiet_trackers
+    from dataloaders.tuning.learned import cache_folder
+
+    try:
+        own: Path | None = cache_folder().absolute()
+    except OptionError:  # no home: nothing is written there either
+        own = None
+    scratch = Scratch(lambda: takeover.optimizers.steps > 0, but_in=own)
+    with quiet_trackers(scratch.folder), ExitStack() as stack:
+        yield None if let_write else stack.enter_context(scratch)
+
+
+def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:
+    """Write the first line of a command that measures: what it does to the user's model."""
+    if not quiet:
+        print(
+            f"dataloaders {command} runs {target.name} and trains its model, on some batches many "
+            "times: use none of its results. Files that exist are kept (--let-write turns that "
+            "off), W&B, MLflow and TensorBoard are off, DATALOADERS_CHECK=1 is set.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def run_shown(
+    target: Target, args: list[str], line: ProgressLine, shows: Callable[[], bool] = lambda: True
+) -> Outcome:
+    """Run the script; take ``line`` off the terminal and show the error that ended it, if any."""
+    try:
+        outcome = target.run(args)
+    finally:
+        line.close()
+    sys.stdout.flush()
+    if shows():
+        outcome.show_error()
+    return outcome
+
+
+def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
+    """Say why nothing was measured; return the exit status.
+
+    Args:
+        takeover: what watched the script.
+        outcome: how the script ended.
+        started: how many processes the script started itself.
+    """
+    if outcome.ending == "interrupted":
+        return outcome.status
+    lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]
+    lines += [f"  {seen.number}. {seen.description}: {seen.why_not}" for seen in takeover.seen]
+    if takeover.seen:
+        lines.append("choose one with --loader N, its number in this list")
+    elif started:
+        lines.append(
+            f"it started {started} processes, and none of them trained in a loop over a "
+            "torch.utils.data.DataLoader that could be taken over; check the script that trains, "
+            "under torchrun if there are several ranks"
+        )
+    else:
+        lines.append(
+            "only loops over torch.utils.data.DataLoader and its subclasses can be taken over; "
+            "for any other, call dataloaders.check_bottleneck(loader, step) in the script"
+        )
+    print("\n".join(lines), file=sys.stderr)
+    return outcome.status or NOTHING_MEASURED

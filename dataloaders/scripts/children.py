@@ -1,0 +1,80 @@
+"""Reaches the processes that a program starts to train in: ``mp.spawn``, ``Process``.
+
+    Process(target=train).start()  ──>  in the new process: run(train, ...) in place of train(...)
+
+Workers of loaders and of pools are left alone. So are subclasses of Process with a ``run`` of
+their own, and programs started by ``subprocess``: those are counted only.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Children", "children_run_by"]
+
+_NOT_THE_PROGRAMS = (
+    "backends.",
+    "concurrent.",
+    "dataloaders.",
+    "multiprocessing.",
+    "torch.utils.data.",
+    "torch._inductor.",
+)
+
+Run = Callable[..., None]
+"""Called in the child with the target, its positional and its keyword arguments."""
+
+
+@dataclass
+class Children:
+    """Lists the processes that a program started itself.
+
+    Attributes:
+        started: all of them, in order.
+    """
+
+    started: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Terminate those that still run."""
+        for child in self.started:
+            if child.is_alive():
+                child.terminate()
+
+
+@contextmanager
+def children_run_by(run: Run) -> Iterator[Children]:
+    """Inside: a process that the program starts calls ``run``, which must be picklable."""
+    children = Children()
+    process: Any = multiprocessing.process.BaseProcess
+    start = process.start
+
+    def watched_start(self: Any) -> None:
+        target = self._target
+        if target is not None and not _is_a_helper(target):
+            self._target = _Run(run, target)
+            children.started.append(self)
+        start(self)
+
+    process.start = watched_start
+    try:
+        yield children
+    finally:
+        process.start = start
+
+
+@dataclass(frozen=True)
+class _Run:
+    run: Run
+    target: Callable[..., object]
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        self.run(self.target, args, options)
+
+
+def _is_a_helper(target: object) -> bool:
+    return f"{getattr(target, '__module__', '')}.".startswith(_NOT_THE_PROGRAMS)

@@ -1,0 +1,91 @@
+"""Counts the steps of a program's optimizers: the loop in which one steps is the one that trains.
+
+    Optimizers().steps        counts every ``step()`` of every torch optimizer
+               .expected()    whether the program will have one at all
+
+A first pass over the data (for the channels' mean, for class weights) looks like a training loop
+until an optimizer steps in another loop. A program that never uses a torch optimizer (its own
+update rule, another library's) has no such sign, and is told apart by its source.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+__all__ = ["Optimizers"]
+
+_NAMES_ONE = re.compile(rb"optim|Trainer")
+_INSTALLED = tuple(
+    str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")
+)
+_OURS = str(Path(__file__).resolve().parents[1])
+
+
+class Optimizers:
+    """Counts the steps of all optimizers of this process while entered.
+
+    Args:
+        stepped: called after every step.
+
+    Attributes:
+        steps: how many there were.
+        thread: the thread of the last one, or None.
+    """
+
+    def __init__(self, stepped: Callable[[], None]) -> None:
+        self.steps = 0
+        self.thread: threading.Thread | None = None
+        self._stepped = stepped
+        self._made = False
+        self._modules: set[str] = set()
+
+    def __enter__(self) -> Optimizers:
+        self._modules = set(sys.modules)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._init = torch.optim.Optimizer.__init__
+
+        def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
+            self._made = True
+            self._init(optimizer, *args, **options)
+
+        torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._hook.remove()
+        torch.optim.Optimizer.__init__ = self._init  # type: ignore[method-assign]
+
+    def expected(self) -> bool:
+        """Return whether an optimizer was made, or the program's own source speaks of one."""
+        if not self._made:
+            # Modules that come later count too, so only a find is kept.
+            new = [name for name in list(sys.modules) if name not in self._modules]
+            self._made = any(_names_optimizer(name) for name in ("__main__", *new))
+        return self._made
+
+    def _after_step(self, *_: object) -> None:
+        self.steps += 1
+        self.thread = threading.current_thread()
+        self._stepped()
+
+
+def _names_optimizer(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return False
+    path = Path(file).resolve()
+    if str(path).startswith((*_INSTALLED, _OURS)):
+        return False
+    try:
+        return _NAMES_ONE.search(path.read_bytes()) is not None
+    except OSError:
+        return False

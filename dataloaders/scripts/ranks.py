@@ -1,0 +1,159 @@
+"""Keeps the ranks of a distributed run on one schedule, and gathers one report.
+
+    rank 0   agree([...])  ──> its numbers, kept in the store of the process group
+    others   agree([...])  ──> rank 0's, waited for
+
+Numbers travel through the key-value store by which torch's ranks found each other, not through
+collectives: a rank that has ended, or never got here, makes nobody hang, and nothing comes between
+the collectives of the script itself. Calls are numbered, so all ranks have to make the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from dataloaders.scripts.stopping import StopScript, stop_main
+
+__all__ = ["Ranks", "straggler"]
+
+_KEPT = 1000
+_GRACE_S = 5.0
+_FOR_REPORTS_S = 4 * _GRACE_S
+_SHORTEST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.05
+
+
+class Ranks:
+    """Talks to the other ranks of the default process group.
+
+    Args:
+        patience_s: how long the others wait for rank 0, in seconds.
+
+    Attributes:
+        rank, size: of this process, and how many there are.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._patience_s = patience_s
+        self._calls = 0
+        self._gathered = False
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore(  # type: ignore[attr-defined]
+            "dataloaders-check", store
+        )
+
+    @classmethod
+    def here(cls, patience_s: float) -> Ranks | None:
+        """Return the ranks of this run; None if this process is alone."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+            return None
+        ranks = cls(patience_s)
+        if ranks.rank:
+            threading.Thread(
+                target=ranks._end_with_rank_0, name="dataloaders-ranks", daemon=True
+            ).start()
+        return ranks
+
+    @property
+    def rank_0_ended(self) -> bool:
+        """Whether rank 0 has ended, so that a collective may have failed here."""
+        try:
+            return bool(self._store.check(["end/0"]))
+        except RuntimeError:
+            return True  # the store went with it
+
+    def agree(self, numbers: list[float]) -> list[float]:
+        """Return rank 0's ``numbers`` of this call.
+
+        Raises:
+            StopScript: rank 0 has ended, or does not come here.
+        """
+        key, self._calls = f"agree/{self._calls}", self._calls + 1
+        if self.rank == 0:
+            self._store.set(key, json.dumps(numbers))
+            if self._calls > _KEPT:
+                self._store.delete_key(f"agree/{self._calls - _KEPT}")
+            return numbers
+        agreed: list[float] = json.loads(self._wait_for(key, self._patience_s, unless="end/0"))
+        return agreed
+
+    def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what each rank gave, on rank 0; nothing on the others.
+
+        Ranks that give nothing in time are missing. Called once, at the end.
+        """
+        self._gathered = True
+        try:
+            self._store.set(f"end/{self.rank}", json.dumps(own))
+            if self.rank:
+                self._wait_for("over", _FOR_REPORTS_S)  # a launcher may end all ranks with one
+        except (RuntimeError, StopScript):
+            pass  # rank 0 has ended
+        if self.rank:
+            return []
+        found = [own]
+        for rank in range(1, self.size):
+            try:
+                found.append(json.loads(self._wait_for(f"end/{rank}", _FOR_REPORTS_S)))
+            except StopScript:
+                pass
+        self._store.set("over", "1")
+        return found
+
+    def _end_with_rank_0(self) -> None:
+        """End this rank if it does not hear of rank 0's end: a collective may block it for ever."""
+        while not self.rank_0_ended:
+            time.sleep(1.0)
+        time.sleep(_GRACE_S)
+        if not self._gathered:
+            stop_main()
+            time.sleep(_GRACE_S)
+        if not self._gathered:
+            os._exit(0)  # it waits in a library's code, where no exception reaches it
+
+    def _wait_for(self, key: str, most_s: float, unless: str = "") -> str:
+        """Return the value of ``key`` once it is there; `StopScript` if it does not come."""
+        deadline = time.monotonic() + most_s
+        pause = _SHORTEST_PAUSE_S
+        try:
+            # Not store.wait(): it fills stderr with warnings when it times out.
+            while not self._store.check([key]):
+                if time.monotonic() > deadline or (unless and self._store.check([unless])):
+                    raise StopScript("another rank does not answer")
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE_S, 2 * pause)
+            return self._store.get(key).decode()
+        except RuntimeError as error:  # whoever held the store has ended
+            raise StopScript("another rank has ended") from error
+
+
+def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
+    """Return sentences that name the rank with the slowest input and what it costs the others.
+
+    Args:
+        ranks: of each rank that gave them, "rank" and "wait_s", the mean seconds that it waits
+            for a batch.
+        size: how many ranks there are.
+    """
+    if len(ranks) < 2:
+        return []
+    slowest = max(ranks, key=lambda one: one["wait_s"])
+    others = statistics.median(one["wait_s"] for one in ranks if one is not slowest)
+    sentences = [
+        f"rank {slowest['rank']} of {size} waits longest for its batches: "
+        f"{1e3 * slowest['wait_s']:.1f} ms for each, the median of the others "
+        f"{1e3 * others:.1f} ms; every rank waits for the slowest one, which costs "
+        f"{1e3 * (slowest['wait_s'] - others):.1f} ms a batch"
+    ]
+    if len(ranks) < size:
+        sentences.append(f"{size - len(ranks)} of {size} ranks ended without a report")
+    return sentences

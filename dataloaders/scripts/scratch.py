@@ -1,0 +1,302 @@
+"""Keeps the files that existed before a check as they are, whatever the program writes.
+
+    open(old, "w"), torch.save(x, old), os.replace(new, old)  ──> a scratch folder
+    open(old) and torch.load(old) after that                  ──> what was written there
+    os.remove(old), shutil.rmtree(folder of old files)        ──> nothing happens
+    new checkpoints, new event files of TensorBoard           ──> moved there in the end
+
+A check trains the program's model on few batches, over and over: its checkpoints must not take the
+place of real ones. What is old is what the file system says (``st_ctime``). Files that a library
+written in C opens itself, and files that are opened for changing in place (``"r+"``, as
+``numpy.memmap`` does by default), are not looked after.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import io
+import os
+import pathlib
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Scratch", "quiet_trackers"]
+
+_CHECKPOINTS = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
+_NOT_FILES = ("/dev/", "/proc/", "/sys/")
+_EVENTS = "events.out.tfevents"
+
+
+class Scratch:
+    """Diverts what this process writes over files that were there before, while entered.
+
+    Args:
+        training: whether the program trains already. A new checkpoint is moved to the scratch
+            folder if it was written after that: before it, files are the dataset's.
+        but_in: a folder where anything may be written, such as this package's own.
+
+    Attributes:
+        folder: where everything goes that is diverted; it may not exist yet.
+        diverted: the files that exist, or existed, elsewhere -> where they are in ``folder``.
+        kept: old files and folders that the program wanted to delete or move, and did not.
+    """
+
+    def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:
+        self.folder = Path(tempfile.gettempdir()) / f"dataloaders-check-{secrets.token_hex(4)}"
+        self.diverted: dict[str, str] = {}
+        self.kept: list[str] = []
+        self._training = training
+        self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
+        self._new_files: list[str] = []
+        self._new_folders: list[str] = []
+        self._began_ns = 0
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Scratch:
+        with tempfile.NamedTemporaryFile() as probe:
+            self._began_ns = os.stat(probe.name).st_ctime_ns
+        time.sleep(0.02)  # the file system's clock ticks: what comes from now on is newer
+        self._real_open = builtins.open
+        self._real_unlink = os.unlink
+        self._real_rename = os.replace
+        for owner in (builtins, io):
+            self._replace(owner, "open", self._open)
+        for name in ("remove", "unlink"):
+            self._replace(os, name, self._remove)
+        for name in ("rename", "replace"):
+            self._replace(os, name, self._move)
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them there
+        if accessor is not None:
+            for name in ("open", "unlink", "rename", "replace"):
+                ours: Any = self._open if name == "open" else getattr(os, name)
+                self._replace(accessor, name, staticmethod(ours))
+        self._wrap(os, "mkdir", self._after_mkdir)
+        self._replace(shutil, "rmtree", self._rmtree_unless_old(shutil.rmtree))
+        self._replace(torch, "save", self._at(torch.save, 1, "f", self._writes))
+        self._replace(torch, "load", self._at(torch.load, 0, "f", self._reads))
+        if importlib.util.find_spec("safetensors") is not None:
+            module = importlib.import_module("safetensors.torch")
+            save, load = module.save_file, module.load_file
+            self._replace(module, "save_file", self._at(save, 1, "filename", self._writes))
+            self._replace(module, "load_file", self._at(load, 0, "filename", self._reads))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for owner, name, value in reversed(self._undo):
+            setattr(owner, name, value)
+        self._undo.clear()
+        for path in sorted(
+            set(self._new_folders) & {self._new_root(one) for one in self._new_files}
+        ):
+            self._put_away(path)
+        for path in self._new_files:
+            if os.path.isfile(path):
+                self._put_away(path)
+        for path in sorted(self._new_folders, reverse=True):
+            try:
+                os.rmdir(path)  # of those that are empty now
+            except OSError:
+                pass
+
+    def notes(self) -> list[str]:
+        """Return what was diverted, in sentences."""
+        notes = []
+        if self.diverted:
+            some = [os.path.relpath(path) for path in list(self.diverted)[:4]]
+            more = len(self.diverted) - len(some)
+            names = ", ".join(some) + (f" and {more} more" if more else "")
+            notes.append(
+                f"written to {self.folder} and not in place, since the check trained the model: "
+                f"{names}; --let-write writes in place"
+            )
+        if self.kept:
+            some = [os.path.relpath(path) for path in self.kept[:4]]
+            notes.append(f"not deleted, since the check ran the script: {', '.join(some)}")
+        return notes
+
+    # What the program calls
+
+    def _open(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if isinstance(mode, str) and isinstance(file, (str, os.PathLike)):
+            if mode[:1] in ("w", "a", "x"):
+                file = self._writes(file, appends=mode[0] == "a")
+            else:
+                file = self._reads(file)
+        return self._real_open(file, mode, *args, **options)
+
+    def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
+        if dir_fd is None and self._is_old(path, follow=False):
+            self.diverted.pop(_absolute(path), None)
+            self.kept.append(_absolute(path))
+            return
+        self._real_unlink(path, dir_fd=dir_fd)
+
+    def _move(self, src: Any, dst: Any, **descriptors: Any) -> None:
+        if descriptors:
+            self._real_rename(src, dst, **descriptors)
+            return
+        source = self._reads(src)
+        if os.path.isdir(source):
+            if self._holds_old(source):
+                self.kept.append(_absolute(src))
+            else:
+                self._real_rename(source, dst)
+                self._forget_folder(_absolute(src), _absolute(dst))
+            return
+        target = self._writes(dst)
+        if self._is_old(source):
+            shutil.copy(source, target)
+            self.kept.append(_absolute(src))
+        else:
+            if target == dst and source == src:
+                self._real_rename(src, dst)
+            else:
+                shutil.copy(source, target)
+                self._real_unlink(source)
+            self.diverted.pop(_absolute(src), None)
+
+    def _rmtree_unless_old(self, rmtree: Any) -> Any:
+        def guarded(path: Any, *args: Any, **options: Any) -> None:
+            if isinstance(path, (str, os.PathLike)) and self._holds_old(path):
+                self.kept.append(_absolute(path))
+                return
+            rmtree(path, *args, **options)
+
+        return guarded
+
+    # Where things are
+
+    def _writes(self, path: Any, appends: bool = False) -> Any:
+        """Return the path to write ``path`` to; a new checkpoint's own is noted."""
+        if not isinstance(path, (str, os.PathLike)):
+            return path
+        absolute = _absolute(path)
+        if absolute in self.diverted:
+            return self.diverted[absolute]
+        if self._is_old(path):
+            aside = self._aside(absolute)
+            if appends:
+                shutil.copyfile(absolute, aside)
+            self.diverted[absolute] = aside
+            return aside
+        name = os.path.basename(absolute)
+        if _EVENTS in name or (name.endswith(_CHECKPOINTS) and self._training()):
+            self._new_files.append(absolute)
+        return path
+
+    def _reads(self, path: Any) -> Any:
+        if self.diverted and isinstance(path, (str, os.PathLike)):
+            return self.diverted.get(_absolute(path), path)
+        return path
+
+    def _aside(self, absolute: str) -> str:
+        aside = self.folder / absolute.lstrip("/")
+        os.makedirs(aside.parent, exist_ok=True)
+        return str(aside)
+
+    def _is_old(self, path: Any, follow: bool = True) -> bool:
+        try:
+            found = os.stat(path, follow_symlinks=follow)
+        except (OSError, ValueError, TypeError):
+            return False
+        is_file = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
+        old = is_file and found.st_ctime_ns <= self._began_ns
+        return old and not _absolute(path).startswith(self._leave)
+
+    def _holds_old(self, folder: Any) -> bool:
+        return any(
+            self._is_old(os.path.join(where, name))
+            for where, _, names in os.walk(folder)
+            for name in names
+        )
+
+    def _after_mkdir(self, path: Any, *_: Any, **options: Any) -> None:
+        if self._training() and not options.get("dir_fd"):
+            self._new_folders.append(_absolute(path))
+
+    def _new_root(self, file: str) -> str:
+        """Return the outermost new folder that holds ``file``, or the file itself."""
+        around = [one for one in self._new_folders if file.startswith(one + os.sep)]
+        return min(around, key=len, default=file)
+
+    def _forget_folder(self, before: str, after: str) -> None:
+        def moved(path: str) -> str:
+            inside = path == before or path.startswith(before + os.sep)
+            return after + path[len(before) :] if inside else path
+
+        self._new_files = [moved(path) for path in self._new_files]
+        self._new_folders = [moved(path) for path in self._new_folders]
+
+    def _put_away(self, path: str) -> None:
+        aside = self._aside(path)
+        try:
+            shutil.move(path, aside)
+        except OSError:
+            return  # no room for it there: it stays where the program put it
+        self.diverted[path] = aside
+
+    # How they are called here
+
+    def _replace(self, owner: Any, name: str, function: Any) -> None:
+        self._undo.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, function)
+
+    def _wrap(self, owner: Any, name: str, after: Callable[..., None]) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            result = original(*args, **options)
+            after(*args, **options)
+            return result
+
+        self._replace(owner, name, wrapped)
+
+    def _at(self, function: Any, position: int, name: str, where: Callable[[Any], Any]) -> Any:
+        """Return ``function`` with its path argument sent through ``where``."""
+
+        def sent(*args: Any, **options: Any) -> Any:
+            given = list(args)
+            if len(given) > position:
+                given[position] = where(given[position])
+            elif name in options:
+                options[name] = where(options[name])
+            return function(*given, **options)
+
+        sent.__name__, sent.__doc__ = function.__name__, function.__doc__
+        return sent
+
+
+@contextmanager
+def quiet_trackers(folder: Path) -> Iterator[None]:
+    """Inside: W&B is off, MLflow and TensorBoard write to ``folder``, DATALOADERS_CHECK is 1."""
+    wanted = {
+        "DATALOADERS_CHECK": "1",
+        "WANDB_MODE": "disabled",
+        "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+        "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _absolute(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(os.fspath(path)))

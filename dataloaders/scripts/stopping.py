@@ -1,0 +1,114 @@
+"""Ends somebody's program from inside: in the thread that asks for a batch, or in the main thread.
+
+StopScript          raised where the program's loop asks for its next batch
+stop_main()         raised in the main thread, even while it waits for a lock
+Watchdog            stops the main thread once the loop has asked for nothing for too long
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["SIGNAL", "StopScript", "Watchdog", "stop_main", "stoppable"]
+
+# Ignored by default, so that one that arrives too late does nothing; few programs handle it.
+SIGNAL = signal.SIGURG
+"""Ends the program of a process inside `stoppable`."""
+
+_REPEAT_S = 2.0
+_TEARDOWN_S = 10.0
+
+
+class StopScript(BaseException):
+    """Raised in the program's own loop to end it; no ``except Exception`` of its catches this."""
+
+
+_running = threading.Event()
+_deaf_until = 0.0
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside: `stop_main` reaches this thread, if it is the main one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    global _deaf_until
+    before = signal.signal(SIGNAL, _raise)
+    _deaf_until = 0.0
+    _running.set()
+    try:
+        yield
+    finally:
+        _running.clear()
+        signal.signal(SIGNAL, before)
+
+
+def stop_main() -> None:
+    """Raise `StopScript` in the main thread of a program that runs inside `stoppable`.
+
+    A signal is what wakes a thread from ``queue.get()``. One that comes a moment before such a
+    wait begins is lost, so it is repeated until the program has ended.
+    """
+    if threading.current_thread() is threading.main_thread():
+        raise StopScript
+    threading.Thread(target=_wake_main, name="dataloaders-stop", daemon=True).start()
+
+
+def _wake_main() -> None:
+    main = threading.main_thread().ident
+    for _ in range(10):
+        if not _running.is_set() or main is None:
+            return
+        signal.pthread_kill(main, SIGNAL)
+        time.sleep(_REPEAT_S)
+
+
+def _raise(*_: object) -> None:
+    global _deaf_until
+    now = time.monotonic()
+    if _running.is_set() and now > _deaf_until:
+        _deaf_until = now + _TEARDOWN_S  # its teardown has that long
+        raise StopScript
+
+
+class Watchdog:
+    """Calls ``bite`` once nobody has called `pat` for ``patience_s`` seconds.
+
+    Args:
+        patience_s: how long, in seconds; ten times as long before the third `pat`, since first
+            steps may compile.
+        bite: called in a thread of its own, once.
+    """
+
+    def __init__(self, patience_s: float, bite: Callable[[], None]) -> None:
+        self._patience_s = patience_s
+        self._bite = bite
+        self._pats = 0
+        self._last = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dataloaders-watch", daemon=True)
+        self._thread.start()
+
+    def pat(self) -> None:
+        """Note that the loop asked for a batch, or got one."""
+        self._pats += 1
+        self._last = time.monotonic()
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while True:
+            patience_s = self._patience_s * (1 if self._pats > 2 else 10)
+            left = self._last + patience_s - time.monotonic()
+            if left <= 0:
+                self._bite()
+                return
+            if self._ended.wait(left):
+                return
