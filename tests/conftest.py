@@ -32,9 +32,19 @@ multiprocessing.set_forkserver_preload(["torch.utils.data"])
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip ``gpu`` tests where there is no CUDA device; leave most of a product to the night."""
     products: dict[object, list[pytest.Item]] = defaultdict(list)
+    tables: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
+        test = item.nodeid.partition("[")[0]
         if item.get_closest_marker("covering") is not None:
-            products[getattr(item, "function", item)].append(item)
+            products[test].append(item)
+        if item.get_closest_marker("thinned") is not None:
+            tables[test].append(item)
+    for cases in tables.values():
+        mark = cases[0].get_closest_marker("thinned")
+        assert mark is not None
+        for number, case in enumerate(cases):
+            if number % mark.args[0]:
+                case.add_marker(pytest.mark.nightly)
     for cases in products.values():
         mark = cases[0].get_closest_marker("covering")
         assert mark is not None

@@ -33,6 +33,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "train.h5"
 
 
+@pytest.mark.nightly
 def test_training_and_reading_a_cache_need_torch_and_numpy_only(
     python: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ assert verify({str(cache)!r}) == []
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.nightly
 def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
@@ -112,6 +114,7 @@ def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: P
     assert "nvidia-dali-cuda130" in "".join(backends)
 
 
+@pytest.mark.nightly
 def test_a_cache_is_built_with_h5py_alone(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(
         "import torch\n"

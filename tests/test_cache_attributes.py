@@ -268,6 +268,7 @@ def test_an_interrupted_build_goes_on_with_them(tmp_path: Path) -> None:
     assert kept(tmp_path / "a.h5", dataset).classes == ["cat", "dog"]
 
 
+@pytest.mark.nightly
 def test_reading_them_imports_no_h5py(tmp_path: Path) -> None:
     kept(tmp_path / "a.h5", Numbers(classes=["cat", "dog"]))
     code = (

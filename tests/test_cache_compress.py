@@ -238,6 +238,7 @@ def test_h5dump_reads_the_same_values(tmp_path: Path, codec: str) -> None:
 
 
 @BOTH
+@pytest.mark.nightly
 def test_threads_and_forks_and_other_workers_read_at_once(tmp_path: Path, codec: str) -> None:
     samples = rows_of(400)
     build(tmp_path / "a.h5", samples, compress=Compressed(codec))
@@ -350,6 +351,7 @@ def test_options(tmp_path: Path, compress: Any, message: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_killed_and_resumed_it_is_the_same_file(tmp_path: Path) -> None:
     source = f"""
         import os, signal, sys
@@ -489,6 +491,7 @@ def loaders(dataset: Any, path: Path, **options: Any) -> Iterator[DataLoader[Any
     "sizes", [((40, 48),), ((40, 48), (52, 44), (64, 64))], ids=["one", "many"]
 )
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"seed": 3}], ids=str)
+@pytest.mark.thinned(5)
 def test_the_backend_gives_what_it_gives_without(tmp_path: Path, sizes: Any, options: Any) -> None:
     chain = v2.Compose([v2.RandomCrop(32), v2.RandomHorizontalFlip(), v2.PILToTensor()])
     found = []

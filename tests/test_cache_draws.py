@@ -157,6 +157,7 @@ def contents(path: Path, dataset: Dataset[Any], **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [Class, Flips, Seeds])
+@pytest.mark.nightly
 def test_one_draw_of_each_is_the_same_for_any_number_of_workers(
     kind: Callable[[], Draws], tmp_path: Path
 ) -> None:

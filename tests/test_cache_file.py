@@ -42,6 +42,7 @@ def digest(path: Path) -> str:
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(datasets(), st.integers(1, 3))
+@pytest.mark.nightly
 def test_samples_come_back_to_the_bit(tmp_path: Path, samples: list[Any], size: int) -> None:
     path = tmp_path / "a.h5"
     build(path, samples, size)
@@ -435,6 +436,7 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
     assert "pip install h5py" in done.stdout
 
 
+@pytest.mark.nightly
 def test_importing_the_cache_loads_nothing_heavy() -> None:
     source = (
         "import sys, dataloaders.cache.reader, dataloaders.cache.file\n"

@@ -472,6 +472,7 @@ def indices(image: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", BOTH)
+@pytest.mark.thinned(5)
 def test_batches_of_masks_are_those_of_stock(
     path: Path, workers: int, name: str, workers_end_fast: None
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path:
     assert (waited, counted, status, length) == ("True 200", "True", "0", "200")
 
 
+@pytest.mark.nightly
 def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,

@@ -124,6 +124,7 @@ def interrupted(path: Path, at: int, kind: type[Images] = Images) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("rows", [None, 1, 7])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(4)
 def test_the_file_is_the_one_that_chunks_are_put_together_to(
     kind: type[Images], rows: int | None, num_workers: int, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_the_file_is_the_one_that_chunks_are_put_together_to(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [7, SIZE])
 @pytest.mark.parametrize("at_once", [1, 5 * 3690, 1 << 20])
+@pytest.mark.thinned(3)
 def test_it_does_not_depend_on_how_many_rows_are_written_at_once(
     at_once: int, rows: int, kind: type[Images], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +272,7 @@ def test_whoever_reads_a_chunk_whose_place_is_not_known_goes_on_with_the_next_on
 @pytest.mark.parametrize("at", [0, 33, SIZE - 1])
 @pytest.mark.parametrize("change", [wider, of_another_kind, missing])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_samples_that_were_not_foreseen(
     kind: type[Images], change: Callable[[Any], Any], at: int, tmp_path: Path
 ) -> None:

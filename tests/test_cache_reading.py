@@ -189,6 +189,7 @@ class OneList(Reused):
         (OneList, None),
     ],
 )
+@pytest.mark.thinned(4)
 def test_what_is_changed_in_place_for_the_next_sample(
     kind: type[Reused], images: Any, num_workers: int, tmp_path: Path
 ) -> None:

@@ -448,6 +448,7 @@ def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(
 
 
 @pytest.mark.parametrize("ending", ["break", "raise ValueError('too hot')"])
+@pytest.mark.nightly
 def test_a_loop_that_ends_before_tuning_does_is_told(
     ending: str, command: Callable[..., Done], tmp_path: Path
 ) -> None:

@@ -10,10 +10,12 @@ from dataloaders import Backend, DataLoader
 from helpers.compare import assert_same_epochs, run_epochs
 from helpers.contract import BackendContract
 from helpers.datasets import CASES, EVERYTHING
+from helpers.ends import EVERYDAY
 
 
 class TestStock(BackendContract):
     everyday = EVERYTHING
+    ends = EVERYDAY
 
     @pytest.fixture
     def backend(self) -> Backend:

@@ -94,6 +94,7 @@ def numbers_in_place(data: Any) -> None:
         numbers_in_place,
     ],
 )
+@pytest.mark.thinned(3)
 def test_what_is_changed_on_a_folder_counts_from_the_next_epoch_on(
     change: Change, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def other_part(data: Any) -> None:
 
 @pytest.mark.parametrize("change", [other_rows, one_row_more, other_part])
 @pytest.mark.parametrize("whole", [folder, Tiny, Opened])
+@pytest.mark.thinned(3)
 def test_other_rows_of_a_part_are_those_that_come(whole: Any, change: Change) -> None:
     assert_noticed(Subset(whole(CROP), [1, 2, 3, 4]), change)
 
@@ -245,6 +247,7 @@ DATASETS = pytest.mark.parametrize(
     ids=["int", "np.int64", "np.uint8", "tensor", "negative", "str"],
 )
 @pytest.mark.parametrize("batch_size", [3, 1, None])
+@pytest.mark.thinned(8)
 def test_indices_of_any_type(dataset: Any, as_index: Any, batch_size: int | None) -> None:
     data = dataset(CROP)
     theirs, ours = pair(data, sampler=Given(list(map(as_index, KEYS))), batch_size=batch_size)
@@ -254,6 +257,7 @@ def test_indices_of_any_type(dataset: Any, as_index: Any, batch_size: int | None
 @DATASETS
 @pytest.mark.filterwarnings("error::dataloaders.errors.BackendWarning")
 @pytest.mark.parametrize("collate_fn", [None, list], ids=["torch's", "own"])
+@pytest.mark.thinned(3)
 def test_batches_of_any_size_and_type(dataset: Any, collate_fn: Any) -> None:
     batches = [[0], [], [1, 2, 3, 4, 5], (6, 7), range(2), np.array([3, 4]), [1] * 9, [0]]
     theirs, ours = pair(
@@ -267,6 +271,7 @@ def test_batches_of_any_size_and_type(dataset: Any, collate_fn: Any) -> None:
 @pytest.mark.parametrize("seed", [1, None])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("dataset", [folder, Opened])
+@pytest.mark.thinned(4)
 def test_a_generator_of_the_users_is_drawn_from_as_torch_does(
     dataset: Any, seed: int | None, num_workers: int
 ) -> None:
@@ -309,6 +314,7 @@ def marks(worker: int) -> None:
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.nightly
 def test_workers_of_any_start_method_see_the_users_dataset(context: str) -> None:
     theirs, ours = pair(Marked(CROP), worker_init_fn=marks, num_workers=1)
     ours.multiprocessing_context = context

@@ -49,6 +49,7 @@ def _nothing_left_behind() -> Iterator[None]:
     assert gone() == []
 
 
+@pytest.mark.nightly
 def test_no_thread_outlives_a_loader_for_a_moment() -> None:
     for _ in range(10):
         kept = loader()

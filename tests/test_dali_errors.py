@@ -223,6 +223,7 @@ class BadByOwnCode(Bad):
 
 
 @pytest.mark.parametrize("kind", [Bad, BadByOwnCode])
+@pytest.mark.nightly
 def test_of_several_bad_samples_the_first_is_named_as_under_stock(kind: Any) -> None:
     data = kind(LATE)
     errors = compared(data, batch_size=4)

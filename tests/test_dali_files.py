@@ -159,6 +159,7 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
     assert isinstance(source.image(7), Failed)
 
 
+@pytest.mark.nightly
 def test_twenty_megapixels(tmp_path: Path, decode: Decoder) -> None:
     image = noise(80, 100).resize((5000, 4000), Image.Resampling.NEAREST)
     for data in (saved(image, "JPEG"), saved(image, "TIFF")):

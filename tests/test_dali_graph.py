@@ -537,12 +537,14 @@ kept = graph.take()
         " for _ in range(5)], daemon=True).start()",
     ],
 )
+@pytest.mark.nightly
 def test_the_interpreter_ends_with_runs_on_their_way(end: str) -> None:
     done = _run(SCRIPT + end)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.nightly
 def test_a_forked_child_ends() -> None:
     """Its parent's threads are not there; waiting for them, it would hang."""
     source = """

@@ -57,6 +57,7 @@ def told(before: str, cuda: str | None = torch.version.cuda) -> str:
         (None, "nvidia-dali-cuda130"),
     ],
 )
+@pytest.mark.nightly
 def test_without_dali_the_error_is_the_line_that_installs_it(
     cuda: str | None, package: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_without_dali_the_error_is_the_line_that_installs_it(
 
 
 @pytest.mark.parametrize("version", ["1.50.0", "0.9", "unknown"])
+@pytest.mark.nightly
 def test_one_that_is_too_old_is_named_with_its_version(version: str) -> None:
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
     last = told(OTHER.format(version=version), "13.0")
@@ -74,6 +76,7 @@ def test_one_that_is_too_old_is_named_with_its_version(version: str) -> None:
     assert last.endswith("install it with: pip install --upgrade nvidia-dali-cuda130")
 
 
+@pytest.mark.nightly
 def test_what_can_run_here_is_told_without_dali() -> None:
     script = f"{HIDDEN}\nfrom dataloaders.cli import main\nsys.exit(main(['backends']))"
     done = subprocess.run(

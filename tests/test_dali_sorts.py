@@ -131,6 +131,7 @@ CHAINS: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.thinned(7)
 def test_samples_are_stocks_and_of_its_classes(chain: Callable[[], list[Any]]) -> None:
     assert_stocks(folder(v2.Compose(chain())))
     assert_stocks(Opened(v1.Compose(chain())))
@@ -240,6 +241,7 @@ BY_HAND: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", BY_HAND.values(), ids=BY_HAND)
+@pytest.mark.thinned(3)
 def test_what_was_changed_by_hand_is_code_of_the_users_own(make: Callable[[], Any]) -> None:
     assert_stocks(folder(v1.Compose([make(), v1.ToTensor()])))  # in front: it runs as it is
     _, ours = loaders(folder(v1.Compose([v1.RandomHorizontalFlip(), make(), v1.ToTensor()])))

@@ -50,6 +50,7 @@ def notes(loader: DataLoader[Any]) -> str:
     return " ".join(loader.explain().notes)
 
 
+@pytest.mark.nightly
 def test_its_threads_and_depth_are_tried_and_kept(tmp_path: Path) -> None:
     loader = loader_of(tmp_path, shuffle=True)
     before = notes(loader)

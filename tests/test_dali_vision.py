@@ -61,6 +61,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", HOW)
+@pytest.mark.thinned(8)
 def test_its_batches_are_those_of_stock(name: str, tmp_path: Path) -> None:
     dataset = made(name, tmp_path)
     loaders = [

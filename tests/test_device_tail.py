@@ -170,6 +170,7 @@ TAILS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", TAILS.values(), ids=TAILS.keys())
+@pytest.mark.thinned(4)
 def test_every_sort_of_tail_is_the_users_own_to_the_bit(make: Callable[[], Any]) -> None:
     tail = check(loader_of(Pictures(make()), shuffle=True))
     assert tail.bytes_saved > 0
@@ -199,6 +200,7 @@ def test_v2_makes_three_channels_of_one() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
+@pytest.mark.nightly
 def test_any_numbers_in_any_composition(data: st.DataObject) -> None:
     mode = data.draw(st.sampled_from(["L", "RGB", "RGBA"]))
     channels = len(mode)
@@ -320,6 +322,7 @@ DATASETS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
+@pytest.mark.thinned(3)
 def test_every_sort_of_dataset(make: Callable[[], Any]) -> None:
     loader, dataset = loader_of(make()), make()
     tail = tail_of(loader)
@@ -652,6 +655,7 @@ class OwnNormalize(v1.Normalize):
 
 
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.thinned(3)
 def test_refusals_and_their_reasons(make: Callable[[], dict[str, Any]], reason: str) -> None:
     loader = loader_of(**make())
     seed_everything()
@@ -871,6 +875,7 @@ def test_another_dtype_is_rounded_to_once(dtype: torch.dtype, lib: Any) -> None:
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", ["v1", "v1, PILToTensor", "v2"])
+@pytest.mark.thinned(3)
 def test_memory_formats(name: str, dtype: Any, memory_format: Any) -> None:
     loader = loader_of(Pictures(TAILS[name]()))
     tail = tail_of(loader, memory_format=memory_format, dtype=dtype)

@@ -51,6 +51,7 @@ def test_without_extras_a_script_ends_cleanly_while_its_iterators_live(
     ends.assert_ends_cleanly(tmp_path, alive, ways, python=python, path="")
 
 
+@pytest.mark.nightly
 def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
     alive = [ends.Alive(Prefetch(), "large tensors", {"device": "cpu"}, 0)] * 20
     ends.assert_ends_cleanly(tmp_path, alive, ["forked child"])

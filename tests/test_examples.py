@@ -57,6 +57,7 @@ def test_a_lightning_script_trains(photos: Path, tmp_path: Path) -> None:
     assert [child.name for child in tmp_path.iterdir()] == ["train_lightning.py"]
 
 
+@pytest.mark.nightly
 def test_the_check_can_be_called_in_code() -> None:
     printed = run(EXAMPLES / "check_in_code.py")
     report, _, factor = printed.partition("a perfect input would gain a factor of ")

@@ -32,6 +32,7 @@ TRIES = {
 
 
 @pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.thinned(4)
 def test_a_moment_of_each_target(name: str, tmp_path: Path) -> None:
     target, random = TARGETS[name], Random(name)
 
@@ -112,6 +113,7 @@ print(json.dumps({name: [each.what for each in guard.watch(call)] for name, call
 """
 
 
+@pytest.mark.nightly
 def test_the_guard_sees_what_must_not_happen(tmp_path: Path) -> None:
     # In a process of its own: an audit hook stays to the end.
     script = f"import sys; sys.path.insert(0, {str(FUZZ.parent)!r})\n{WATCHED}"

@@ -158,6 +158,7 @@ def epochs_of(loader: Any, sampler: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+@pytest.mark.thinned(3)
 def test_generators_are_where_torchs_are_after_every_batch(
     make: Callable[[TensorDataset], Any],
 ) -> None:
@@ -177,6 +178,7 @@ def test_generators_are_where_torchs_are_after_every_batch(
 
 @pytest.mark.parametrize("batch_size", [999, 1024, 70_001])
 @pytest.mark.parametrize("replacement", [True, False, None])
+@pytest.mark.thinned(3)
 def test_epochs_longer_than_one_piece(replacement: bool | None, batch_size: int) -> None:
     data = TensorDataset(torch.arange(70_000))
     found = []

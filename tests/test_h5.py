@@ -344,6 +344,7 @@ def test_batches_are_those_of_default_collate(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("chain", ["v1 floats", "v2 floats", "v1 bytes"])
+@pytest.mark.thinned(4)
 def test_each_image_is_some_window_of_its_own(chain: str, num_workers: int) -> None:
     """Taken at once: the same images, types and order, each cropped and flipped somehow."""
     dataset = Images(CHAINS[chain]())
@@ -373,6 +374,7 @@ HALVES = v2.Compose([v2.RandomCrop(9), v2.ToImage(), v2.ToDtype(torch.float16, s
 @pytest.mark.parametrize("at_once", [1, 700, 1 << 18])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("chain", ["floats", "halves"])
+@pytest.mark.thinned(8)
 def test_floats_are_stocks_however_many_images_are_made_at_once(
     chain: str, mode: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +473,7 @@ def test_epochs_batches_and_seeds_differ_and_repeat() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("chain", list(CHAINS))
+@pytest.mark.thinned(8)
 def test_with_a_seed_the_samples_are_those_of_stock(chain: str, num_workers: int) -> None:
     dataset = Images(CHAINS[chain]())
     sampler = [3, 3, 0, 11, 5, 3, 7]  # repeats are drawn anew
@@ -785,6 +788,7 @@ class Shifted:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("change", [other_chain, other_member, other_number, other_code])
+@pytest.mark.thinned(6)
 def test_transforms_that_are_changed_between_epochs_are_those_of_the_next(
     change: Callable[[Images], None], num_workers: int
 ) -> None:

@@ -180,6 +180,7 @@ def assert_equal_batches(cached: CachedDataset) -> None:
         *(("raw", mode) for mode in ("1", "LA", "HSV")),
     ],
 )
+@pytest.mark.thinned(3)
 def test_batches_of_each_format_are_those_of_default_collate(
     path: Path, images: str, mode: str, chain: str
 ) -> None:
@@ -190,6 +191,7 @@ def test_batches_of_each_format_are_those_of_default_collate(
 
 @pytest.mark.parametrize("images", ["raw", "jpeg", "png"])
 @pytest.mark.parametrize("chain", list(CHAINS))
+@pytest.mark.thinned(3)
 def test_any_chain_of_torchvisions(path: Path, chain: str, images: str) -> None:
     dataset = Pictures(CHAINS[chain]())
     cached = precompute(dataset, path, images=images, num_workers=0)
@@ -288,6 +290,7 @@ def test_an_image_is_let_go_when_it_is_in_its_place(path: Path) -> None:
 
 @pytest.mark.parametrize("images", ["raw", "jpeg", "png", "webp", "packed"])
 @pytest.mark.parametrize("chain", ["v1 bytes", "v2 floats", "colours", "after the tensor"])
+@pytest.mark.thinned(8)
 def test_with_a_seed_the_samples_are_those_of_the_same_cache_one_by_one(
     path: Path, photos: Path, chain: str, images: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,6 +454,7 @@ def test_a_damaged_image_among_those_of_the_proof(path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.nightly
 def test_an_image_smaller_than_its_crop_is_torchvisions_error(path: Path, seed: Any) -> None:
     sizes = ((24, 30),) * 9 + ((12, 30),)
     dataset = Pictures(CHAINS["v2 floats"](), sizes=sizes)

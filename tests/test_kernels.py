@@ -259,6 +259,7 @@ def test_resize(device: str, mode: str, images: torch.Tensor, data: Any) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.thinned(3)
 def test_resize_of_many_sizes_to_one(device: str, mode: str) -> None:
     sizes = [(300, 200), (224, 224), (37, 411), (1, 9), (64, 64), (500, 31), (224, 90), (700, 2)]
     images = [pixels("photo", 3, *size) for size in sizes]

@@ -143,6 +143,7 @@ def test_the_check(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.nightly
 def test_processes_that_are_not_forked(context: str, tmp_path: Path) -> None:
     dataset = LazyImages("zip", "below", tmp_path)
     options = {"num_workers": 1, "multiprocessing_context": context}
@@ -157,6 +158,7 @@ def test_processes_that_are_not_forked(context: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
+@pytest.mark.thinned(8)
 def test_an_epoch_that_is_under_way_in_this_process(store: str, place: str, tmp_path: Path) -> None:
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)

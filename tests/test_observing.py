@@ -162,6 +162,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.nightly
 def test_a_dataset_that_ends_or_hangs_its_process(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers_end_fast: None
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_dataset_that_ends_or_hangs_its_process(
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.nightly
 def test_a_dataset_that_ends_its_process_without_an_error(tmp_path: Path) -> None:
     loader = DataLoader(Ends(tmp_path), 4, backend=Prefetch(tail=True), num_workers=1, timeout=300)
     assert "the process that read samples of Ends died" in str(loader.explain())

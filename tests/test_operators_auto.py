@@ -59,6 +59,7 @@ POLICIES: dict[str, Any] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("lib", BOTH)
+@pytest.mark.thinned(8)
 def test_the_same_draws_and_pixels_as_torchvision(lib: str, name: str, form: str) -> None:
     repeats = 5 if "mix" in name else 16
     assert_exact(POLICIES[name](BOTH[lib]), images_of(form), repeats=repeats)

@@ -129,6 +129,7 @@ def _modules(given: list[Any]) -> bool:
 
 @given(st.data(), st.sampled_from(["v1", "v2"]), st.sampled_from(["RGB", "L", "bytes"]))
 @settings(max_examples=80, deadline=None)
+@pytest.mark.nightly
 def test_any_nesting_is_drawn_exactly(data: Any, library: str, kind: str) -> None:
     t = LIBRARIES[library]
     chain = t.Compose(data.draw(st.lists(members(t, True), min_size=1, max_size=3)))

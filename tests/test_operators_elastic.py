@@ -39,6 +39,7 @@ CHAINS: dict[str, Any] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("lib", BOTH)
+@pytest.mark.thinned(4)
 def test_the_same_field_and_pixels_as_torchvision(lib: str, name: str, form: str) -> None:
     assert_exact(CHAINS[name](BOTH[lib]), images_of(form, SIZES), repeats=4)
 

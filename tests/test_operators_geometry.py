@@ -175,6 +175,7 @@ REFUSED: dict[str, dict[str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.thinned(8)
 def test_what_is_drawn_and_done_is_torchvisions(library: str, name: str, kind: str) -> None:
     done = assert_exact(BOTH[name](LIBRARIES[library]), images(kind))
     assert done >= 6 or kind in REFUSED[name][library]

@@ -291,6 +291,7 @@ class TestEndings:
     @pytest.mark.parametrize("persistent", [False, True])
     @pytest.mark.parametrize("how", ["break", "step", "worker", "sampler", "early", "hangs"])
     @pytest.mark.usefixtures("workers_end_fast")
+    @pytest.mark.thinned(7)
     def test_a_dropped_loader_leaves_nothing_without_the_collector(
         self, how: str, persistent: bool
     ) -> None:
@@ -419,6 +420,7 @@ class TestEndings:
         assert len(list(iterator)) == 5
 
     @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.nightly
     def test_many_epochs_leave_threads_files_and_children_flat(self, workers: int) -> None:
         data: Any = MapDataset(integer_sample) if workers else TensorDataset(torch.rand(64, 10))
         options = {"num_workers": 1, "persistent_workers": True} if workers else {}
@@ -439,6 +441,7 @@ class TestEndings:
         assert files_after <= files_before
         assert children_after == children_before
 
+    @pytest.mark.nightly
     def test_ctrl_c_while_waiting_ends_the_program(self, tmp_path: Path) -> None:
         process = start_script(
             tmp_path,
@@ -469,6 +472,7 @@ class TestEndings:
         assert wait_until_gone(pids) == []
 
     @pytest.mark.usefixtures("workers_end_fast")
+    @pytest.mark.nightly
     def test_a_time_out_counts_from_when_the_loop_waits_as_torchs_does(
         self, tmp_path: Path
     ) -> None:

@@ -220,6 +220,7 @@ def wait_for_early_tasks(dataset: Noting, batches: list[Any], epochs: int, used:
 
 
 @pytest.mark.parametrize("name", SCENES)
+@pytest.mark.thinned(8)
 def test_epochs_with_persistent_workers_equal_torchs(name: str) -> None:
     scene, dataset = SCENES[name], Noting()
     expected, _ = play(torch.utils.data.DataLoader, scene)
@@ -326,7 +327,7 @@ def test_a_loop_that_stops_at_the_last_batch_has_ended_its_epoch() -> None:
 def test_why_the_next_epoch_does_not_begin_early() -> None:
     base = {"dataset": MapDataset(integer_sample), "num_workers": 1, "backend": "prefetch"}
     kept = {**base, "persistent_workers": True}
-    not_early = "do not begin the next epoch before it is asked for: "
+    not_early = "do not begin the next epoch before it is requested: "
     for options, words in (
         (kept, "the workers begin the next epoch while this one ends"),
         (base, not_early + "workers start anew for each epoch: persistent_workers=True keeps them"),

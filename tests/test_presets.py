@@ -285,6 +285,7 @@ V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4], [
     ids=["alone", "flip", "v2 by hand"],
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.thinned(4)
 def test_h5_makes_whole_batches_of_what_the_cache_has(
     make: Any, num_workers: int, tmp_path: Path
 ) -> None:

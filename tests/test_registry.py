@@ -134,6 +134,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_a_backends_package_of_the_users_own_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "backends").mkdir()
     (tmp_path / "backends" / "__init__.py").write_text('OWNER = "the user\'s"\n')

@@ -115,6 +115,7 @@ def test_a_sent_batch_is_a_copy() -> None:
 
 
 @pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.nightly
 def test_errors_are_torchs_and_cost_no_slot() -> None:
     outcomes = []
     for loader in loaders(Failing()):
@@ -216,13 +217,14 @@ def test_other_loaders_have_no_ring() -> None:
 
 
 def test_the_plan_says_so() -> None:
-    said = "workers use the shared memory of tensors of"
+    said = "workers reuse the shared memory of tensors of"
     assert said in str(RING.explain(TorchLoader(Images(), num_workers=1)))
     assert said not in str(RING.explain(TorchLoader(Images(), num_workers=1, collate_fn=list)))
     assert said not in str(RING.explain(TorchLoader(Images())))
     assert said not in str(Stock().explain(TorchLoader(Images(), num_workers=1)))
 
 
+@pytest.mark.nightly
 def test_files_as_the_way_of_sharing(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,

@@ -83,6 +83,7 @@ def in_memory() -> TensorDataset:
 
 @pytest.mark.parametrize("options", [{}, {"backend": "stock"}, {"seed": 3}], ids=str)
 @pytest.mark.parametrize("data", [Squares(), in_memory()], ids=["ordinary", "in memory"])
+@pytest.mark.thinned(3)
 def test_the_iterators_are_of_torchs_own_classes(data: Any, options: dict[str, Any]) -> None:
     assert type(iter(DataLoader(data, **options))) is _SingleProcessDataLoaderIter
     for persistent_workers in (False, True):

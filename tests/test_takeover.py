@@ -112,6 +112,7 @@ def test_what_is_not_training_is_left_alone() -> None:
     assert why[3] is None
 
 
+@pytest.mark.nightly
 def test_gradients_count_when_the_first_batch_is_asked_for() -> None:
     measure = Recorder(enough=3)
     with Takeover(measure) as takeover:
@@ -339,6 +340,7 @@ def test_what_the_loop_waits_for_in_other_loaders_is_told() -> None:
     assert told == ["loader 2 (DataLoader of TensorDataset, 100 batches of 1, num_workers=0)"] * 6
 
 
+@pytest.mark.nightly
 def test_a_loop_that_asks_for_nothing_is_ended() -> None:
     def wait_for_ever() -> None:
         for index, _ in enumerate(loader_of(8)):

@@ -82,6 +82,7 @@ def test_lone_transforms_and_functions() -> None:
         max_leaves=12,
     )
 )
+@pytest.mark.nightly
 def test_any_nesting_gives_its_members_in_order(tree: Any) -> None:
     expected: list[Any] = []
 
@@ -290,6 +291,7 @@ def test_a_dataset_with_a_del_is_not_copied() -> None:
     assert dataset.closed == 0
 
 
+@pytest.mark.nightly
 def test_nothing_here_imports_torchvision() -> None:
     source = """
 import sys, torch

@@ -43,6 +43,20 @@ SOME = 8.0  # trials of 0.4 s, and time for those that a test waits for
 
 
 @pytest.fixture(autouse=True)
+def _children() -> None:
+    """Remember this process's children, so that `started` leaves them out."""
+    CHILDREN[:] = multiprocessing.active_children()
+
+
+CHILDREN: list[Any] = []
+
+
+def started() -> list[Any]:
+    """Return the children that live and were started by the test."""
+    return [child for child in multiprocessing.active_children() if child not in CHILDREN]
+
+
+@pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
@@ -268,12 +282,13 @@ class TestAnyLoader:
         assert len(list(tuning.apply(loader))) == len(loader)
 
     @pytest.mark.parametrize("kind", [Numbered, lambda *a, **k: wrap(Numbered(*a, **k))])
+    @pytest.mark.nightly
     def test_a_loader_with_an_iteration_of_its_own(self, kind: Any) -> None:
         loader = kind(Waiting(), 4, num_workers=1)
         tuning = tune(loader, waits, budget_s=SOME, max_workers=1)
         assert set(tried(tuning)) == {0, 1}
         assert tuning.trials[1].failed is None
-        assert not multiprocessing.active_children()
+        assert not started()
         trial = tuning.trials[1]
         assert trial.samples_per_second is not None
         epoch_s = trial.startup_s + 2499 * 4 / trial.samples_per_second.estimate
@@ -281,13 +296,14 @@ class TestAnyLoader:
         number, batch = next(iter(tuning.apply(loader)))
         assert (number, batch.shape) == (0, (4, 1))
 
+    @pytest.mark.nightly
     def test_workers_that_are_sent_the_dataset(self) -> None:
         options = {"multiprocessing_context": "forkserver", "persistent_workers": True}
         loader = TorchLoader(Waiting(), 4, num_workers=1, **options)
         tuning = tune(loader, waits, budget_s=60, max_workers=1)
         assert set(tried(tuning)) == {0, 1}
         assert tuning.trials[1].failed is None
-        assert not multiprocessing.active_children()
+        assert not started()
 
     def test_an_iterable_dataset_gets_no_more_than_it_has(self) -> None:
         loader = TorchLoader(Shared(100_000), 4, num_workers=2)
@@ -295,6 +311,7 @@ class TestAnyLoader:
         assert set(tried(tuning)) == {0, 2}
         assert any("iterable" in note for note in tuning.notes)
 
+    @pytest.mark.nightly
     def test_an_epoch_shorter_than_a_trial(self) -> None:
         assert alone(TorchLoader(Waiting(size=3), 2)).trials[0].samples_per_second is not None
         tuning = tune(TorchLoader(Shared(4), 2, num_workers=2), budget_s=SOME)
@@ -313,6 +330,7 @@ class TestAnyLoader:
 
 
 class TestNothingIsDisturbed:
+    @pytest.mark.nightly
     def test_the_loader_and_the_states_are_as_before(self) -> None:
         generator = torch.Generator().manual_seed(5)
         sampler = RandomSampler(range(100), generator=torch.Generator().manual_seed(1))
@@ -354,11 +372,11 @@ def test_a_loop_that_ends_first_closes_it() -> None:
     loader = DataLoader(Waiting(), 4, shuffle=True, num_workers=1, generator=generator)
     states = _states(generator)
     steps = tuning_steps(loader, budget_s=SOME)
-    while not multiprocessing.active_children():
+    while not started():
         next(steps)
     random.random()
     steps.close()
-    assert not multiprocessing.active_children()
+    assert not started()
     assert _states(generator) == states
 
 
@@ -394,7 +412,7 @@ class TestWhatGoesWrong:
         assert tried(tuning) == [0, 2]
         assert any(word in str(tuning.trials[1].failed) for word in ("exited", "killed"))
         assert "failed" in " ".join(tuning.notes)
-        assert not multiprocessing.active_children()
+        assert not started()
 
     def test_a_dataset_that_cannot_be_sent_to_a_worker_is_tuned_without_them(self) -> None:
         class Local(Waiting):
@@ -413,18 +431,18 @@ class TestWhatGoesWrong:
     def test_an_error_of_the_dataset_is_the_users_to_see(self, dataset: Any, rule: str) -> None:
         with pytest.raises(LookupError, match=rule):
             tune(TorchLoader(dataset, 4), budget_s=SOME)
-        assert not multiprocessing.active_children()
+        assert not started()
 
     def test_an_error_of_the_step_too(self) -> None:
         """It has the type and the text of what would speak against workers."""
 
         def step(batch: torch.Tensor) -> None:
-            if multiprocessing.active_children():
+            if started():
                 raise RuntimeError("cannot be used in a forked process")
 
         with pytest.raises(RuntimeError, match="forked process"):
             tune(TorchLoader(Waiting(), 4), step, budget_s=SOME, max_workers=2)
-        assert not multiprocessing.active_children()
+        assert not started()
 
     def test_a_loader_without_a_batch(self) -> None:
         for loader in (TorchLoader(Waiting(3), 4, drop_last=True), TorchLoader(Shared(0), 4)):
@@ -442,6 +460,7 @@ class TestWhatGoesWrong:
             ({"step": 3}, "step=3: must be a function"),
         ],
     )
+    @pytest.mark.thinned(3)
     def test_bad_options(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(OptionError, match=message):
             tune(TorchLoader(in_memory()), **options)
@@ -464,7 +483,7 @@ class TestWhatGoesWrong:
         assert seen[0].doing == "num_workers=0 (one process: what a batch costs)"
         assert seen[1].doing.startswith("num_workers=2, prefetch_factor=2 (")
         assert "num_workers=0" in str(seen[-1].so_far)
-        assert not multiprocessing.active_children()
+        assert not started()
 
     @pytest.mark.parametrize(
         ("batches", "counts", "rule"),
@@ -474,6 +493,7 @@ class TestWhatGoesWrong:
             (5, {0, 2, 3}, "7 workers with prefetch_factor=1"),
         ],
     )
+    @pytest.mark.nightly
     def test_room_for_fewer_workers_than_might_help_is_told(
         self, batches: int, counts: set[int], rule: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -501,6 +521,7 @@ class TestWhatGoesWrong:
         assert [warning.filename for warning in caught] == [__file__]
         assert tuning.choice.num_workers == 0
 
+    @pytest.mark.nightly
     def test_workers_that_memory_does_not_bear_are_ruled_out(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

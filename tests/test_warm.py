@@ -35,6 +35,7 @@ SHOW = "import sys; print(__name__, sys.argv, sys.path[:2], vars().get('__file__
     ],
 )
 @pytest.mark.parametrize("kind", ["script", "-c", "-m"])
+@pytest.mark.thinned(5)
 def test_it_is_what_python_does(kind: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(code)
     what = {"script": ["program.py"], "-c": ["-c", code], "-m": ["-m", "program"]}[kind]

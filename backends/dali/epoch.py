@@ -77,21 +77,20 @@ class DaliEpoch:
                 "this iterator was made before a fork, and its threads are in the parent process; "
                 "make one here: iter(loader)"
             )
-        failure: BaseException | None = None
+        beside = self._tasks if isinstance(self._tasks, TasksBeside) else None
         due, self._due = self._due, 1
-        try:
+        if beside is None:
             self._tasks.draw(due)
-        except Exception as error:  # the sampler's: torch, too, waits for the batch and drops it
-            failure = error
         item: Item = waiting.get(trip.ready)
         try:
-            if failure is not None and not isinstance(item, Ended):
-                raise failure
+            if beside is not None and not isinstance(item, Ended):
+                # As torch: after the batch has come. An error of the sampler takes its place.
+                beside.draw(1)
             return self._batch(item)
         finally:
-            if isinstance(self._tasks, TasksBeside):
-                self._tasks.permit()
-            del item, trip, failure  # a traceback must not keep any of them alive
+            if beside is not None:
+                beside.permit()
+            del item, trip, beside  # a traceback must not keep any of them alive
 
     def __len__(self) -> int:
         if self._length is None:

@@ -249,7 +249,7 @@ class TasksBeside(Tasks):
     """Tasks of batches that torch's workers send, taken by a background thread."""
 
     def __init__(self, ahead: Ahead, writer: Writer, inbox: SimpleQueue[Any], depth: int) -> None:
-        self.due = max(0, depth - ahead.in_flight)
+        self.due = 0  # torch's iterator has sent the first tasks
         self._ahead: Ahead | None = ahead
         self._permits: SimpleQueue[bool] = SimpleQueue()
         for _ in range(depth):

@@ -427,6 +427,9 @@ def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
     """Return the dataset's own namedtuple classes: the file has only their names and fields."""
     wanted = namedtuples_in(cached.index.structure)
     loaded = {key: _classes_loaded(*key) for key in wanted}
+    module = type(loader.dataset).__module__
+    for key, classes in loaded.items():  # several that are alike: the dataset's own module's
+        loaded[key] = [kind for kind in classes if kind.__module__ == module] or classes
     if all(len(classes) == 1 for classes in loaded.values()):
         return {key: classes[0] for key, classes in loaded.items()}
     try:

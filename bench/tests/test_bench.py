@@ -30,6 +30,7 @@ from bench.harness import (
 FAST = "stock"
 
 
+@pytest.mark.nightly
 def test_a_module_s_cases_are_found_and_run() -> None:
     assert FAST in modules()
     runs_tiny(cases_of(FAST)[0])

@@ -61,6 +61,7 @@ def check(target: Target, args: list[str], options: Options) -> int:
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
+    import dataloaders.bottleneck  # noqa: F401  # first of all it says which package is missing
     from dataloaders.scripts.children import children_run_by
 
     refuse_hidden(target)

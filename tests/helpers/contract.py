@@ -89,7 +89,7 @@ class EpochContract:
     starts_workers: ClassVar[bool] = True
     threads_begun_late: ClassVar[int] = 0
     alive: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = (("large tensors", {}),)
-    ends: ClassVar[tuple[str, ...]] = ends.EVERYDAY
+    ends: ClassVar[tuple[str, ...]] = ("module level",)
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -237,6 +237,7 @@ class EpochContract:
         finally:
             gc.enable()
 
+    @pytest.mark.nightly
     @in_every_process
     def test_many_epochs_leave_no_more_than_few(
         self, backend: Backend, workers: dict[str, Any]
@@ -387,6 +388,7 @@ class BackendContract(EpochContract):
     def test_batches_are_like_torchs(self, backend: Backend, case: Case) -> None:
         self.check_equal(backend, case)
 
+    @pytest.mark.thinned(3)
     def test_batches_of_workers_are_torchs(self, backend: Backend, case_with_workers: Case) -> None:
         self.check_equal(backend, case_with_workers, num_workers=2)
 
