@@ -72,6 +72,7 @@ class TestDevice:
 
 
 @pytest.mark.parametrize("workload", PLAYED, ids=lambda workload: workload.name)
+@pytest.mark.thinned(2)
 def test_the_verdict_is_the_truths(workload: Workload) -> None:
     assert workload.loop is not None
     loop = workload.loop(0)

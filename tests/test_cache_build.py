@@ -142,6 +142,7 @@ def test_the_file_depends_on_neither_workers_nor_chunks(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(rows=st.integers(1, 45), at=st.sets(st.sampled_from([4, 11, 22, 35])).map(sorted))
+@pytest.mark.nightly
 def test_nor_on_being_interrupted_anywhere(rows: int, at: list[int], tmp_path: Path) -> None:
     path, flag = tmp_path / "a.h5", tmp_path / "flag"
     path.unlink(missing_ok=True)

@@ -74,6 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @BOTH
 @relaxed
 @given(data=st.data())
+@pytest.mark.nightly
 def test_samples_come_back_to_the_bit(
     tmp_path: Path, small: None, codec: str, data: st.DataObject
 ) -> None:
@@ -97,6 +98,7 @@ def test_samples_come_back_to_the_bit(
 
 
 @BOTH
+@pytest.mark.nightly
 def test_all_sorts_of_columns(tmp_path: Path, codec: str) -> None:
     samples, found = rows_of(700), set()
     plain = build(tmp_path / "plain.h5", samples)
@@ -401,6 +403,7 @@ def test_an_unfinished_build_is_of_its_codec(tmp_path: Path) -> None:
         precompute(Broken(), tmp_path / "a.h5", **options)
 
 
+@pytest.mark.nightly
 def test_missing_packages(tmp_path: Path) -> None:
     for codec in CODECS:
         build(tmp_path / f"{codec}.h5", rows_of(300), compress=Compressed(codec))

@@ -68,6 +68,7 @@ def test_answers_of_one_process_are_in_order(num_workers: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 5, 50])
 @pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.thinned(2)
 def test_each_number_is_answered_once(num_workers: int, count: int) -> None:
     with results(Numbers(), FIFTY[:count], num_workers=num_workers) as samples:
         assert sorted(samples) == FIFTY[:count]

@@ -54,6 +54,7 @@ def test_a_sample_s_memory_is_not_faulted_in_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("thawed")
+@pytest.mark.nightly
 def test_the_process_that_builds_is_left_as_it_is(tmp_path: Path) -> None:
     frozen = gc.get_freeze_count()
     precompute(Faults(), tmp_path / "a.h5", num_workers=0, allow_random=True)

@@ -97,6 +97,7 @@ def test_bytes_changed_anywhere(tmp_path: Path, whole: Whole, data: st.DataObjec
 
 @relaxed
 @given(st.data())
+@pytest.mark.nightly
 def test_bytes_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
     text = bytearray(whole.text)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -452,6 +453,7 @@ def test_memory_stays_small(tmp_path: Path, whole: Whole) -> None:
 
 
 @pytest.mark.parametrize("way", ["rows", "columns.0.values", "fingerprint.f", "head"])
+@pytest.mark.thinned(2)
 def test_an_index_as_deep_as_json_reads_it(tmp_path: Path, whole: Whole, way: str) -> None:
     """Deeper than any message or comparison could follow it: `repr` is nearer to Python's limit."""
     depths = {said_of_depth(tmp_path, whole, way, depth) for depth in (*range(280, 320), 400, 900)}

@@ -102,6 +102,7 @@ def test_ctrl_c_says_how_to_go_on(num_workers: int, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()].count("a.h5.building") == 0
 
 
+@pytest.mark.nightly
 def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
@@ -171,6 +172,7 @@ def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: P
     )
 
 
+@pytest.mark.nightly
 def test_workers_end_soon_after_their_builder_was_killed(tmp_path: Path) -> None:
     process = start_script(
         tmp_path,

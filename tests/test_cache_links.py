@@ -82,6 +82,7 @@ print("h5py", "h5py" in sys.modules)
 
 
 @pytest.mark.parametrize("lead", LEADS, ids=lambda lead: lead.__name__)
+@pytest.mark.thinned(2)
 def test_what_hdf5_would_follow(lead: Callable[[h5py.File, Path], None], tmp_path: Path) -> None:
     (tmp_path / "secret.bin").write_bytes(SECRET)
     with h5py.File(tmp_path / "secret.h5", "w") as file:

@@ -160,6 +160,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_through_loaders_and_the_backend(folder: Path) -> None:
     # torch's workers make semaphores, which are files elsewhere: no lock, and nothing in here.
     done = ran(folder, START + LOADERS)

@@ -272,7 +272,7 @@ def test_whoever_reads_a_chunk_whose_place_is_not_known_goes_on_with_the_next_on
 @pytest.mark.parametrize("at", [0, 33, SIZE - 1])
 @pytest.mark.parametrize("change", [wider, of_another_kind, missing])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_samples_that_were_not_foreseen(
     kind: type[Images], change: Callable[[Any], Any], at: int, tmp_path: Path
 ) -> None:
@@ -339,6 +339,7 @@ def test_a_flipped_bit_at_its_place_is_found_when_it_goes_on(
     "how", ["settings gone", "settings torn", "settings deep", "file gone", "file cut"]
 )
 @pytest.mark.parametrize("kind", [Images, Varying])
+@pytest.mark.thinned(3)
 def test_without_the_file_its_rows_are_read_again(
     kind: type[Images], how: str, tmp_path: Path
 ) -> None:

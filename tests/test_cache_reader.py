@@ -294,6 +294,7 @@ def as_bits(samples: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver", None])
+@pytest.mark.nightly
 def test_workers(cached: CachedDataset, context: str | None) -> None:
     loader: DataLoader[Any] = DataLoader(
         cached,

@@ -65,6 +65,7 @@ def test_an_undamaged_file(tmp_path: Path, whole: tuple[bytes, Index]) -> None:
 
 
 @pytest.mark.parametrize("where", ["anywhere", "user block", "index", "records", "checksums"])
+@pytest.mark.nightly
 def test_every_flipped_bit_is_found(tmp_path: Path, whole: tuple[bytes, Index], where: str) -> None:
     data, index = whole
     text = len(index.text())

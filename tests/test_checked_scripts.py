@@ -120,6 +120,7 @@ def test_looks_at_the_data_inside_the_loop_leave_the_measurement_alone(tmp_path:
     assert "ended by itself" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_validation_inside_the_loop_is_whole_and_is_no_input(tmp_path: Path) -> None:
     text = LOADER + OPTIMIZER + (
         "valid = DataLoader(Data(count=10), batch_size=2)\n"
@@ -197,6 +198,7 @@ def test_a_training_loop_in_a_thread_is_measured_and_the_main_thread_ended(tmp_p
     assert "the script was ended after" in done.stdout
 
 
+@pytest.mark.nightly
 def test_two_loaders_in_step_name_the_one_that_is_not_measured(tmp_path: Path) -> None:
     text = OPTIMIZER + (
         "labelled = DataLoader(Data(400, 0), batch_size=4)\n"
@@ -216,6 +218,7 @@ def test_two_loaders_in_step_name_the_one_that_is_not_measured(tmp_path: Path) -
 # what it leaves ---------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_files_that_existed_are_not_overwritten(tmp_path: Path) -> None:
     for name in ("last.pt", "best.txt", "log.txt", "old.pt"):
         (tmp_path / name).write_text(f"{name} of three weeks")

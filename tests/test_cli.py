@@ -438,6 +438,7 @@ IN_A_DATABASE = HEAD + (
 )
 
 
+@pytest.mark.nightly
 def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:

@@ -637,6 +637,7 @@ def test_help_teaches(command: Callable[..., Done], words: list[str], lessons: l
             cache_parser().parse_args(given[1:])
 
 
+@pytest.mark.nightly
 def test_the_readme_shows_what_is_printed(command: Callable[..., Done]) -> None:
     """The block of the third use; what depends on machine and time is left out."""
     make_photos(Path("photos"), count=64)

@@ -32,7 +32,7 @@ class TestH5(BackendContract):
 
 class TestPrefetchOfH5(TestH5):
     everyday = FEW
-    ends = ("module level",)
+    ends = ()
 
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:

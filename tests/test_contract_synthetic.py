@@ -13,6 +13,8 @@ class TestSynthetic(EpochContract):
     refuses = "is iterable and has no length"
     starts_workers = False
 
+    ends = ()
+
     @pytest.fixture
     def backend(self) -> Backend:
         return Synthetic()

@@ -163,6 +163,7 @@ def test_crops_are_stocks_to_the_bit(chain: Any) -> None:
         "own code first",
     ],
 )
+@pytest.mark.thinned(2)
 def test_samples_of_every_kind_of_dataset_are_stocks(dataset: Callable[[], Any]) -> None:
     theirs, ours = pair(dataset(), shuffle=True, seed=1, drop_last=True)
     assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])

@@ -247,7 +247,7 @@ DATASETS = pytest.mark.parametrize(
     ids=["int", "np.int64", "np.uint8", "tensor", "negative", "str"],
 )
 @pytest.mark.parametrize("batch_size", [3, 1, None])
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_indices_of_any_type(dataset: Any, as_index: Any, batch_size: int | None) -> None:
     data = dataset(CROP)
     theirs, ours = pair(data, sampler=Given(list(map(as_index, KEYS))), batch_size=batch_size)

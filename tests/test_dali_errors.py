@@ -232,6 +232,7 @@ def test_of_several_bad_samples_the_first_is_named_as_under_stock(kind: Any) -> 
         assert f"sample {4 * (number % len(PAIRS)) + 1}" in error.__notes__[0]
 
 
+@pytest.mark.nightly
 def test_of_several_bad_samples_the_first_is_named_where_workers_load_them() -> None:
     data = BadByOwnCode(LATE)
     options: Any = {"batch_size": 4, "seed": 1, "num_workers": 1}

@@ -126,6 +126,7 @@ def test_exif_turns_nothing(decode: Decoder) -> None:
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *ODD])
+@pytest.mark.thinned(2)
 def test_a_file_that_ends_early(tmp_path: Path, name: str, decode: Decoder) -> None:
     data = {**PLAIN, **ODD}[name]
     for length in {1, 10, 30, len(data) // 2, len(data) * 9 // 10, len(data) - 3, len(data) - 1}:

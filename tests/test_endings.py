@@ -33,6 +33,7 @@ WITH_TESTS = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
         pytest.param(tuple(ends.SOURCES), id="all", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.nightly
 def test_without_extras_a_script_ends_cleanly_while_its_iterators_live(
     ways: tuple[str, ...], tmp_path: Path
 ) -> None:

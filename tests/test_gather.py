@@ -359,6 +359,7 @@ def test_index_lists_that_change_between_epochs(owner: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["TensorDataset", "Subset", "StackDataset dict", "tensor"])
+@pytest.mark.thinned(2)
 def test_workers_gather_into_shared_memory(name: str) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 1}
     ours = DataLoader(DATASETS[name](), worker_init_fn=seen_by_the_user, **options)
@@ -405,6 +406,8 @@ LEFT_TO_TORCH: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "reason"), LEFT_TO_TORCH.values(), ids=LEFT_TO_TORCH.keys())
+@pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.thinned(6)
 def test_what_is_left_to_torch_and_why(options: dict[str, Any], reason: str) -> None:
     loader = DataLoader(**options)
     assert reason in str(loader.explain())

@@ -200,6 +200,7 @@ def test_any_chain_of_torchvisions(path: Path, chain: str, images: str) -> None:
 
 
 @pytest.mark.parametrize("chain", list(CHAINS))
+@pytest.mark.thinned(2)
 def test_packed_files_go_through_the_whole_chain(path: Path, photos: Path, chain: str) -> None:
     transform = CHAINS[chain]()
     transform.transforms.insert(0, type(transform)([v2.Resize(22), v2.Pad(3, fill=9)]))
@@ -464,6 +465,8 @@ def test_an_image_smaller_than_its_crop_is_torchvisions_error(path: Path, seed: 
         next(iterator)
 
 
+@pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.nightly
 def test_batches_of_several_shapes_are_default_collates_error(path: Path) -> None:
     dataset = Pictures(v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()]), sizes=SIZES[:2])
     cached = precompute(dataset, path, images="png", num_workers=0)

@@ -251,6 +251,7 @@ MODES = ["nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "l
 @pytest.mark.parametrize("mode", MODES)
 @given(images=BATCHES, data=st.data())
 @settings(max_examples=40, deadline=None)
+@pytest.mark.thinned(4)
 def test_resize(device: str, mode: str, images: torch.Tensor, data: Any) -> None:
     sides = st.one_of(st.integers(1, 5), st.integers(1, 90))
     numbers = {name: [data.draw(sides) for _ in images] for name in ("height", "width")}

@@ -81,6 +81,7 @@ def torchvision(transform: Any, images: Any, seeds: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.thinned(3)
 def test_chains(device: str, module: Any, name: str) -> None:
     transform = module.Compose(CHAINS[name](module))
     samples = 24

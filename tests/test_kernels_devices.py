@@ -38,6 +38,7 @@ def tables_are_made_anew() -> Iterator[None]:
 
 @pytest.mark.parametrize("where", SOME, ids=["all", "some"])
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.thinned(3)
 def test_no_kernel_waits_for_the_device(name: str, where: Any) -> None:
     primitive, numbers = STEPS[name]
     images = torch.empty(COUNT, 3, SIDE, SIDE, dtype=torch.uint8, device="meta")
@@ -56,6 +57,7 @@ def test_no_kernel_waits_for_the_device(name: str, where: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", [name for name in STEPS if "perspective" not in name])
+@pytest.mark.thinned(3)
 def test_no_kernel_mixes_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # (Perspective: torchvision solves for its coefficients, which fake tensors cannot.)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)

@@ -99,7 +99,7 @@ def images_of(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["batch", "list", "last"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_kernels_stay_on_the_device_and_wait_for_nothing(
     name: str, kind: str, some: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +126,7 @@ def numbers_in(copy: str) -> int:
 
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", CHAINS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_chains_stay_on_the_device(name: str, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = chain_of(module.Compose(CHAINS[name](module)))
     picture = Image.new("RGB", (SIDE + 9, SIDE + 8))

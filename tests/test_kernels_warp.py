@@ -71,6 +71,7 @@ def test_rotations(
 @pytest.mark.parametrize("mode", MODES)
 @given(images=BATCHES, fill=FILLS, data=st.data())
 @settings(max_examples=80, deadline=None)
+@pytest.mark.thinned(2)
 def test_affine(
     device: str, mode: InterpolationMode, images: torch.Tensor, fill: Any, data: Any
 ) -> None:

@@ -132,6 +132,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.thinned(3)
 def test_nothing_is_observed_twice(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

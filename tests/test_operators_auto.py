@@ -96,6 +96,7 @@ def members(lib: Any) -> st.SearchStrategy[Any]:
 
 @given(st.data(), st.sampled_from(["v1", "v2"]), st.sampled_from(["PIL", "PIL grey", "tensor"]))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.nightly
 def test_samples_that_take_no_part_draw_nothing(data: Any, lib: str, form: str) -> None:
     library = BOTH[lib]
     chain = library.Compose(data.draw(st.lists(members(library), min_size=1, max_size=3)))

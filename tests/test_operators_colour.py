@@ -87,7 +87,7 @@ ONLY_V2: dict[str, Any] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("lib", BOTH)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_the_same_draws_and_pixels_as_torchvision(lib: str, name: str, form: str) -> None:
     assert_exact(CHAINS[name](BOTH[lib]), images_of(form), repeats=8)
 

@@ -247,6 +247,7 @@ def chain_with(preset: Any) -> Any:
     ids=["ResNet18", "behind a flip", "bicubic", "segmentation"],
 )
 @pytest.mark.parametrize("data", [folder, Opened], ids=["files", "own code"])
+@pytest.mark.thinned(2)
 def test_dali_makes_what_stock_makes_to_the_bit(make: Any, data: Any) -> None:
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
     from backends.dali import Dali

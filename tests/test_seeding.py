@@ -108,6 +108,7 @@ KEPT = {"persistent_workers": True}
     ],
     ids=str,
 )
+@pytest.mark.nightly
 def test_samples_depend_on_seed_epoch_and_index_alone(change):
     """Neither on workers nor on batches, nor where training resumed."""
     options = {**REFERENCE, **change}

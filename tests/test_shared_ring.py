@@ -201,6 +201,7 @@ def test_a_failed_collation_gives_its_slots_back(ring: SharedRing) -> None:
     assert_same({**batch, **received}, default_collate(good))
 
 
+@pytest.mark.nightly
 def test_a_full_ring_leaves_the_rest_to_torch() -> None:
     ours, theirs = loaders(Images(200), batch_size=BATCH)
     kept = list(ours)

@@ -85,6 +85,8 @@ def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
         assert measure.running._tasks_outstanding > 0
 
 
+@pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.nightly
 def test_batches_that_the_loader_copies_begin_anew() -> None:
     measure = Recorder(enough=3)
     loader = dataloaders.DataLoader(TensorDataset(torch.arange(8)), device="meta")

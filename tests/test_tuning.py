@@ -274,6 +274,7 @@ class TestAnyLoader:
         ],
         ids=["no batches", "BatchSampler", "batches of several sizes", "weighted", "collate_fn"],
     )
+    @pytest.mark.thinned(4)
     def test_samplers_and_collation(self, arguments: dict[str, Any]) -> None:
         cls: Any = DataLoader if "batch_size" in arguments else TorchLoader
         loader = cls(Waiting(size=100, seconds=0.001), **arguments)
@@ -305,6 +306,7 @@ class TestAnyLoader:
         assert tuning.trials[1].failed is None
         assert not started()
 
+    @pytest.mark.nightly
     def test_an_iterable_dataset_gets_no_more_than_it_has(self) -> None:
         loader = TorchLoader(Shared(100_000), 4, num_workers=2)
         tuning = tune(loader, budget_s=SOME)
@@ -367,6 +369,7 @@ def _states(*generators: torch.Generator) -> list[Any]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_loop_that_ends_first_closes_it() -> None:
     generator = torch.Generator().manual_seed(3)
     loader = DataLoader(Waiting(), 4, shuffle=True, num_workers=1, generator=generator)
@@ -406,6 +409,7 @@ class BadInWorker(Waiting):
 # torch waits five seconds for each worker that a killed one left waiting for a lock.
 @pytest.mark.usefixtures("workers_end_fast")
 class TestWhatGoesWrong:
+    @pytest.mark.nightly
     def test_workers_that_die_are_a_failed_trial(self) -> None:
         tuning = tune(TorchLoader(Dies(), 4, num_workers=2), budget_s=SOME, max_workers=8)
         assert tuning.choice.num_workers == 0
@@ -433,6 +437,7 @@ class TestWhatGoesWrong:
             tune(TorchLoader(dataset, 4), budget_s=SOME)
         assert not started()
 
+    @pytest.mark.nightly
     def test_an_error_of_the_step_too(self) -> None:
         """It has the type and the text of what would speak against workers."""
 

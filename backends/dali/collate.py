@@ -69,7 +69,7 @@ class Assembly:
         views = self._views(made.images)
         samples = self._samples(task, views)
         if task.broken is not None:
-            raise noted(task.broken, task, len(samples))
+            raise noted(_taken(task), task, len(samples))
         if self._collate_fn is default_collate and self._batched:
             return _collated(samples, views, made.images)
         return self._collated(task, samples)
@@ -85,15 +85,16 @@ class Assembly:
         """
         task = redo.task
         if not _gives_samples(self._dataset):
-            raise noted(redo.cause, task, redo.sample)
-        last, error_of_last = len(task.keys) - 1, task.broken
+            raise noted(_taken(redo), task, redo.sample)
+        holder: Task | Redo | None = None if task.broken is None else task
+        last = len(task.keys) - 1
         if redo.own and redo.sample is not None:
-            last, error_of_last = redo.sample, redo.cause
+            last, holder = redo.sample, redo
         samples = []
         with random_states_kept(cuda=False):
             for place, key in enumerate(task.keys):
-                if place == last and error_of_last is not None:
-                    raise noted(error_of_last, task, place)
+                if place == last and holder is not None:
+                    raise noted(_taken(holder), task, place)
                 seed_generators(_words(task, place))
                 try:
                     samples.append(self._dataset[key])
@@ -151,6 +152,21 @@ class Assembly:
         with random_states_kept(cuda=False):
             seed_generators(task.collation)
             return self._collate_fn(given)
+
+
+def _taken(holder: Task | Redo) -> BaseException:
+    """Take the error out of what holds it.
+
+    The traceback of an error that is raised holds these frames, so that an error held in them would
+    live until it is collected, and with it the epoch, whose thread the loader's end waits for.
+    """
+    if isinstance(holder, Redo):
+        error: BaseException | None = holder.cause
+        holder.cause = RuntimeError("the cause was raised already")
+    else:
+        error, holder.broken = holder.broken, None
+    assert error is not None
+    return error
 
 
 def noted(error: BaseException, task: Task, sample: int | None) -> BaseException:

@@ -127,7 +127,10 @@ class DaliEpoch:
         if isinstance(item, Failed):
             error = item.error
             del item  # a raised error must not hold its own batch
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # nor itself, through this frame: the epoch would live until collected
         if isinstance(item, Made):
             if item.ready is not None:
                 _wait_for(item)

@@ -14,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
 
@@ -35,7 +36,8 @@ __all__ = ["Keys", "Pack", "Recorded", "ShowDataset", "Tasks", "TasksBeside", "T
 _PATIENCE_S = 5.0
 
 
-class Broken(NamedTuple):
+@dataclass
+class Broken:
     """Stands for a sample at which the dataset's own code raised ``error``.
 
     In a worker it is torch's own wrapping of the error, which can be sent.
@@ -169,7 +171,10 @@ class Writer:
         task = Task(self._batches, packed.keys, seeds, reading, packed.collation)
         task.parts, task.draws = recordings.samples, recordings.draws(seeds[:count])
         if packed.broken is not None:
-            task.broken = _raised(packed.broken.error)
+            # Taken out: torch's frames, which the error's traceback holds, hold its samples.
+            error, packed.broken.error = packed.broken.error, None
+            task.broken = _raised(error)
+            del error
             if not count:
                 task.item = Redo(task, task.broken, 0, own=True)
         return task

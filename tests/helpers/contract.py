@@ -97,6 +97,10 @@ class EpochContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test for each dataset that is served; those that are not for every day nightly."""
+        if "every" in metafunc.fixturenames:
+            nightly = pytest.param(True, marks=pytest.mark.nightly, id="every")
+            by_day = [pytest.param(False, id="everyday")] if self.ends else []
+            metafunc.parametrize("every", [*by_day, nightly])
         for name, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
             if name in metafunc.fixturenames:
                 served = [case for case in CASES if case.name in self.served]
@@ -298,9 +302,6 @@ class EpochContract:
         next(iter(loader))
         assert before.left_behind() == []
 
-    @pytest.mark.parametrize(
-        "every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["everyday", "every"]
-    )
     def test_a_script_ends_cleanly_while_its_iterators_live(
         self, backend: Backend, every: bool, tmp_path: Path
     ) -> None:
