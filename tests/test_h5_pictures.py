@@ -38,6 +38,8 @@ from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.draws import Draws
 from helpers.compare import assert_same
 
+pytestmark = pytest.mark.usefixtures("workers_end_fast")
+
 COUNT = 10
 SIZES = ((24, 30), (31, 25), (40, 26))
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -465,7 +467,6 @@ def test_an_image_smaller_than_its_crop_is_torchvisions_error(path: Path, seed: 
         next(iterator)
 
 
-@pytest.mark.usefixtures("workers_end_fast")
 @pytest.mark.nightly
 def test_batches_of_several_shapes_are_default_collates_error(path: Path) -> None:
     dataset = Pictures(v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()]), sizes=SIZES[:2])

@@ -15,6 +15,8 @@ import dataloaders
 from dataloaders.scripts.stopping import StopScript, stoppable
 from dataloaders.scripts.takeover import SHORTEST, Takeover
 
+pytestmark = pytest.mark.usefixtures("workers_end_fast")
+
 
 class Recorder:
     """A measurement that hands out the real batches, epoch after epoch, ``enough`` of them."""
@@ -85,7 +87,6 @@ def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
         assert measure.running._tasks_outstanding > 0
 
 
-@pytest.mark.usefixtures("workers_end_fast")
 @pytest.mark.nightly
 def test_batches_that_the_loader_copies_begin_anew() -> None:
     measure = Recorder(enough=3)

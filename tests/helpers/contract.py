@@ -97,10 +97,10 @@ class EpochContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test for each dataset that is served; those that are not for every day nightly."""
-        if "every" in metafunc.fixturenames:
+        if "all_ends" in metafunc.fixturenames:
             nightly = pytest.param(True, marks=pytest.mark.nightly, id="every")
             by_day = [pytest.param(False, id="everyday")] if self.ends else []
-            metafunc.parametrize("every", [*by_day, nightly])
+            metafunc.parametrize("all_ends", [*by_day, nightly])
         for name, everyday in (("case", self.everyday), ("case_with_workers", FEW)):
             if name in metafunc.fixturenames:
                 served = [case for case in CASES if case.name in self.served]
@@ -303,7 +303,7 @@ class EpochContract:
         assert before.left_behind() == []
 
     def test_a_script_ends_cleanly_while_its_iterators_live(
-        self, backend: Backend, every: bool, tmp_path: Path
+        self, backend: Backend, all_ends: bool, tmp_path: Path
     ) -> None:
         alive = []
         for (case, options), workers in itertools.product(self.alive, WORKERS.values()):
@@ -314,7 +314,7 @@ class EpochContract:
             started = len(children() - before)
             alive.append(ends.Alive(backend, case, given, started))
             del iterator
-        ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES if every else self.ends)
+        ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES if all_ends else self.ends)
 
     # What the plan and the device say
 
