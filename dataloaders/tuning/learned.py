@@ -22,6 +22,7 @@ from torch.utils.data import default_collate, default_convert
 
 from dataloaders.errors import OptionError
 from dataloaders.machine import resources
+from dataloaders.machine.facts import gpu_name
 from dataloaders.observing import held
 
 __all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
@@ -180,22 +181,8 @@ def _file_of(key: Key) -> Path:
 
 def _machine() -> str:
     gib = round(resources.total_memory() / 2**30)
-    return f"{resources.usable_cores()} cores, {resources.cpu_model()}, {gib} GiB, {_gpu_name()}"
-
-
-def _gpu_name() -> str:
-    # From the driver's own files: asking torch would initialise CUDA, and a process that has
-    # done so cannot fork children that use it.
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            text = file.read_text()
-        except OSError:
-            continue
-        for line in text.splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "Model":
-                return value.strip()
-    return "no GPU"
+    gpu = gpu_name() or "no GPU"
+    return f"{resources.usable_cores()} cores, {resources.cpu_model()}, {gib} GiB, {gpu}"
 
 
 def _describe_dataset(dataset: Any, depth: int = 0) -> str:
