@@ -371,7 +371,7 @@ class CopiedAhead:
     """A loader whose batches are copied on a stream of their own, ``ahead`` of their use."""
 
     def __init__(self, inner: Any, loop: Loop, device: Device) -> None:
-        self._inner = inner
+        self.inner = inner
         self._loop = loop
         self._device = device
         self._stream = device.stream()
@@ -379,7 +379,7 @@ class CopiedAhead:
         self.prefetch_factor = inner.prefetch_factor
 
     def __iter__(self) -> Iterator[Any]:
-        return _CopiedEpoch(iter(self._inner), self._loop, self._device, self._stream)
+        return _CopiedEpoch(iter(self.inner), self._loop, self._device, self._stream)
 
 
 class _CopiedEpoch:

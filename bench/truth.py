@@ -93,6 +93,7 @@ def calibrated(workload: Workload, seconds: float = 4.0, seed: int = 0) -> Overh
     mean ones: what a core does just before decides how long the next Python line takes.
     """
     loader, _ = workload.make(seed)
+    loader = getattr(loader, "inner", loader)  # torch's, where batches are copied ahead of use
     if loader.num_workers == 0:
         next_s, _ = _probe(workload, loader, workload.load_s, workload.step_s, seconds)
         return Overhead(make=max(0.0, next_s - workload.load_s))
