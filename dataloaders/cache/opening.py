@@ -64,10 +64,8 @@ def open_unread(
     if cut is None or not _fits(cut, calls):
         return None
     _warn_of_versions(path, says)
-    tails = [(path, cut.tails[number]) for number, path in calls]
-    opened = CachedDataset(path, tails=tails)
-    opened.refuse_other_classes(attributes_held(dataset))
-    return opened
+    cached.refuse_other_classes(attributes_held(dataset))
+    return cached.with_tails([(keys, cut.tails[number]) for number, keys in calls])
 
 
 def _cuts(dataset: Any, kept: Images) -> list[Cut]:

@@ -135,6 +135,21 @@ class CachedDataset(Dataset[Any]):
         self._data = data
         self._attributes: dict[str, Any] | None = None
         self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
+        self._find_leaves()
+
+    def with_tails(self, tails: Sequence[Tail]) -> CachedDataset:
+        """Put ``tails`` in place of those that it was opened with, and return it.
+
+        Raises:
+            CacheError: the samples have no leaf where one is to be called.
+        """
+        self.tails = [(tuple(keys), call) for keys, call in tails]
+        self._find_leaves()
+        return self
+
+    def _find_leaves(self) -> None:
+        """Note the column of the leaf that each tail is called on."""
+        rows = self.index.rows
         paths = [] if self.index.structure is None else leaf_paths(self.index.structure)
         self._calls: list[tuple[int, Callable[[Any], Any]]] = []
         for keys, call in self.tails:
