@@ -19,7 +19,7 @@ from dataloaders.machine import waiting
 from .collate import Assembly
 from .courier import Trip
 from .task import Ended, Failed, Item, Made
-from .tasks import Tasks, TasksBeside
+from .tasks import Tasks
 
 __all__ = ["DaliEpoch"]
 
@@ -77,20 +77,16 @@ class DaliEpoch:
                 "this iterator was made before a fork, and its threads are in the parent process; "
                 "make one here: iter(loader)"
             )
-        beside = self._tasks if isinstance(self._tasks, TasksBeside) else None
         due, self._due = self._due, 1
-        if beside is None:
-            self._tasks.draw(due)
+        self._tasks.draw(due)
         item: Item = waiting.get(trip.ready)
         try:
-            if beside is not None and not isinstance(item, Ended):
-                # As torch: after the batch has come. An error of the sampler takes its place.
-                beside.draw(1)
+            if not isinstance(item, Ended):
+                self._tasks.received()
             return self._batch(item)
         finally:
-            if beside is not None:
-                beside.permit()
-            del item, trip, beside  # a traceback must not keep any of them alive
+            self._tasks.permit()
+            del item, trip  # a traceback must not keep any of them alive
 
     def __len__(self) -> int:
         if self._length is None:

@@ -207,11 +207,19 @@ class Tasks(ABC):
 
     @abstractmethod
     def draw(self, batches: int) -> None:
-        """Draw from the sampler for this many more batches; on the loop's thread.
+        """Draw from the sampler for this many more batches; on the loop's thread."""
+
+    def received(self) -> None:
+        """Note that a batch has come, which is not handed over yet; on the loop's thread.
 
         Raises:
-            Exception: the sampler's, to be raised in place of the batch of this hand-over.
+            Exception: the sampler's, to be raised in place of this batch.
         """
+        return
+
+    def permit(self) -> None:
+        """Allow one more batch to be taken, because one was handed over."""
+        return
 
     @abstractmethod
     def stop(self) -> None:
@@ -254,7 +262,7 @@ class TasksBeside(Tasks):
     """Tasks of batches that torch's workers send, taken by a background thread."""
 
     def __init__(self, ahead: Ahead, writer: Writer, inbox: SimpleQueue[Any], depth: int) -> None:
-        self.due = 0  # torch's iterator has sent the first tasks
+        self.due = 0
         self._ahead: Ahead | None = ahead
         self._permits: SimpleQueue[bool] = SimpleQueue()
         for _ in range(depth):
@@ -269,12 +277,15 @@ class TasksBeside(Tasks):
         self._thread.start()
 
     def draw(self, batches: int) -> None:
-        """See `Tasks`."""
-        if self._ahead is not None and batches:
-            self._ahead.supply(batches)
+        """See `Tasks`; draws nothing, since torch's iterator has sent the first tasks."""
+
+    def received(self) -> None:
+        """See `Tasks`; as torch, which draws for a further task when a batch has come."""
+        if self._ahead is not None:
+            self._ahead.supply(1)
 
     def permit(self) -> None:
-        """Allow one more batch to be taken, because one was handed over."""
+        """See `Tasks`."""
         self._permits.put(True)
 
     def stop(self) -> None:
