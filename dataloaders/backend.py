@@ -13,16 +13,17 @@ backend may wrap another one, as in ``Prefetch(inner=Stock())``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import torch
 import torch.utils.data
 
 from dataloaders.batches.tree import Batch
 from dataloaders.plan import Plan
 
-__all__ = ["Ahead", "Backend", "Cancelled", "Session", "Specification", "Tunable"]
+__all__ = ["Ahead", "Backend", "Cancelled", "Remainder", "Session", "Specification", "Tunable"]
 
 Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
 """Any torch DataLoader, read as a description of what to load."""
@@ -90,6 +91,51 @@ class Ahead(ABC):
 
         Any thread may call this.
         """
+
+
+class Remainder(ABC):
+    """The part of a loader's work that is left to be done once its batches were taken.
+
+    Prefetch has the inner backend make batches without it, and does it ahead of use. One object
+    serves one loader.
+    """
+
+    @abstractmethod
+    def changes(self, loader: Specification) -> dict[str, Any] | None:
+        """Return the attributes of ``loader`` that leave this part out, for the next epoch.
+
+        None if this object no longer fits what the loader is now.
+        """
+
+    @abstractmethod
+    def prepare(self, device: torch.device) -> None:
+        """Do what should not wait for the first batch; may wait for the device."""
+
+    @abstractmethod
+    def apply(
+        self,
+        batch: Batch,
+        *,
+        move: Callable[[Batch], Batch],
+        empty_like: Callable[..., torch.Tensor],
+    ) -> Batch:
+        """Return the whole batch on the device; on the prefetch thread, on its current stream.
+
+        Runs none of the user's code.
+
+        Args:
+            batch: what the loader made with `changes`.
+            move: copies the host tensors of a batch to the device, if there is one.
+            empty_like: makes tensors of the shape of a given one, called with ``dtype=``.
+        """
+
+    def received(self, batch: Batch) -> Batch:
+        """Return what the loop gets in place of ``batch``; on the loop's thread."""
+        return batch
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return one sentence for the plan."""
 
 
 class Session(ABC):

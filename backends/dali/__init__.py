@@ -1,19 +1,14 @@
-"""Decode and augment with NVIDIA DALI; the dataset and its transforms stay as they are.
+"""The dataset's own code draws, on stand-ins for its images; their pixels are made in bulk.
 
-sampler ──> bytes ──> DALI: decode, crop, flip ──> behind: the rest ──> tail ──> collate
-torch's     threads   GPU, or its CPU operators    exact, by batch      exact     torch's
+    torch's workers   dataset[i] and collate_fn on stand-ins ──> files, recorded calls, the rest
+    prefetch thread   files ──nvImageCodec, or DALI on a GPU──> pixels ──the calls──> the batch
 
-job.py       what is made, decided at each iter()     describe.py   the same, as a plan
-snapshot.py  the parts of a dataset that may change
-numbers.py   threads and batches in flight
-plan.py      the chain divided: graph, rest, tail     nodes.py      what DALI does, and how exactly
-sorts.py     what an image is along the chain         (colour_nodes.py, turn_nodes.py: more of it)
-sources/     the images of a dataset, by index        header, odd   files that Pillow decodes
-graph.py     DALI's pipeline                          behind.py     what is done after it
-line.py      both, on a thread: courier.py            task.py       a batch in flight
-memory.py    what batches take on a device
-session.py   what lives across epochs                 epoch.py      what a loop iterates
-collate.py   batches of images, targets and the rest
+Workers and their order are stock's; the thread, streams and endings are prefetch's. What is
+recorded, and how it is replayed, is in `dataloaders.recording` and `dataloaders.replaying`.
+
+replay.py   what the prefetch thread does      decode.py    windows of files, by nvImageCodec
+explain.py  one sample's record, as a plan     gpu_graph.py decode, crop, resize, flip on a GPU
+numbers.py  threads and batches in flight      proof.py     recorded samples equal the dataset's own
 """
 
 from __future__ import annotations
@@ -22,45 +17,52 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
+
+from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification, Tunable
-from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
+from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.plan import Plan
 
 from .needed import check_dali
 
 check_dali()
 
-from .describe import described  # noqa: E402 - whoever lacks DALI is told so first
-from .job import Job, job_of  # noqa: E402
-from .nodes import FAST  # noqa: E402
-from .numbers import candidates  # noqa: E402
-from .session import DaliSession  # noqa: E402
-from .sources.opaque import Opaque  # noqa: E402
+from .explain import explained, obstacle_of  # noqa: E402 - whoever lacks DALI is told so first
+from .numbers import candidates, numbers_of  # noqa: E402
+from .replay import Replayed  # noqa: E402
 
 __all__ = ["Dali"]
+
+FAST = ("resize",)
+_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
 
 
 @dataclass(frozen=True)
 class Dali(Backend):
-    """Batches of torchvision datasets, decoded and augmented by DALI.
+    """Batches of any dataset, with the images decoded and transformed in bulk.
 
-    The samples and their order equal torch's, and with ``seed=`` the crops equal stock's. On the
-    CPU the pixels equal torchvision's to the bit, except after bilinear resizing, which rounds
-    differently (1 level of 256, rarely 2); with ``fast=()`` also then. On a CUDA device each
-    operator has a known difference (see `explain`). What DALI does differently from torchvision is
-    done after it, exactly. A chain or a dataset that is not supported is refused with the reason.
+    The dataset's own code and transforms run in torch's workers on stand-ins: images that know
+    their size, and record what is done to them. So samples, order and random numbers are torch's
+    by construction, with ``seed=`` and without it. On the CPU the pixels equal stock's to the bit
+    with ``fast=()``; by default bilinear resizing is torch's, at most 2 levels of 256 off. On a
+    CUDA device DALI decodes, crops, resizes and flips, and docs/transforms.md gives the largest
+    difference of each call. Code that looks at pixels gets them, in the worker, as under stock.
 
     Batches are delivered on the loader's ``device``, else on the current CUDA device if there is
-    one, else on the CPU. Threads of this process make them ahead of the loop: ``num_workers`` is
-    not used. A batch may be kept for ever.
+    one, else on the CPU. A batch may be kept for ever.
 
     Attributes:
-        threads: DALI's own threads, and as many for the work after it on the CPU; "auto": what
-            `dataloaders.tune` learned for this dataset on this machine, else the cores that this
-            process may use, at most 32.
-        depth: batches between the sampler and the loop; "auto": what was learned, else 3.
-        fast: names of operators that may differ from torchvision's because they are faster: see
-            `backends.dali.nodes.FAST`. (): none.
+        threads: those that decode and replay in this process; "auto": what `dataloaders.tune`
+            learned for this dataset on this machine, else the cores that this process may use, at
+            most 32 (8 with a CUDA device).
+        depth: batches made ahead of the loop; "auto": what was learned, else 3 (4 on a device).
+        fast: calls that may differ by rounding because they are faster; ``("resize",)`` or ``()``.
+        dtype: a float dtype for images that end as floats, such as ``torch.bfloat16``; each value
+            is rounded to it once. None: the dataset's own.
+        memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for those images.
+        hw_decoder_load: the share of JPEG files that the decoding engine of a GPU takes, if it has
+            one. Between 0 and 1 a file's pixels depend on its place in the batch.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -68,7 +70,10 @@ class Dali(Backend):
 
     threads: int | Literal["auto"] = "auto"
     depth: int | Literal["auto"] = "auto"
-    fast: Collection[str] = ("resize",)
+    fast: Collection[str] = FAST
+    dtype: torch.dtype | None = None
+    memory_format: torch.memory_format = torch.preserve_format
+    hw_decoder_load: float = 1.0
 
     name: ClassVar[str] = "dali"
     delivers: ClassVar[Literal["host", "device"]] = "device"
@@ -83,45 +88,49 @@ class Dali(Backend):
                     f"Dali({option}={value!r}): must be an int of at least 1, or 'auto'"
                 )
         if isinstance(self.fast, str) or not set(self.fast) <= set(FAST):
+            raise OptionError(f"Dali(fast={self.fast!r}): must be ('resize',) or ()")
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise OptionError(
-                f"Dali(fast={self.fast!r}): must be names out of {', '.join(map(repr, FAST))}, as "
-                f"in fast=({next(iter(FAST))!r},)"
+                f"Dali(dtype={self.dtype!r}): must be a float dtype such as torch.bfloat16"
+            )
+        if self.memory_format not in _FORMATS:
+            known = ", ".join(map(str, _FORMATS))
+            raise OptionError(f"Dali(memory_format={self.memory_format!r}): must be one of {known}")
+        if not 0 <= self.hw_decoder_load <= 1:
+            raise OptionError(
+                f"Dali(hw_decoder_load={self.hw_decoder_load!r}): must be between 0 and 1"
             )
         object.__setattr__(self, "fast", tuple(self.fast))  # must be comparable and hashable
 
     def explain(self, loader: Specification) -> Plan:
-        """Return each transform and where it runs, or what stands in the way.
+        """Return what is recorded of one sample and where each call runs, or the obstacle.
 
-        Reads up to four samples of a dataset on the first call.
+        Reads one sample, in a process of its own.
         """
         try:
-            job = self.job(loader)
-            if isinstance(job, str):
-                return Plan(self.name, obstacle=job)
-            return described(self.name, job, loader)
-        except DataLoadersError as error:
-            return Plan(self.name, obstacle=str(error))
+            return explained(self, loader, numbers_of(self, loader))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
+    def takes_ahead(self, loader: Specification) -> bool:
+        """Whether torch's workers run the dataset's code."""
+        return loader.num_workers > 0
+
     def tunable(self, loader: Specification) -> Tunable | None:
-        """Return ``threads`` and ``depth``; and workers, if they run the dataset's own code."""
-        try:
-            job = self.job(loader)
-        except Exception:  # iter() will raise it
+        """Return ``threads`` and ``depth``, and torch's workers."""
+        if obstacle_of(loader) is not None:
             return None
-        if isinstance(job, str):
-            return None
-        now = replace(self, threads=job.threads, depth=job.depth)
-        return Tunable(now, candidates(job.numbers), isinstance(job.source, Opaque))
+        numbers = numbers_of(self, loader)
+        now = replace(self, threads=numbers.threads, depth=numbers.depth)
+        return Tunable(now, candidates(numbers), workers=True)
 
     def open(self, loader: Specification) -> Session:
-        """Open a session; its first epoch makes the graph and the threads."""
-        plan = self.explain(loader)
-        if plan.obstacle is not None:
-            raise BackendUnavailable(str(plan))
-        return DaliSession(self, loader)
-
-    def job(self, loader: Specification) -> Job | str:
-        """Return what is to be made of ``loader``, or what stands in the way."""
-        return job_of(self, loader)
+        """Return a session whose threads are made at the first epoch."""
+        obstacle = obstacle_of(loader)
+        if obstacle is not None:
+            raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
+        numbers = numbers_of(self, loader)
+        prefetch: type[Backend] = registry.load("prefetch")
+        replayed = Replayed(self, loader, numbers)
+        stock = registry.load("stock")(gather=False)  # type: ignore[call-arg]
+        return prefetch(inner=stock, ahead=numbers.depth, tail=replayed).open(loader)  # type: ignore[call-arg]

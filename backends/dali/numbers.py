@@ -1,8 +1,8 @@
 """Choose how many threads, and how many batches in flight: given, learned, or by a rule.
 
-Dali(threads=, depth=) ── a number ─────────────────────────────> Numbers
-                       ── "auto" ── what tune() learned ────────>
-                                 └─ nothing: cores, 3 ──────────>
+Dali(threads=, depth=) ── a number ──────────────────────────────────────> Numbers
+                       ── "auto" ── what tune() learned ─────────────────>
+                                 └─ nothing: cores, 3 (a device: 8, 4) ──>
 Numbers ──candidates──> what tune() may try beside them
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dataloaders.backend import Specification
 from dataloaders.machine.resources import usable_cores
+from dataloaders.specification import device_of
 from dataloaders.tuning import learned
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Numbers", "candidates", "numbers_of"]
 
 _MOST_THREADS = 32
-_DEPTH = 3
+_MOST_BESIDE_A_GPU = 8
+"""Each thread of DALI's decoder holds 32 MiB of pinned and device memory for a graph."""
 _DEPTHS = (1, 2, 3, 4, 6, 8)
 # Powers of two and the values half-way between them.
 _THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -41,7 +43,9 @@ class Numbers(NamedTuple):
 
 def numbers_of(options: Dali, loader: Specification) -> Numbers:
     """Return the numbers for ``loader``."""
-    threads = min(usable_cores(), _MOST_THREADS)
+    on_gpu = device_of(getattr(loader, "device", None)).type == "cuda"
+    threads = min(usable_cores(), _MOST_BESIDE_A_GPU if on_gpu else _MOST_THREADS)
+    depth = 4 if on_gpu else 3
     if options.threads != "auto" and options.depth != "auto":
         return Numbers(options.threads, options.depth, "user")
     key = learned.key_of(
@@ -51,7 +55,7 @@ def numbers_of(options: Dali, loader: Specification) -> Numbers:
     known = {} if found is None or found.options is None else found.options
     return Numbers(
         (known.get("threads") or threads) if options.threads == "auto" else options.threads,
-        (known.get("depth") or _DEPTH) if options.depth == "auto" else options.depth,
+        (known.get("depth") or depth) if options.depth == "auto" else options.depth,
         "tune" if known else "rule",
     )
 

@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Session, Specification
+from dataloaders.backend import Backend, Remainder, Session, Specification
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
 from dataloaders.transforms import NoTail
 
 from .device import Device, has_streams
 from .session import PrefetchSession, device_of
-from .tails import tail_of
+from .remainders import remainder_of
 from .transfer import StreamTransfer, Transfer
 
 __all__ = ["Prefetch"]
@@ -74,7 +74,7 @@ class Prefetch(Backend):
     device: torch.device | str | int | None = None
     reuse: bool = False
     pin_memory: bool = True
-    tail: bool | None = None
+    tail: bool | Remainder | None = None
     dtype: torch.dtype | None = None
     memory_format: torch.memory_format = torch.preserve_format
 
@@ -134,7 +134,7 @@ class Prefetch(Backend):
             inner = self._inner()
             plan = inner.explain(loader)
             device = device_of(self, loader)
-            tail = None if plan.obstacle is not None else tail_of(self, loader, device)
+            tail = None if plan.obstacle is not None else remainder_of(self, loader, device)
         except DataLoadersError as error:
             return Plan(self.name, obstacle=str(error))
         except Exception as error:  # explaining must not fail, whatever the loader holds

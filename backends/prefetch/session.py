@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dataloaders import specification
-from dataloaders.backend import Backend, Session, Specification
+from dataloaders.backend import Backend, Remainder, Session, Specification
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import BackendWarning
-from dataloaders.transforms import Tail
 
 from .device import has_streams
 from .epoch import PrefetchedEpoch, SynchronousEpoch
-from .tails import tail_of
+from .remainders import remainder_of
 from .thread import Epoch, PrefetchThread
 from .transfer import Transfer
 
@@ -40,8 +39,8 @@ class PrefetchSession(Session):
     def __init__(self, options: Prefetch, inner: Backend, loader: Specification) -> None:
         self._options = options
         self._loader = weakref.ref(loader)
-        self._tail: Tail | None = None
-        self._tail_changes: dict[str, Any] = {}
+        self._remainder: Remainder | None = None
+        self._remainder_changes: dict[str, Any] = {}
         self._specification = _same_class(loader)
         self._backend = inner
         self._refresh(loader, device_of(options, loader))
@@ -62,10 +61,10 @@ class PrefetchSession(Session):
         batches: PrefetchedEpoch | SynchronousEpoch
         if source is None:
             pipeline.wait()
-            pipeline.transfer.start(self._tail)
+            pipeline.transfer.start(self._remainder)
             batches = SynchronousEpoch(self._inner.epoch(), pipeline.transfer, self._inner)
         else:
-            epoch = Epoch(source, pipeline.transfer, self._tail)
+            epoch = Epoch(source, pipeline.transfer, self._remainder)
             batches = PrefetchedEpoch(source, epoch, pipeline.transfer, self._inner, loader.timeout)
             pipeline.run(epoch)
         self._show_workers(loader)
@@ -90,14 +89,14 @@ class PrefetchSession(Session):
         """Have the inner backend see the loader as it is now, with what changes for us."""
         # Persistent workers keep the dataset that they were started with.
         if not (loader.persistent_workers and vars(loader).get("_iterator") is not None):
-            found = tail_of(self._options, loader, device)
-            before = self._tail
-            self._tail, self._tail_changes = found if isinstance(found, tuple) else (None, {})
-            if self._tail is not None and self._tail is not before:
-                self._tail.prepare(device or torch.device("cpu"))
+            found = remainder_of(self._options, loader, device)
+            before = self._remainder
+            self._remainder, self._remainder_changes = found if isinstance(found, tuple) else (None, {})
+            if self._remainder is not None and self._remainder is not before:
+                self._remainder.prepare(device or torch.device("cpu"))
         state = specification.state_of(loader)
         changes = self._options.changes(loader, device, self._backend)
-        self._specification.__dict__.update(state, **changes, **self._tail_changes)
+        self._specification.__dict__.update(state, **changes, **self._remainder_changes)
 
     def _free_pipeline(self, device: torch.device | None, loader: Specification) -> _Pipeline:
         """Return the kept pipeline, if no other iterator uses it; else one for this epoch alone."""

@@ -17,9 +17,8 @@ from typing import TypeAlias
 
 import torch
 
-from dataloaders.backend import Ahead, Cancelled
+from dataloaders.backend import Ahead, Cancelled, Remainder
 from dataloaders.errors import add_note
-from dataloaders.transforms import Tail
 
 from .profiling import stage
 from .transfer import Sent, Transfer
@@ -53,13 +52,13 @@ class Epoch:
         taking_since: since when the thread waits for the source, by `time.monotonic`, or None.
     """
 
-    def __init__(self, source: Ahead, transfer: Transfer, tail: Tail | None) -> None:
+    def __init__(self, source: Ahead, transfer: Transfer, remainder: Remainder | None) -> None:
         self.ready: SimpleQueue[Item] = SimpleQueue()
         self.done = threading.Event()
         self.taking_since: float | None = None
         self._source: Ahead | None = source
         self._transfer = transfer
-        self._tail = tail
+        self._remainder = remainder
         self._stopped = False
         self._taken = 0
         self._pid = os.getpid()
@@ -95,7 +94,7 @@ class Epoch:
         try:
             if failure is not None:
                 raise failure
-            self._transfer.start(self._tail)
+            self._transfer.start(self._remainder)
             while source is not None:
                 self._free_slots.get()
                 if self._stopped:

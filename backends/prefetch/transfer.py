@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from dataloaders.backend import Remainder
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch, describe, leaves, map_children, nbytes, to_device
 from dataloaders.errors import CapacityWarning
-from dataloaders.transforms import Tail
 
 from .device import Device, Event, Stream
 from .profiling import stage
@@ -65,29 +65,31 @@ class Transfer:
     def __init__(self, device: torch.device | None, slots: int) -> None:
         self.slots = slots
         self._to = device
-        self._tail: Tail | None = None
+        self._remainder: Remainder | None = None
         self._pool = HostPool()
 
     def enter_thread(self) -> None:
         """Prepare the prefetch thread, which calls this once before it sends."""
 
-    def start(self, tail: Tail | None = None) -> None:
+    def start(self, remainder: Remainder | None = None) -> None:
         """Begin an epoch on the thread that sends; drop what was sent and never received.
 
-        ``tail`` is the part of the dataset's transforms that is left to be applied to batches.
+        ``remainder`` is what is left to be done with each batch.
         """
-        self._tail = tail
+        self._remainder = remainder
 
     def send(self, batch: Batch) -> Sent:
-        """Begin to move ``batch``, on one thread at a time: apply the tail."""
-        if self._tail is not None:
-            with stage("normalise"):
-                batch = self._tail.apply(batch, empty_like=self._pool.empty_like)
+        """Begin to move ``batch``, on one thread at a time: do what is left to be done with it."""
+        if self._remainder is not None:
+            with stage("remainder"):
+                batch = self._remainder.apply(batch, move=_same, empty_like=self._pool.empty_like)
         return Sent(batch)
 
     def receive(self, sent: Sent) -> Batch:
         """Return the batch, ready for what the calling thread's current stream does next."""
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
+        if self._remainder is not None:
+            batch = self._remainder.received(batch)
         return batch if self._to is None else to_device(batch, self._to)
 
 
@@ -120,9 +122,9 @@ class StreamTransfer(Transfer):
         self._received: deque[Sent] = deque()
         self._recent_streams: deque[Stream] = deque(maxlen=1 + self._valid)
 
-    def start(self, tail: Tail | None = None) -> None:
+    def start(self, remainder: Remainder | None = None) -> None:
         """Drop what was never received; its buffers are free, since all copies share a stream."""
-        self._tail = tail
+        self._remainder = remainder
         for sent in self._outstanding:
             if not sent.received and sent.buffers is not None:
                 self._free_buffers.append(sent.buffers)
@@ -174,6 +176,9 @@ class StreamTransfer(Transfer):
         for leaf in leaves(batch):
             if self._is_ours(leaf):
                 self._device.used_on(leaf, stream)
+        if self._remainder is not None:
+            whole = self._remainder.received(batch)
+            batch = batch if whole is batch else to_device(whole, self._device.device)
         # Tensors that the dataset itself put on a device: in the order of the consumer's stream.
         return self._moved_rest(batch)
 
@@ -188,8 +193,9 @@ class StreamTransfer(Transfer):
                 self._free_buffers.append(oldest.buffers)
 
     def _copied(self, batch: Batch, buffers: StaticBuffers | None) -> Sent:
-        # What the tail makes goes into the static buffers, not what it is made from.
-        place = self._copied_leaf if buffers is None or self._tail is not None else buffers.copy
+        # What the remainder makes goes into the static buffers, not what it is made from.
+        rest = self._remainder
+        place = self._copied_leaf if buffers is None or rest is not None else buffers.copy
         if buffers is not None:
             buffers.begin()
 
@@ -202,10 +208,11 @@ class StreamTransfer(Transfer):
                 return self._copied_custom(child)
             return map_children(child, copied)
 
-        moved = copied(batch)
-        if self._tail is not None:
-            with stage("normalise"):
-                moved = self._tail.apply(moved)
+        if rest is None:
+            moved = copied(batch)
+        else:
+            with stage("remainder"):
+                moved = rest.apply(batch, move=copied, empty_like=torch.empty_like)
             if buffers is not None:
                 moved = buffers.copy_all(moved)
         return Sent(moved, self._device.record(self._stream), buffers)
@@ -255,6 +262,10 @@ class StreamTransfer(Transfer):
             f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self._ahead}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
+
+
+def _same(batch: Batch) -> Batch:
+    return batch
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:

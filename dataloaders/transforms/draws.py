@@ -3,14 +3,12 @@
     words (n x 4, of `philox.words`) ──> n Mersenne twisters ──> rand, uniform, randint, ...
                                              n values a call, for those samples that draw
 
-`seeding.seed_generators` seeds torch's and Python's generators around each sample from the same
-words. What torchvision then draws, number by number, is drawn here for all samples of a batch:
-the same values to the bit, in about 2 microseconds a sample and a few a call.
+`seeding.seed_generators` seeds torch's generator around each sample from the same words. What
+torchvision's crops and flips then draw, number by number, is drawn here for all samples of a
+batch: the same values to the bit, in about 2 microseconds a sample and a few a call.
 
 torch's generator is MT19937 with Knuth's initialisation by one word, as NumPy's legacy seeding is
 (Matsumoto and Nishimura, 1998); how words become numbers is ATen's ``TransformationHelper.h``.
-What ATen makes of many words in ways that differ between machines, `normal` and `choose` leave to
-torch itself, at the place where the stream is.
 """
 
 from __future__ import annotations
@@ -34,13 +32,6 @@ Where: TypeAlias = "npt.NDArray[np.bool_] | None"
 """For each sample whether it draws, or takes part; None: all do."""
 
 _WINDOW = 64
-# ATen fills 16 normal values at a time; fewer than that it draws two by two, and keeps the second
-# of a last pair for the next call.
-_AT_ONCE = 16
-_WORDS_OF_A_PAIR = 4
-# So many bits in a row are found at one place of a stream only: 24 of each word.
-_TELLING = 5
-_FARTHEST = 2**16
 
 
 class Draws:
@@ -64,9 +55,6 @@ class Draws:
         self._apart = np.zeros(len(self._words), np.int64)
         self._together: int | None = 0
         self._furthest = 0
-        self._pythons: dict[int, random.Random] = {}
-        self._kept: dict[int, tuple[tuple[tuple[int, int], ...], int]] = {}
-        self._generators: dict[int, tuple[torch.Generator, int]] = {}
 
     def __len__(self) -> int:
         return len(self._words)
@@ -118,10 +106,6 @@ class Draws:
         drawn: npt.NDArray[np.bool_] = self.rand(where) < np.float32(probability)
         return drawn if where is None else drawn & where
 
-    def uniform(self, low: Any, high: Any, where: Where = None) -> npt.NDArray[np.float32]:
-        """float32 [n]: ``torch.empty(1).uniform_(low, high)``; the bounds: numbers or [n]."""
-        return between(self.words(where), low, high)
-
     def randint(self, low: Any, high: Any, where: Where = None) -> npt.NDArray[np.int64]:
         """int64 [n] from ``low`` to ``high - 1``: ``torch.randint(low, high, (1,))``.
 
@@ -130,103 +114,6 @@ class Draws:
         low64 = np.asarray(low, np.int64)
         width = np.maximum(np.asarray(high, np.int64) - low64, 1)
         return np.asarray(self.words(where).astype(np.int64) % width + low64)
-
-    def randperm(self, size: int, where: Where = None) -> npt.NDArray[np.int64]:
-        """int64 [n, size]: ``torch.randperm(size)``."""
-        found = np.tile(np.arange(size), (len(self), 1))
-        for place in range(size - 1):
-            other = place + self.words(where).astype(np.int64) % (size - place)
-            here, there = found[:, place].copy(), found[self._rows, other]
-            found[:, place], found[self._rows, other] = there, here
-        return found
-
-    def choose(self, weights: Sequence[float], where: Where = None) -> npt.NDArray[np.int64]:
-        """int64 [n]: ``torch.multinomial(torch.tensor(weights), 1)``; 0 without a draw."""
-        chances = torch.tensor(weights)
-        found = np.zeros(len(self), np.int64)
-        generator, position = torch.Generator(), self.position
-        for sample in _those(where, len(self)):
-            _place(generator, int(self._words[sample, 0]), int(position[sample]))
-            found[sample] = int(torch.multinomial(chances, 1, generator=generator))
-        self.skip(_words_of_a_choice(len(weights)), where)
-        return found
-
-    def normal(self, shapes: npt.NDArray[np.int64], where: Where = None) -> npt.NDArray[np.object_]:
-        """`Normal` [n]: ``torch.empty(shape).normal_()``, to be made later; None without a draw.
-
-        Args:
-            shapes: int64 [n, dimensions].
-        """
-        found = np.full(len(self), None, object)
-        counts, position = shapes.prod(axis=1), self.position
-        taken = np.zeros(len(self), np.int64)
-        for sample in _those(where, len(self)):
-            place, count = int(position[sample]), int(counts[sample])
-            if sample in self._generators and count < _AT_ONCE:
-                found[sample] = self._normal_now(sample, shapes[sample])
-                continue
-            before, end = self._kept.get(sample, ((), 0))
-            steps = (*before, (place - end, count))
-            found[sample] = Normal(
-                int(self._words[sample, 0]), steps, tuple(map(int, shapes[sample]))
-            )
-            if count >= _AT_ONCE:
-                taken[sample] = count + (_AT_ONCE if count % _AT_ONCE else 0)
-            elif count:
-                fresh = count - bool(before)
-                taken[sample] = (fresh + 1) // 2 * _WORDS_OF_A_PAIR
-                self._kept.pop(sample, None)
-                if fresh % 2:
-                    self._kept[sample] = (steps, place + int(taken[sample]))
-        self.skip(taken, where)
-        return found
-
-    def _normal_now(self, sample: int, shape: npt.NDArray[np.int64]) -> Normal:
-        """By the generator that may have kept half a pair for it."""
-        sides = tuple(map(int, shape))
-        with self.generator(sample) as generator:
-            made = torch.empty(sides).normal_(generator=generator)
-        return Normal(0, (), sides, made)
-
-    def field(self, shapes: npt.NDArray[np.int64], where: Where = None) -> npt.NDArray[np.object_]:
-        """`Uniform` [n]: ``torch.rand(shape)``, to be made later; None without a draw.
-
-        Args:
-            shapes: int64 [n, dimensions].
-        """
-        found = np.full(len(self), None, object)
-        position = self.position
-        for sample in _those(where, len(self)):
-            shape = tuple(map(int, shapes[sample]))
-            found[sample] = Uniform(int(self._words[sample, 0]), int(position[sample]), shape)
-        self.skip(shapes.prod(axis=1), where)
-        return found
-
-    def python(self, sample: int) -> random.Random:
-        """What stands for the module ``random`` around this sample; it goes on where it was."""
-        if sample not in self._pythons:
-            low, high = (int(word) for word in self._words[sample, 2:])
-            self._pythons[sample] = random.Random(low | high << 32)
-        return self._pythons[sample]
-
-    @contextmanager
-    def generator(self, sample: int) -> Iterator[torch.Generator]:
-        """A generator that stands where torch's does for this sample; its stream goes on after it.
-
-        For a few numbers that no other method draws, such as those of Dirichlet's distribution.
-        """
-        seed, position = int(self._words[sample, 0]), int(self.position[sample])
-        generator, before = self._generators.get(sample, (None, 0))
-        if generator is None:
-            steps, before = self._kept.pop(sample, ((), 0))
-            generator = torch.Generator().manual_seed(seed)
-            _repeat(generator, steps)
-        _pass_over(generator, position - before)
-        yield generator
-        taken = _taken(generator, seed, position)
-        self.skip(taken, self._rows == sample)
-        # Kept, for it may have kept the second of a pair of normal values, as torch's does.
-        self._generators[sample] = generator, position + taken
 
     @property
     def _column(self) -> npt.NDArray[np.int64]:

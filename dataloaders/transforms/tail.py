@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
+from dataloaders.backend import Remainder
 from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.observing import Unobserved, held, observe
@@ -89,7 +90,7 @@ def device_tail(
         return NoTail(f"the transforms of {name} could not be read: {_told(error)}")
 
 
-class Tail:
+class Tail(Remainder):
     """What a device does of a dataset's transforms; made by `device_tail`.
 
     Attributes:
@@ -150,6 +151,7 @@ class Tail:
         self,
         batch: Batch,
         *,
+        move: Callable[[Batch], Batch] = lambda batch: batch,
         empty_like: Callable[..., torch.Tensor] = torch.empty_like,
         fill: Fill | None = None,
     ) -> Batch:
@@ -161,6 +163,7 @@ class Tail:
 
         Args:
             batch: what the loader gave with `changes`.
+            move: copies it to the device first.
             empty_like: makes the float tensors, called with a uint8 tensor and ``dtype=``.
             fill: asked first to fill them, where a tensor of ``batch`` only stands for images.
 
@@ -178,7 +181,7 @@ class Tail:
             images += 1
             return self._converted(leaf, empty_like, fill)
 
-        converted = map_tensors(batch, convert)
+        converted = map_tensors(move(batch), convert)
         if not images or (self._proof.leaves or count + 1) != count + 1:
             raise BackendUnavailable(
                 f"a batch holds {images} uint8 images among {count + 1} tensors, which is not what "

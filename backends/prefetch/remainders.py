@@ -1,6 +1,7 @@
-"""Which part of the dataset's transforms runs on the device, for one loader.
+"""Which part of a loader's work is left for the prefetch thread.
 
-wanted? ──> proved once on samples of this loader ──> the dataset without it, and what to apply
+given ────────────────────────────────────────────────────┐
+tail wanted? ──> proved once on samples of this loader ───┴──> the loader without it, and the rest
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dataloaders.backend import Specification
+from dataloaders.backend import Remainder, Specification
 from dataloaders.transforms import NoTail, Tail, device_tail
 
 if TYPE_CHECKING:
     from . import Prefetch
 
-__all__ = ["tail_of"]
+__all__ = ["remainder_of"]
 
 _KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, Tail | NoTail]] = (
     weakref.WeakKeyDictionary()
@@ -24,14 +25,19 @@ _KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, Tail | NoTail]] = (
 """By loader, what was found; a proof reads samples, so it is made again only after a change."""
 
 
-def tail_of(
+def remainder_of(
     options: Prefetch, loader: Specification, device: torch.device | None
-) -> tuple[Tail, dict[str, Any]] | NoTail | None:
-    """Return the tail and what it changes of the loader for one epoch, or why there is none.
+) -> tuple[Remainder, dict[str, Any]] | NoTail | None:
+    """Return what is left to do and what that changes of the loader for one epoch.
 
-    None where none is wanted: by default on the CPU, where it would only move work from the
+    `NoTail` says why there is no tail.
+
+    None where no tail is wanted: by default on the CPU, where it would only move work from the
     workers to this process. Reads samples when it is asked the first time.
     """
+    if isinstance(options.tail, Remainder):
+        changes = options.tail.changes(loader)
+        return NoTail("the loader has changed") if changes is None else (options.tail, changes)
     on_cpu = device is None or device.type == "cpu"
     if options.tail is False or (options.tail is None and on_cpu and not options.shapes_images):
         return None

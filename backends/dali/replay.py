@@ -1,0 +1,122 @@
+"""What the prefetch thread does with a batch that workers recorded.
+
+    RecordedBatch ──HostReplay or DeviceReplay──> batch
+    a file that cannot be decoded ──> Unfinished ──loop's thread──> the dataset is asked again
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from dataloaders.backend import Remainder, Specification
+from dataloaders.batches.tree import Batch
+from dataloaders.errors import BackendUnavailable, BackendWarning
+from dataloaders.recording import RecordedBatch, ask_again, recording_changes
+from dataloaders.replaying import ReplayError
+from dataloaders.specification import device_of, view_of
+
+from .numbers import Numbers
+from .proof import proved
+
+if TYPE_CHECKING:
+    from . import Dali
+
+__all__ = ["Replayed"]
+
+_MOST_IN_A_ROW = 3
+"""Batches in a row that the dataset makes itself before this counts as an error of the backend."""
+
+
+@dataclass
+class Unfinished:
+    """A batch that could not be replayed: ``recorded``, and why."""
+
+    recorded: RecordedBatch
+    cause: ReplayError
+
+
+class Replayed(Remainder):
+    """Decode and transform the images of recorded batches; one object serves one loader."""
+
+    def __init__(self, options: Dali, loader: Specification, numbers: Numbers) -> None:
+        self._options = options
+        self._numbers = numbers
+        self._replay: Callable[[RecordedBatch], Batch] | None = None
+        self._asked: Specification | None = None  # dataset and collate_fn, to ask again
+        self._pins = False
+        self._in_a_row = 0
+        self._unequal: str | None = None
+        self._compared = False
+
+    def changes(self, loader: Specification) -> dict[str, Any]:
+        """See `Remainder`; nothing is recorded if samples of this dataset came out otherwise."""
+        if not self._compared:
+            self._compared = True
+            self._unequal = proved(loader)
+            if self._unequal is not None:
+                warnings.warn(
+                    f"dali: the dataset's own code makes all pixels: {self._unequal}",
+                    BackendWarning,
+                    stacklevel=6,
+                )
+        self._pins = loader.pin_memory and torch.accelerator.is_available()
+        self._asked = view_of(loader)
+        if self._unequal is not None:
+            return {"pin_memory": False}
+        return {"pin_memory": False, **recording_changes(loader)}
+
+    def prepare(self, device: torch.device) -> None:
+        """See `Remainder`."""
+
+    def apply(
+        self,
+        batch: Batch,
+        *,
+        move: Callable[[Batch], Batch],
+        empty_like: Callable[..., torch.Tensor],
+    ) -> Batch:
+        """See `Remainder`."""
+        if isinstance(batch, RecordedBatch):
+            try:
+                batch = self._replayed(batch)
+            except ReplayError as error:
+                return Unfinished(batch, error)
+        batch = move(batch)
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
+
+    def received(self, batch: Batch) -> Batch:
+        """See `Remainder`.
+
+        Raises:
+            Exception: the dataset's own.
+            BackendUnavailable: several batches in a row could not be replayed, and the dataset
+                could make them.
+        """
+        if not isinstance(batch, Unfinished):
+            self._in_a_row = 0
+            return batch
+        assert self._asked is not None
+        made = ask_again(batch.recorded.again, self._asked)
+        self._in_a_row += 1
+        cause = f"{batch.cause}"[:300]
+        if self._in_a_row >= _MOST_IN_A_ROW:
+            raise BackendUnavailable(
+                f"dali could not make {self._in_a_row} batches in a row, and the dataset itself "
+                f"can ({cause}); use backend='prefetch', and report this error"
+            ) from batch.cause
+        warnings.warn(
+            f"dali could not make a batch ({cause}); the dataset itself made it, on this thread",
+            BackendWarning,
+            stacklevel=4,
+        )
+        return made
+
+    def describe(self) -> str:
+        """See `Remainder`."""
+        return "images are decoded and transformed in bulk"
