@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torchvision.datasets import ImageFolder
 
 from bench.dali import chain, dali_version, folder_of_photos, loader
 from bench.harness import Case, Result, Rows, Scale, device_here, finished, in_folder, version_of
@@ -159,7 +160,9 @@ def run_memory(scale: Scale, folder: Path) -> Result:
     count, side = scale.pick(full=4096, tiny=8), scale.pick(full=224, tiny=16)
     batch = scale.pick(full=256, tiny=4)
     photos = folder_of_photos(folder, count, scale.pick(full=64, tiny=4))
-    ours = loader(photos, chain(side), batch, backend="dali", device=device, drop_last=True)
+    ours = loader(
+        ImageFolder(str(photos), chain(side)), batch, backend="dali", device=device, drop_last=True
+    )
     torch.zeros(1, device=device)
     before, used = _free(device), []
     for _ in range(3):

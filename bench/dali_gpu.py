@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchvision.datasets import ImageFolder
 
 from bench.dali import chain, dali_version, folder_of_photos, loader
 from bench.dali_device import setting_works
@@ -40,11 +41,11 @@ def run(scale: Scale, folder: Path) -> Result:
     batch, cores = scale.pick(full=256, tiny=4), usable_cores()
     photos = folder_of_photos(folder, count, scale.pick(full=100, tiny=4))
     device = device_here()
-    on_device = {"backend": "dali", "device": device}
     workers: Any = {} if scale.tiny else {"num_workers": cores, "persistent_workers": True}
-    ours = loader(photos, chain(side), batch, drop_last=True, **on_device)
-    stock = loader(photos, chain(side), batch, pin_memory=device.type == "cuda", **workers)
-    prefetch = loader(photos, chain(side), batch, backend="prefetch", device=device, **workers)
+    dataset = ImageFolder(str(photos), chain(side))
+    ours = loader(dataset, batch, drop_last=True, backend="dali", device=device, **workers)
+    stock = loader(dataset, batch, pin_memory=device.type == "cuda", **workers)
+    prefetch = loader(dataset, batch, backend="prefetch", device=device, **workers)
     windows = not scale.tiny and setting_works(photos, windows=True)
     own: dict[str, Any] = {"threads": cores, "windows": windows}
     own["device"] = "gpu" if device.type == "cuda" else "cpu"
