@@ -104,7 +104,7 @@ def test_ranks_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert candidates(numbers)["threads"] == (1, 2)
 
 
-def test_a_dataset_with_code_of_its_own_is_tuned_by_its_workers_too(tmp_path: Path) -> None:
+def test_workers_are_tuned_too(tmp_path: Path) -> None:
     class Own(torch.utils.data.Dataset[Any]):
         def __init__(self) -> None:
             self.folder = image_folder(tmp_path)
@@ -124,14 +124,6 @@ def test_a_dataset_with_code_of_its_own_is_tuned_by_its_workers_too(tmp_path: Pa
     tuning = tune(loader, budget_s=1.0, max_workers=0)
     assert tuning.trials[0].why == "one process: what a batch costs"
     assert len(list(tuning.apply(loader))) == len(loader)
-
-
-def test_a_loader_that_dali_cannot_serve_is_tuned_by_torchs_workers() -> None:
-    dataset = [torch.zeros(1)] * 64
-    loader = DataLoader(dataset, 4, backend="dali")  # type: ignore[arg-type]
-    assert not loader.explain().runs
-    tuning = tune(loader, budget_s=0.5, max_workers=0)
-    assert tuning.choice.backend is None
 
 
 SCRIPT = """
