@@ -31,7 +31,7 @@ from torchvision.transforms import v2
 from dataloaders import DataLoader, wrap
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same, run_epochs, seed_everything
-from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder, picture
+from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
