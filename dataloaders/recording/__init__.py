@@ -1,0 +1,14 @@
+"""A sample made of stand-ins: encoded files, calls with their drawn arguments, and the rest.
+
+    dataset[i] ──> Image.open, decode_* ──> stand-in (bytes, size, mode) ──> calls are written down
+    collate_fn ──> a nesting with stand-ins ──> RecordedBatch ──> replaying/
+
+program.py  what is written down, and how it travels
+image.py    stand-ins of Pillow's images
+tensor.py   stand-ins of tensors
+hooks.py    where stand-ins come from, and the functions that are recorded
+ops.py      each recorded step, done for real
+worker.py   a loader whose workers record
+
+Neither Pillow nor torchvision is imported before a worker records.
+"""

@@ -1,0 +1,241 @@
+"""What is written down while a dataset runs on stand-ins, and how a batch of it travels.
+
+    Node        one step: an operation, the steps that it takes, arguments, what comes out
+    Program     steps in an order in which they can run, each once
+    pack()      a collated batch with stand-ins ──> RecordedBatch: one blob of bytes, builtins
+    unpack()    RecordedBatch ──> Program
+
+Steps without inputs are sources, whose first argument is a slot, the number of a byte string:
+
+    open(slot, format)                          an encoded file, as Pillow opens it
+    decode(slot, function, *args)               an encoded file, as ``torch.ops.image`` decodes it
+    array(slot, shape, typestr, mode)           NumPy's pixels, as ``Image.fromarray`` takes them
+    pixels(slot, mode, size)                    an image of Pillow's: ``tobytes()``
+    tensor(slot, shape, dtype)                  a dense tensor
+
+While a sample is recorded, the bytes themselves stand where the slot will. Other operations:
+
+    pil.crop, pil.resize, ...                   methods of Pillow's Image
+    enhance.Color, imageops.equalize, ...       ``ImageEnhance.Color(image).enhance(factor)``, ``ImageOps``
+    fpil.adjust_hue, ...                        torchvision's ``_functional_pil``
+    to_tensor, pil_to_tensor, to_pil_image      torchvision's ``functional``
+    v1t.normalize, ...                          torchvision's ``_functional_tensor``
+    v2.normalize, ...                           torchvision's ``v2.functional``, for the input's flavour
+    torch.stack, tensor.__add__, ...            a function of ``torch``, a method of ``Tensor``
+
+Inputs come first, before the arguments; those of ``torch.`` and ``tensor.`` operations stand among
+the arguments as `Input`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from dataloaders.batches.tree import map_children
+
+__all__ = [
+    "Again",
+    "Image",
+    "Input",
+    "Node",
+    "Program",
+    "RecordedBatch",
+    "Ref",
+    "Tensor",
+    "ordered",
+    "pack",
+    "substituted",
+    "unpack",
+]
+
+
+class Image(NamedTuple):
+    """An image of Pillow's: mode and (width, height)."""
+
+    mode: str
+    size: tuple[int, int]
+
+
+class Tensor(NamedTuple):
+    """A tensor; ``flavour`` is the name of its class in ``torchvision.tv_tensors``, or "Tensor"."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    flavour: str = "Tensor"
+
+
+class Input(NamedTuple):
+    """Stands among arguments for the input with this number."""
+
+    number: int
+
+
+class Ref(NamedTuple):
+    """Stands in a batch for what the step with this number makes."""
+
+    number: int
+
+
+@dataclass(eq=False)
+class Node:
+    """One recorded step; nobody changes it afterwards but for the last two fields.
+
+    Attributes:
+        uses: how many steps take this one.
+        value: what it made, if that was needed while recording.
+    """
+
+    __slots__ = ("args", "inputs", "kwargs", "op", "uses", "value", "what")
+
+    op: str
+    inputs: tuple[Node, ...]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    what: Image | Tensor
+    uses: int
+    value: Any
+
+    def __init__(
+        self,
+        op: str,
+        inputs: tuple[Node, ...],
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...],
+        what: Image | Tensor,
+    ) -> None:
+        self.op, self.inputs, self.args, self.kwargs, self.what = op, inputs, args, kwargs, what
+        self.uses, self.value = 0, None
+        for node in inputs:
+            node.uses += 1
+
+
+class Program(NamedTuple):
+    """Steps in an order in which they can run, and the byte strings of the sources' slots."""
+
+    nodes: list[Node]
+    slots: Sequence[Any]
+
+
+class Again(NamedTuple):
+    """What it takes to ask the dataset for a batch again, for real.
+
+    Attributes:
+        keys: what the loader's sampler yielded; None for an iterable dataset.
+        states: of torch's, NumPy's and ``random``'s generators before the batch.
+    """
+
+    keys: Any
+    states: tuple[Any, Any, Any]
+
+
+_Row: TypeAlias = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[tuple[str, Any], ...], Any]
+
+
+class RecordedBatch(NamedTuple):
+    """A batch as a worker sends it.
+
+    Attributes:
+        files: uint8 [bytes], all byte strings one after the other.
+        offsets: begin and end of each slot.
+        program: for each step the operation, the numbers of its inputs, arguments, what comes out.
+        rest: what the user's collate_fn returned, with a `Ref` for each stand-in.
+    """
+
+    files: torch.Tensor
+    offsets: list[tuple[int, int]]
+    program: list[_Row]
+    rest: Any
+    again: Again | None
+
+
+def ordered(wanted: Iterable[Node], found: dict[Node, int] | None = None) -> dict[Node, int]:
+    """Return ``wanted`` and all that they need, each once with its number, inputs first.
+
+    Args:
+        wanted: steps.
+        found: steps that have numbers already; the new ones are added.
+    """
+    found = {} if found is None else found
+    pending = [(node, False) for node in wanted]
+    while pending:
+        node, ready = pending.pop()
+        if ready:
+            found.setdefault(node, len(found))
+        elif node not in found:
+            pending.append((node, True))
+            pending.extend((each, False) for each in reversed(node.inputs))
+    return found
+
+
+def substituted(value: Any, inputs: Sequence[Any]) -> Any:
+    """Return ``value`` with each `Input` in lists, tuples and dicts replaced by that input."""
+    kind = type(value)
+    if kind is Input:
+        return inputs[value.number]
+    if kind is list or kind is tuple:
+        return kind(substituted(each, inputs) for each in value)
+    if kind is dict:
+        return {name: substituted(each, inputs) for name, each in value.items()}
+    return value
+
+
+def pack(
+    batch: Any,
+    node_of: Callable[[Any], Node | None],
+    again: Again | None = None,
+    empty: Callable[[int], torch.Tensor] = lambda size: torch.empty(size, dtype=torch.uint8),
+) -> Any:
+    """Return ``batch`` as a `RecordedBatch`, or as it is if there is no stand-in in it.
+
+    Args:
+        batch: what the user's collate_fn returned.
+        node_of: returns the step that makes a stand-in, None for anything else.
+        again: see `Again`.
+        empty: returns uint8 memory of so many bytes.
+    """
+    numbers: dict[Node, int] = {}
+
+    def replaced(value: Any) -> Any:
+        node = node_of(value)
+        if node is not None:
+            return Ref(ordered([node], numbers)[node])
+        return value if isinstance(value, torch.Tensor) else map_children(value, replaced)
+
+    rest = replaced(batch)
+    if not numbers:
+        return batch
+    files: dict[int, Any] = {}
+    slots: dict[int, int] = {}
+    rows: list[_Row] = []
+    for node in numbers:
+        args = node.args
+        if not node.inputs:
+            slot = slots.setdefault(id(args[0]), len(slots))
+            files[slot] = args[0]
+            args = (slot, *args[1:])
+        inputs = tuple([numbers[each] for each in node.inputs])
+        rows.append((node.op, inputs, args, node.kwargs, tuple(node.what)))
+    offsets, end = [], 0
+    for data in files.values():
+        offsets.append((end, end + len(data)))
+        end += len(data)
+    blob = empty(end)
+    if end:
+        memory = memoryview(blob.numpy())
+        for (begin, stop), data in zip(offsets, files.values(), strict=True):
+            memory[begin:stop] = data
+    return RecordedBatch(blob, offsets, rows, rest, again)
+
+
+def unpack(batch: RecordedBatch) -> Program:
+    """Return the steps of ``batch``, by number, and its byte strings, which are views of ``files``."""
+    nodes: list[Node] = []
+    for op, inputs, args, kwargs, what in batch.program:
+        made = Image(*what) if isinstance(what[0], str) else Tensor(*what)
+        nodes.append(Node(op, tuple([nodes[each] for each in inputs]), args, kwargs, made))
+    memory = memoryview(batch.files.numpy())
+    return Program(nodes, [memory[begin:end] for begin, end in batch.offsets])
