@@ -8,7 +8,7 @@ recorded, and how it is replayed, is in `dataloaders.recording` and `dataloaders
 
 replay.py   what the prefetch thread does      decode.py    windows of files, by nvImageCodec
 explain.py  one sample's record, as a plan     gpu_graph.py decode, crop, resize, flip on a GPU
-numbers.py  threads and batches in flight      proof.py     recorded samples equal the dataset's own
+numbers.py  threads and batches in flight
 """
 
 from __future__ import annotations
@@ -132,5 +132,5 @@ class Dali(Backend):
         numbers = numbers_of(self, loader)
         prefetch: type[Backend] = registry.load("prefetch")
         replayed = Replayed(self, loader, numbers)
-        stock = registry.load("stock")(gather=False)  # type: ignore[call-arg]
+        stock = registry.load("stock")(gather=False, view=replayed.recorded)  # type: ignore[call-arg]
         return prefetch(inner=stock, ahead=numbers.depth, tail=replayed).open(loader)  # type: ignore[call-arg]

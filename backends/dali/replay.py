@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from dataloaders.backend import Remainder, Specification
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import BackendUnavailable, BackendWarning
-from dataloaders.recording import RecordedBatch, ask_again, recording_changes
+from dataloaders.recording.program import RecordedBatch
+from dataloaders.recording.worker import ask_again, recording_changes
 from dataloaders.replaying import ReplayError
+from dataloaders.replaying.host import HostReplay
 from dataloaders.specification import device_of, view_of
 
 from .numbers import Numbers
-from .proof import proved
+from .explain import unequal
 
 if TYPE_CHECKING:
     from . import Dali
@@ -46,19 +49,20 @@ class Replayed(Remainder):
 
     def __init__(self, options: Dali, loader: Specification, numbers: Numbers) -> None:
         self._options = options
-        self._numbers = numbers
-        self._replay: Callable[[RecordedBatch], Batch] | None = None
-        self._asked: Specification | None = None  # dataset and collate_fn, to ask again
+        self._threads = numbers.threads
+        self._device = device_of(getattr(loader, "device", None))
+        self._replay: Any = None
+        self._asked: Specification | None = None
         self._pins = False
         self._in_a_row = 0
         self._unequal: str | None = None
         self._compared = False
 
     def changes(self, loader: Specification) -> dict[str, Any]:
-        """See `Remainder`; nothing is recorded if samples of this dataset came out otherwise."""
+        """See `Remainder`; what is recorded is `recorded`'s to say."""
         if not self._compared:
             self._compared = True
-            self._unequal = proved(loader)
+            self._unequal = unequal(loader)
             if self._unequal is not None:
                 warnings.warn(
                     f"dali: the dataset's own code makes all pixels: {self._unequal}",
@@ -66,10 +70,15 @@ class Replayed(Remainder):
                     stacklevel=6,
                 )
         self._pins = loader.pin_memory and torch.accelerator.is_available()
+        # As many tasks as torch draws at iter(), where its sampler's errors are raised.
+        return {"pin_memory": False, "prefetch_factor": loader.prefetch_factor}
+
+    def recorded(self, loader: Specification) -> Specification:
+        """Return a view of ``loader``, which may be seeded, whose workers record."""
         self._asked = view_of(loader)
         if self._unequal is not None:
-            return {"pin_memory": False}
-        return {"pin_memory": False, **recording_changes(loader)}
+            return loader
+        return view_of(loader, **recording_changes(loader))
 
     def prepare(self, device: torch.device) -> None:
         """See `Remainder`."""
@@ -120,3 +129,20 @@ class Replayed(Remainder):
     def describe(self) -> str:
         """See `Remainder`."""
         return "images are decoded and transformed in bulk"
+
+    def _replayed(self, batch: RecordedBatch) -> Batch:
+        if self._replay is None:
+            self._replay = self._made()
+            # The threads end with this object, whoever drops it.
+            weakref.finalize(self, self._replay.close)
+        return self._replay.apply(batch)
+
+    def _made(self) -> Any:
+        from .decode import WindowDecoder
+
+        options = self._options
+        exact = "resize" not in options.fast
+        host = HostReplay(
+            WindowDecoder(), self._threads, exact, options.dtype, options.memory_format
+        )
+        return host

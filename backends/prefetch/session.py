@@ -96,7 +96,7 @@ class PrefetchSession(Session):
                 self._remainder.prepare(device or torch.device("cpu"))
         state = specification.state_of(loader)
         changes = self._options.changes(loader, device, self._backend)
-        self._specification.__dict__.update(state, **changes, **self._remainder_changes)
+        self._specification.__dict__.update({**state, **changes, **self._remainder_changes})
 
     def _free_pipeline(self, device: torch.device | None, loader: Specification) -> _Pipeline:
         """Return the kept pipeline, if no other iterator uses it; else one for this epoch alone."""

@@ -90,7 +90,9 @@ class Transfer:
         batch, sent.batch = sent.batch, None  # the thread may still hold what it sent
         if self._remainder is not None:
             batch = self._remainder.received(batch)
-        return batch if self._to is None else to_device(batch, self._to)
+        if self._to is None or (self._to.type == "cpu" and all(map(_is_on_cpu, leaves(batch)))):
+            return batch
+        return to_device(batch, self._to)
 
 
 class StreamTransfer(Transfer):
@@ -262,6 +264,10 @@ class StreamTransfer(Transfer):
             f"({describe(batch)}), with up to {self._alive} alive at once (ahead={self._ahead}): "
             f"lower ahead, as in backend=Prefetch(ahead=1), or the batch size. {error}"
         )
+
+
+def _is_on_cpu(leaf: torch.Tensor) -> bool:
+    return leaf.is_cpu
 
 
 def _same(batch: Batch) -> Batch:

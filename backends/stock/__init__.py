@@ -12,7 +12,7 @@ taken ahead by a thread (prefetch) ────> ahead/         torch's worker i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,11 +54,14 @@ class Stock(Backend):
         ring: whether workers collate large tensors into recycled shared memory instead of a new
             segment for each batch. The batches equal torch's to the bit, except that they do not
             count as shared (``is_shared()``), so this is off by default.
+        view: called with the loader, under ``seed=`` with its seeded view, and returns what is
+            iterated in its place, with the same samplers: ``backend="dali"`` records so.
     """
 
     name: ClassVar[str] = "stock"
     gather: bool = True
     ring: bool = False
+    view: Callable[[Specification], Specification] | None = None
 
     def explain(self, loader: Specification) -> Plan:
         """Return every stage, the process it runs in, and whether batches are gathered."""
@@ -163,7 +166,7 @@ class _StockSession(Session):
         if loader.persistent_workers:
             seeding = None if specification is loader else self._seeding
             guess = NextEpochGuess(loader, seeding, samples=not gathers)
-        view = gathering_view(specification) if gathers else self._with_ring(specification)
+        view = gathering_view(specification) if gathers else self._changed(specification)
         return AheadWorkers(view, dataset_epoch=epoch_of_dataset(loader), guess=guess)
 
     def _view(self, loader: Specification, gathers: bool) -> Specification:
@@ -178,9 +181,11 @@ class _StockSession(Session):
     def _iterator(self, loader: Specification, gathers: bool) -> _BaseDataLoaderIter:
         if gathers:
             return gathering_iterator(loader, self._pool)
-        return plain_iterator(self._with_ring(loader), self._pool)
+        return plain_iterator(self._changed(loader), self._pool)
 
-    def _with_ring(self, loader: Specification) -> Specification:
+    def _changed(self, loader: Specification) -> Specification:
+        if self._backend.view is not None:
+            loader = self._backend.view(loader)
         return ring_view(loader) if self._backend.ring else loader
 
 
