@@ -7,30 +7,29 @@
 
 Steps without inputs are sources, whose first argument is a slot, the number of a byte string:
 
-    open(slot, format)                          an encoded file, as Pillow opens it
+    open(slot, format, (mode, size), ...)       an encoded file, as Pillow opens it; drafts
     decode(slot, function, *args)               an encoded file, as ``torch.ops.image`` decodes it
     array(slot, shape, typestr, mode)           NumPy's pixels, as ``Image.fromarray`` takes them
     pixels(slot, mode, size)                    an image of Pillow's: ``tobytes()``
-    tensor(slot, shape, dtype)                  a dense tensor
+    tensor(slot, shape, dtype, flavour)         a contiguous tensor
 
 While a sample is recorded, the bytes themselves stand where the slot will. Other operations:
 
     pil.crop, pil.resize, ...                   methods of Pillow's Image
-    enhance.Color, imageops.equalize, ...       ``ImageEnhance.Color(image).enhance(factor)``, ``ImageOps``
+    enhance.Color, imageops.equalize, ...       ``ImageEnhance.Color(image).enhance(x)``, ImageOps
     fpil.adjust_hue, ...                        torchvision's ``_functional_pil``
     to_tensor, pil_to_tensor, to_pil_image      torchvision's ``functional``
     v1t.normalize, ...                          torchvision's ``_functional_tensor``
-    v2.normalize, ...                           torchvision's ``v2.functional``, for the input's flavour
+    v2.normalize, ...                           torchvision's ``v2.functional``, by flavour
     torch.stack, tensor.__add__, ...            a function of ``torch``, a method of ``Tensor``
 
-Inputs come first, before the arguments; those of ``torch.`` and ``tensor.`` operations stand among
-the arguments as `Input`.
+The first input comes before the arguments, further ones stand among them as `Input`; of ``torch.``
+and ``tensor.`` operations all of them do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -80,24 +79,20 @@ class Ref(NamedTuple):
     number: int
 
 
-@dataclass(eq=False)
 class Node:
-    """One recorded step; nobody changes it afterwards but for the last two fields.
+    """One recorded step, compared by identity; only its last two fields change later.
 
     Attributes:
+        op: the operation.
+        inputs: the steps that it takes.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        what: what comes out, an `Image` or a `Tensor`.
         uses: how many steps take this one.
         value: what it made, if that was needed while recording.
     """
 
     __slots__ = ("args", "inputs", "kwargs", "op", "uses", "value", "what")
-
-    op: str
-    inputs: tuple[Node, ...]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    what: Image | Tensor
-    uses: int
-    value: Any
 
     def __init__(
         self,
@@ -105,10 +100,10 @@ class Node:
         inputs: tuple[Node, ...],
         args: tuple[Any, ...],
         kwargs: tuple[tuple[str, Any], ...],
-        what: Image | Tensor,
+        what: Any,
     ) -> None:
         self.op, self.inputs, self.args, self.kwargs, self.what = op, inputs, args, kwargs, what
-        self.uses, self.value = 0, None
+        self.uses, self.value = 0, None  # type: int, Any
         for node in inputs:
             node.uses += 1
 
@@ -185,7 +180,7 @@ def substituted(value: Any, inputs: Sequence[Any]) -> Any:
 
 def pack(
     batch: Any,
-    node_of: Callable[[Any], Node | None],
+    sent: Callable[[Any], Any],
     again: Again | None = None,
     empty: Callable[[int], torch.Tensor] = lambda size: torch.empty(size, dtype=torch.uint8),
 ) -> Any:
@@ -193,16 +188,16 @@ def pack(
 
     Args:
         batch: what the user's collate_fn returned.
-        node_of: returns the step that makes a stand-in, None for anything else.
+        sent: returns the step of a stand-in; what is to be sent for anything else.
         again: see `Again`.
         empty: returns uint8 memory of so many bytes.
     """
     numbers: dict[Node, int] = {}
 
     def replaced(value: Any) -> Any:
-        node = node_of(value)
-        if node is not None:
-            return Ref(ordered([node], numbers)[node])
+        value = sent(value)
+        if isinstance(value, Node):
+            return Ref(ordered([value], numbers)[value])
         return value if isinstance(value, torch.Tensor) else map_children(value, replaced)
 
     rest = replaced(batch)
@@ -225,17 +220,17 @@ def pack(
         end += len(data)
     blob = empty(end)
     if end:
-        memory = memoryview(blob.numpy())
+        memory = memoryview(blob.numpy())  # type: ignore[arg-type]
         for (begin, stop), data in zip(offsets, files.values(), strict=True):
             memory[begin:stop] = data
     return RecordedBatch(blob, offsets, rows, rest, again)
 
 
 def unpack(batch: RecordedBatch) -> Program:
-    """Return the steps of ``batch``, by number, and its byte strings, which are views of ``files``."""
+    """Return the steps of ``batch``, by number, and its byte strings: views of ``files``."""
     nodes: list[Node] = []
     for op, inputs, args, kwargs, what in batch.program:
         made = Image(*what) if isinstance(what[0], str) else Tensor(*what)
         nodes.append(Node(op, tuple([nodes[each] for each in inputs]), args, kwargs, made))
-    memory = memoryview(batch.files.numpy())
+    memory = memoryview(batch.files.numpy())  # type: ignore[arg-type]
     return Program(nodes, [memory[begin:end] for begin, end in batch.offsets])

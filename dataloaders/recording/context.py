@@ -1,0 +1,129 @@
+"""Who records: a thread, or all threads of a worker; and what is noted meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Recorder", "Unrecordable", "frozen", "recorder", "recording", "suspended"]
+
+_LOOKS = 16  # kept of one batch
+
+
+class Unrecordable(Exception):
+    """This call is not recorded but made, on pixels."""
+
+
+class Recorder:
+    """Notes of one batch.
+
+    Attributes:
+        sources: files and arrays for which a stand-in was handed out.
+        looks: what needed pixels, with the line of the user's code: "Image.im at data.py:12".
+    """
+
+    def __init__(self) -> None:
+        self.sources = 0
+        self.looks: list[str] = []
+
+    def looked(self, what: str) -> None:
+        """Note that ``what`` needed pixels."""
+        if len(self.looks) < _LOOKS:
+            self.looks.append(f"{what} at {_place()}")
+
+
+class _Local(threading.local):
+    recorder: Recorder | None = None
+    suspended = 0
+
+
+_local = _Local()
+_everywhere: list[Recorder] = []
+
+
+def recorder() -> Recorder | None:
+    """Return who records the code that runs now, if anybody does."""
+    if _local.suspended:
+        return None
+    return _local.recorder or (_everywhere[-1] if _everywhere else None)
+
+
+@contextmanager
+def recording(own: Recorder, *, everywhere: bool) -> Iterator[None]:
+    """Record in this thread, or ``everywhere`` in this process: a worker's dataset has threads."""
+    before = _local.recorder
+    if everywhere:
+        _everywhere.append(own)
+    else:
+        _local.recorder = own
+    try:
+        yield
+    finally:
+        _local.recorder = before
+        if everywhere:
+            _everywhere.remove(own)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Record nothing in this thread: recorded steps are being done."""
+    _local.suspended += 1
+    try:
+        yield
+    finally:
+        _local.suspended -= 1
+
+
+_CONSTANT = (int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype)
+_CONSTANTS = frozenset((*_CONSTANT, torch.memory_format, torch.Size))
+
+
+def frozen(value: Any) -> Any:
+    """Return ``value`` as it is now, made of builtins, enums and copies of arrays.
+
+    Raises:
+        Unrecordable: it may change later, or cannot be sent cheaply.
+    """
+    kind = type(value)
+    if kind in _CONSTANTS or isinstance(value, np.generic):
+        return value
+    if kind is tuple or kind is list:
+        return kind([frozen(each) for each in value])
+    if kind is dict:
+        return {name: frozen(each) for name, each in value.items()}
+    if kind is slice:
+        return slice(frozen(value.start), frozen(value.stop), frozen(value.step))
+    if isinstance(value, enum.IntEnum):
+        return int(value)
+    if isinstance(value, enum.Enum):
+        return value
+    if kind.__module__ == "PIL.ImageFilter":
+        return copy.deepcopy(value)
+    if kind is np.ndarray and value.dtype != object:
+        return value.copy()
+    raise Unrecordable(kind.__name__)
+
+
+_OURS = str(Path(__file__).parent)
+_LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+
+
+def _place() -> str:
+    """Return "file:line" of the innermost frame that is neither ours nor a library's."""
+    frame = innermost = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OURS, "<", *_LIBRARY)):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{innermost.f_code.co_filename}:{innermost.f_lineno}"

@@ -1,0 +1,389 @@
+"""Where stand-ins come from, and the functions of Pillow and torchvision that are recorded.
+
+A function's code is swapped, since ``from PIL.Image import open`` binds the function itself.
+Outside of a recording, and for anything but stand-ins, the original code runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaders.recording import ops, program, tensor
+from dataloaders.recording.context import Unrecordable, recorder
+from dataloaders.recording.program import Node
+
+__all__ = ["install"]
+
+_installed: set[str] = set()
+_counter = itertools.count()
+
+
+def install() -> None:
+    """Hook Pillow, if it is installed, and those modules of torchvision that have been imported."""
+    if "torch" not in _installed:
+        _installed.add("torch")
+        swap(torch.utils.data._utils.collate.collate_tensor_fn, _collated)
+    if "PIL" not in _installed and importlib.util.find_spec("PIL") is not None:
+        _installed.add("PIL")
+        _install_pillow()
+    if "PIL" not in _installed:
+        return
+    for name, hook in _TORCHVISION.items():
+        if name not in _installed and name in sys.modules:
+            _installed.add(name)
+            hook(sys.modules[name])
+
+
+def swap(function: Any, hook: Callable[..., Any]) -> None:
+    """Replace the code of ``function`` by a call of ``hook(original, *args, **kwargs)``."""
+    if not isinstance(function, types.FunctionType) or function.__closure__:
+        return  # not as we know it: what it does stays unrecorded
+    original = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    own = function.__code__
+    name = f"_dataloaders_hook_{next(_counter)}"
+    function.__globals__[name] = partial(hook, original)
+    code = _template.__code__.replace(
+        co_names=(name,),
+        co_filename=own.co_filename,
+        co_firstlineno=own.co_firstlineno,  # inspect.getsource and TorchScript read it from there
+        co_name=own.co_name,
+    )
+    function.__wrapped__ = original  # type: ignore[attr-defined]  # inspect.signature
+    function.__code__ = code
+
+
+def _template(*args: Any, **kwargs: Any) -> Any:
+    return HOOK(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _collated(original: Any, batch: Any, **kwargs: Any) -> Any:
+    """Stack as torch does, but not in memory that it has allocated itself."""
+    if any(isinstance(each, tensor.Recorded) for each in batch):
+        if any(isinstance(each, tensor.Recorded) and each._real is None for each in batch):
+            return torch.stack(batch, 0)
+        batch = [each._real if isinstance(each, tensor.Recorded) else each for each in batch]
+    return original(batch, **kwargs)
+
+
+def _install_pillow() -> None:
+    from PIL import Image, ImageEnhance, ImageOps
+
+    from dataloaders.recording import image as images
+
+    def opened(original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        own = recorder()
+        if own is None:
+            return found
+        own.sources += 1
+        return images.pose(found)
+
+    def from_array(original: Any, obj: Any, mode: Any = None) -> Any:
+        own = recorder()
+        if own is not None and type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size:
+            natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
+            if natural is not None and obj.ndim > 1 and mode in (None, natural):
+                own.sources += 1
+                what = program.Image(natural, (obj.shape[1], obj.shape[0]))
+                return images.made("array", (), (obj.tobytes(), obj.shape, "|u1", natural), what)
+        return original(obj) if mode is None else original(obj, mode)
+
+    def enhancer(original: Any, self: Any, image: Any) -> None:
+        if isinstance(image, images.Recorded) and image.mode in ("L", "RGB"):
+            self.image, self._before = image, image.copy()
+            self._init = original
+        else:
+            original(self, image)
+
+    def enhance(original: Any, self: Any, factor: Any) -> Any:
+        before = vars(self).pop("_before", None)
+        if before is not None:
+            now, self._before = self.image, before
+            if isinstance(now, images.Recorded) and images.node_of(now) is images.node_of(before):
+                made = images.recorded(f"enhance.{type(self).__name__}", _factor)(before, factor)
+                if made is not None:
+                    return made
+            del self._before
+            images.materialise(before, "ImageEnhance")
+            self._init(self, before)
+            self.image = now
+        return original(self, factor)
+
+    def _factor(image: Any, factor: Any) -> Any:
+        return (float(factor),), program.Image(image.mode, image.size)
+
+    swap(Image.open, opened)
+    swap(Image.fromarray, from_array)
+    swap(ImageEnhance._Enhance.enhance, enhance)
+    for name in ("Color", "Contrast", "Brightness", "Sharpness"):
+        swap(getattr(ImageEnhance, name).__init__, enhancer)
+    for name, rule in _IMAGE_OPS.items():
+        _swap_for_images(getattr(ImageOps, name), f"imageops.{name}", rule)
+
+
+def _swap_for_images(function: Any, op: str, rule: Callable[..., Any]) -> None:
+    from dataloaders.recording import image as images
+
+    record = images.recorded(op, rule)
+
+    def hook(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], images.Recorded):
+            made = record(*args, **kwargs)
+            if made is not None:
+                return made
+        return original(*args, **kwargs)
+
+    swap(function, hook)
+
+
+def _same(image: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of an image of bytes comes another of the same mode and size."""
+    if image.mode not in ("L", "RGB") or kwargs:
+        return None
+    return args, program.Image(image.mode, image.size)
+
+
+def _grey(image: Any, num_output_channels: int) -> Any:
+    mode = {1: "L", 3: "RGB"}[num_output_channels]
+    return (num_output_channels,), program.Image(mode, image.size)
+
+
+def _expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
+    if image.mode not in ("L", "RGB"):
+        return None
+    height, width = _padded(image.size[::-1], border)
+    return (border, fill), program.Image(image.mode, (width, height))
+
+
+def _pad(image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
+    if padding_mode == "constant" or image.mode not in ("L", "RGB"):
+        return None  # a call of ImageOps.expand
+    height, width = _padded(image.size[::-1], padding)
+    if (
+        not image.size[0] <= width < 3 * image.size[0]
+        or not image.size[1] <= height < 3 * image.size[1]
+    ):
+        return None
+    return (padding, fill, padding_mode), program.Image(image.mode, (width, height))
+
+
+_IMAGE_OPS = {
+    **dict.fromkeys(("invert", "posterize", "solarize"), _same),
+    "autocontrast": lambda image, cutoff=0: _same(image, cutoff),
+    "equalize": lambda image: _same(image),
+    "expand": _expand,
+}
+_FUNCTIONAL_PIL = {
+    "adjust_hue": lambda image, hue_factor: (
+        _same(image, hue_factor) if -0.5 <= hue_factor <= 0.5 and image.mode == "RGB" else None
+    ),
+    "adjust_gamma": lambda image, gamma, gain=1.0: (
+        _same(image, gamma, gain) if gamma >= 0 else None
+    ),
+    "to_grayscale": _grey,
+    "pad": _pad,
+}
+
+
+def _install_functional(module: Any) -> None:
+    """Hook ``torchvision.transforms.functional`` and what it calls."""
+    from dataloaders.recording import image as images
+
+    def of_image(op: str, dtype: torch.dtype, original: Any, pic: Any) -> Any:
+        if isinstance(pic, images.Recorded) and pic.mode in images.MODES:
+            node = images.node_of(pic)
+            if node is not None and torch.get_default_dtype() == torch.float32:
+                channels, (width, height) = images.MODES[pic.mode], pic.size
+                what = program.Tensor((channels, height, width), dtype)
+                strides = (1, width * channels, channels) if dtype == torch.uint8 else None
+                return tensor.new(Node(op, (node,), (), (), what), strides=strides)
+        return original(pic)
+
+    def to_pil_image(original: Any, pic: Any, mode: Any = None) -> Any:
+        if isinstance(pic, tensor.Recorded) and pic._real is None and pic.ndim == 3:
+            natural = {1: "L", 3: "RGB", 4: "RGBA"}.get(pic.shape[0])
+            bytes_ = pic.dtype == torch.uint8 or (pic.dtype.is_floating_point and natural != "L")
+            if natural is not None and mode in (None, natural) and bytes_:
+                what = program.Image(natural, (pic.shape[2], pic.shape[1]))
+                return images.made("to_pil_image", (pic._node,), (mode,), what)
+        return original(pic, mode)
+
+    swap(module.to_tensor, partial(of_image, "to_tensor", torch.float32))
+    swap(module.pil_to_tensor, partial(of_image, "pil_to_tensor", torch.uint8))
+    swap(module.to_pil_image, to_pil_image)
+    of_images = importlib.import_module("torchvision.transforms._functional_pil")
+    of_tensors = importlib.import_module("torchvision.transforms._functional_tensor")
+    for name, rule in _FUNCTIONAL_PIL.items():
+        _swap_for_images(getattr(of_images, name), f"fpil.{name}", rule)
+    for name in _V1:
+        swap(getattr(of_tensors, name, None), partial(_on_tensor, f"v1t.{name}"))
+
+
+def _on_tensor(op: str, original: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record a functional of torchvision on a stand-in; else run it."""
+    if not isinstance(image, tensor.Recorded):
+        return original(image, *args, **kwargs)
+    if image._real is None:
+        named = dict(kwargs)
+        inplace = named.pop("inplace", False)
+        version, _, name = op.partition(".")
+        try:
+            if version == "v1t" and image._node.what.flavour != "Tensor":
+                raise Unrecordable(op)
+            made = _outcome(version, name, image._node.what, args, named)
+            return tensor.derived(op, image, args, named, made, inplace=inplace)
+        except Exception:
+            pass  # if it is the dataset's mistake, it is raised below
+    return original(tensor.materialise(image, op), *args, **kwargs)
+
+
+def _install_v2(module: Any) -> None:
+    """Hook ``torchvision.transforms.v2.functional._utils``."""
+
+    def get_kernel(original: Any, functional: Any, input_type: Any, **kwargs: Any) -> Any:
+        kernel = original(functional, input_type, **kwargs)
+        if issubclass(input_type, tensor.Recorded):
+            name = functional.__name__
+            # Without a kernel of its flavour (a Mask has no normalize), the input passes through.
+            if name in _V2 and input_type in module._KERNEL_REGISTRY.get(functional, {}):
+                return partial(_on_tensor, f"v2.{name}", kernel)
+        return kernel
+
+    swap(module._get_kernel, get_kernel)
+
+
+def _install_decoders(module: Any) -> None:
+    """Hook the operators that ``torchvision.io`` calls."""
+    for name in ("decode_image", "decode_jpeg", "decode_png"):
+        if module._has_image_ops() and hasattr(torch.ops.image, name):
+            ops.DECODERS[name] = getattr(torch.ops.image, name)
+            setattr(torch.ops.image, name, partial(_decoded, name))
+
+
+def _decoded(name: str, data: Any, mode: int = 0, apply_exif_orientation: bool = False) -> Any:
+    own = recorder()
+    if own is not None and not apply_exif_orientation and type(data) is torch.Tensor:
+        from dataloaders.recording import image as images
+
+        encoded = data.numpy().tobytes()
+        header = images.header_of(encoded)
+        if header is not None:
+            channels = {0: images.MODES[header.mode], 1: 1, 3: 3}.get(mode)
+            if channels is not None:
+                own.sources += 1
+                width, height = header.size
+                what = program.Tensor((channels, height, width), torch.uint8)
+                node = Node("decode", (), (encoded, name, mode, False), (), what)
+                return tensor.new(node, strides=(1, width * channels, channels))
+    return ops.DECODERS[name](data, mode, apply_exif_orientation)
+
+
+_TORCHVISION: dict[str, Callable[[Any], None]] = {
+    "torchvision.transforms.functional": _install_functional,
+    "torchvision.transforms.v2.functional._utils": _install_v2,
+    "torchvision.io.image": _install_decoders,
+}
+
+
+# What functionals make of a tensor: its height and width, None for those of the input. An error
+# means that the call is not recorded.
+
+
+def _geometry() -> Any:
+    return sys.modules["torchvision.transforms.v2.functional._geometry"]
+
+
+def _padded(shape: Any, padding: Any) -> tuple[int, int]:
+    numbers = (padding,) if type(padding) is int else tuple(padding)
+    left, top, right, bottom = numbers * (4 // len(numbers))
+    return shape[-2] + top + bottom, shape[-1] + left + right
+
+
+def _rotated(shape: Any, /, *args: Any, **kwargs: Any) -> None:
+    if kwargs.get("expand") or any(each is True for each in args):
+        raise Unrecordable("expand")
+
+
+_SAME = dict.fromkeys(
+    [
+        "adjust_brightness",
+        "adjust_contrast",
+        "adjust_hue",
+        "adjust_saturation",
+        "adjust_gamma",
+        "invert",
+        "posterize",
+        "solarize",
+        "adjust_sharpness",
+        "autocontrast",
+        "equalize",
+        "gaussian_blur",
+        "affine",
+        "perspective",
+        "erase",
+        "normalize",
+        "rgb_to_grayscale",
+    ],
+    lambda *args, **kwargs: None,
+)
+_BOTH: dict[str, Callable[..., Any]] = {
+    **_SAME,
+    "crop": lambda shape, /, top, left, height, width: (height, width),
+    "pad": lambda shape, /, padding, *args, **kwargs: _padded(shape, padding),
+    "rotate": _rotated,
+}
+_V1 = {
+    **_BOTH,
+    **dict.fromkeys(("hflip", "vflip", "convert_image_dtype"), _SAME["invert"]),
+    "resize": lambda shape, /, size, *args, **kwargs: size,
+}
+_V2 = {
+    **_BOTH,
+    **dict.fromkeys(("horizontal_flip", "vertical_flip", "elastic", "to_dtype"), _SAME["invert"]),
+    "center_crop": lambda shape, /, output_size: _geometry()._center_crop_parse_output_size(
+        output_size
+    ),
+    "resize": lambda shape, /, size, max_size=None, **kwargs: (
+        _geometry()._compute_resized_output_size(shape[-2:], size=size, max_size=max_size)
+    ),
+    "resized_crop": lambda shape, /, top, left, height, width, size, **kwargs: (
+        _geometry()._compute_resized_output_size((height, width), size=size)
+    ),
+}
+_COLOURS = set(_SAME) - {"gaussian_blur", "affine", "perspective", "erase", "normalize"}
+
+
+def _outcome(version: str, name: str, what: Any, args: Any, kwargs: Any) -> Any:
+    """Return what the functional ``name`` makes."""
+    shape, dtype, flavour = what
+    if len(shape) < 3 or (name in _COLOURS and shape[-3] not in (1, 3)):
+        raise Unrecordable(name)
+    height, width = (_V2 if version == "v2" else _V1)[name](shape, *args, **kwargs) or shape[-2:]
+    named = dict(kwargs)
+    if name in ("to_dtype", "convert_image_dtype"):
+        dtype, scale = (*args, *named.values(), True)[:2]
+        if not isinstance(dtype, torch.dtype):
+            raise Unrecordable(name)
+        if scale and flavour != "Mask" and not dtype.is_floating_point:
+            raise Unrecordable(name)
+    elif name == "normalize":
+        mean, std = named["mean"], named["std"]
+        if not dtype.is_floating_point or not all(std) or {len(mean), len(std)} - {1, shape[-3]}:
+            raise Unrecordable(name)
+    elif name == "rgb_to_grayscale":
+        channels = (*args, *named.values(), 1)[0]
+        shape = (*shape[:-3], channels, *shape[-2:])
+    return program.Tensor((*shape[:-2], int(height), int(width)), dtype, flavour)

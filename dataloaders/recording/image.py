@@ -1,0 +1,444 @@
+"""Stand-ins of Pillow's images: format, size, mode and info of the header; calls instead of pixels.
+
+    Image.open ──> Pillow's object ──pose()──> the same object, whose class records
+    image.crop, resize, ... ──> a new stand-in
+    anything else ──> the property ``im`` ──> decoded, and the object's class is Pillow's again
+
+All code that reads pixels, in Pillow and in other libraries, takes ``im``. So there is no list of
+methods that need pixels.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import math
+import operator
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from PIL import Image, ImageFile
+
+from dataloaders.recording import program
+from dataloaders.recording.context import Unrecordable, frozen, recorder, suspended
+from dataloaders.recording.ops import run
+from dataloaders.recording.posing import posed, posing
+from dataloaders.recording.program import Node
+
+__all__ = [
+    "MODES",
+    "Recorded",
+    "derived",
+    "header_of",
+    "made",
+    "materialise",
+    "node_of",
+    "pose",
+    "recorded",
+]
+
+MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "HSV": 3}
+"""Channels of the modes with a byte each."""
+
+_FORMATS = {"JPEG", "PNG", "WEBP", "BMP", "PPM"}
+_LATE = {"PNG", "WEBP"}  # plugins that add to ``info`` while they read the pixels
+_RESAMPLING = {None, *(int(each) for each in Image.Resampling)}
+_SIDEWAYS = {
+    Image.Transpose[name] for name in ("ROTATE_90", "ROTATE_270", "TRANSPOSE", "TRANSVERSE")
+}
+_TEMPLATE = {**vars(Image.Image()), "_node": None, "_late": False, "_touched": False}
+_LOCK = threading.RLock()
+
+
+def pose(image: Any) -> Any:
+    """Turn what Pillow has just opened into a stand-in, if it has one frame of a common format."""
+    state = vars(image)
+    if (
+        image.format in _FORMATS
+        and type(image).__module__.startswith("PIL.")
+        and (image.mode in MODES or image.mode == "1")
+        and getattr(image, "n_frames", 1) == 1
+        and not ImageFile.LOAD_TRUNCATED_IMAGES
+        and state.get("fp") is not None
+    ):
+        state.update(_node=None, _late=image.format in _LATE, _touched=False, _drafts=())
+        image.__class__ = posing(Recorded, type(image))
+    return image
+
+
+def node_of(image: Recorded) -> Node | None:
+    """Return the step that makes ``image``; None if it has become Pillow's.
+
+    The file is read and closed here, where Pillow would read it.
+    """
+    state = vars(image)
+    if state["_node"] is None:
+        with _LOCK:
+            if isinstance(image, Recorded) and state["_node"] is None:
+                _read(image, state)
+    return state.get("_node")
+
+
+def _read(image: Any, state: dict[str, Any]) -> None:
+    fp = state["fp"]
+    if fp is None or getattr(fp, "closed", False) or ImageFile.LOAD_TRUNCATED_IMAGES:
+        return _restore(image)
+    position = fp.tell()
+    fp.seek(0)
+    data = fp.read()
+    if not _complete(image.format, data):
+        fp.seek(position)
+        return _restore(image)  # raises here, where the dataset may catch it
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        fp.close()
+    what = program.Image(image.mode, image.size)
+    state["_node"] = Node("open", (), (data, image.format, *state["_drafts"]), (), what)
+    state.update(fp=None, tile=[])
+    return None
+
+
+def _complete(format: str, data: bytes) -> bool:
+    if format == "JPEG":
+        return data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")
+    if format == "PNG":
+        return b"IEND" in data[-64:]
+    return format != "WEBP" or len(data) >= 8 + int.from_bytes(data[4:8], "little")
+
+
+def _restore(image: Any) -> None:
+    """Make ``image`` Pillow's own again, as it was before ``pose``."""
+    image.__class__ = posed(type(image))
+    for name in ("_node", "_late", "_touched", "_drafts"):
+        vars(image).pop(name, None)
+
+
+def materialise(image: Any, why: str = "its pixels") -> None:
+    """Decode ``image``, do what was recorded, and make it an ordinary image."""
+    with _LOCK:
+        if not isinstance(image, Recorded):
+            return  # another thread did
+        own = recorder()
+        if own is not None:
+            own.looked(why)
+        node = node_of(image)
+        if node is None:
+            return  # Pillow itself loads it
+        state = vars(image)
+        try:
+            (real,) = run([node])
+        except AttributeError as error:  # which NumPy would take for an object without pixels
+            raise RuntimeError(f"{node.op} failed at replay") from error
+        shared = node.value is real and node.uses > 0
+        late = state["_late"]
+        kept = {"filename", "fp", "_exclusive_fp", "_exif", *(() if late else ("info",))}
+        _restore(image)
+        state.update({name: value for name, value in vars(real).items() if name not in kept})
+        if shared:
+            state["_im"] = real.im.copy()
+            state["info"] = dict(state["info"])
+            state["palette"] = copy.deepcopy(real.palette)
+
+
+def header_of(encoded: bytes) -> program.Image | None:
+    """Return mode and size of an encoded file that any decoder takes as Pillow does."""
+    with suspended():
+        try:
+            image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
+        except (OSError, ValueError):
+            return None
+    plain = image.mode in ("L", "RGB") and "transparency" not in image.info
+    if not plain or not _complete(str(image.format), encoded):
+        return None
+    return program.Image(image.mode, image.size)
+
+
+def made(op: str, inputs: tuple[Node, ...], args: tuple[Any, ...], what: program.Image) -> Any:
+    """Return a stand-in of what ``op`` makes of bytes or a tensor."""
+    return _new(Node(op, inputs, args, (), what), {}, late=False, touched=False)
+
+
+def derived(image: Recorded, op: str, args: tuple[Any, ...], what: program.Image) -> Any:
+    """Return a stand-in of ``op`` done to ``image``.
+
+    Raises:
+        Unrecordable: an argument may change, or ``image`` has pixels by now.
+    """
+    args = frozen(args)
+    state = vars(image)
+    node = node_of(image)
+    if node is None:
+        raise Unrecordable("it is closed")
+    late, touched = state["_late"], state["_touched"]
+    return _new(Node(op, (node,), args, (), what), state["info"], late=late, touched=touched)
+
+
+def _new(node: Node, info: dict[Any, Any], *, late: bool, touched: bool) -> Any:
+    image = object.__new__(_PLAIN)
+    mode, size = node.what
+    info = {key: value.copy() if isinstance(value, list) else value for key, value in info.items()}
+    vars(image).update(_TEMPLATE)
+    vars(image).update(_node=node, _mode=mode, _size=size, info=info, _late=late, _touched=touched)
+    return image
+
+
+def recorded(
+    op: str, rule: Callable[..., tuple[tuple[Any, ...], program.Image] | None]
+) -> Callable[..., Any]:
+    """Return a function of a stand-in that records ``op``, or returns None if it does not.
+
+    Args:
+        op: the operation.
+        rule: returns what is recorded as arguments, and what comes out; None, or an error, for a
+            call that has to be made on pixels.
+    """
+
+    def call(image: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = rule(image, *args, **kwargs)
+            return None if found is None else derived(image, op, *found)
+        except Exception:
+            return None  # if it is the dataset's mistake, it is raised on pixels
+
+    return call
+
+
+def _method(rule: Callable[..., Any]) -> Any:
+    name = rule.__name__.lstrip("_")
+    record = recorded(f"pil.{name}", rule)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = record(self, *args, **kwargs)
+        if made is None:
+            materialise(self, f"Image.{name}{args!r:.60}")
+            made = getattr(self, name)(*args, **kwargs)
+        return made
+
+    return call
+
+
+class Recorded:
+    """Mixed into a class of Pillow's: the class of stand-ins that pose as it."""
+
+    mode: str
+    size: tuple[int, int]
+
+    def _materialised(self, why: str) -> Any:
+        materialise(self, why)
+        return self
+
+    @property
+    def im(self) -> Any:
+        """Pillow's pixels."""
+        return self._materialised("Image.im").im
+
+    @im.setter
+    def im(self, value: Any) -> None:
+        self._materialised("Image.im = ...").im = value
+
+    @property
+    def info(self) -> Any:
+        """See Pillow; decodes where the plugin finds more of it behind the pixels."""
+        state = vars(self)
+        if state["_late"]:
+            return self._materialised("Image.info").info
+        state["_touched"] = True
+        return state["info"]
+
+    @info.setter
+    def info(self, value: Any) -> None:
+        self._materialised("Image.info = ...").info = value
+
+    @property
+    def palette(self) -> Any:
+        """See Pillow."""
+        if self.mode in ("P", "PA"):  # type: ignore[attr-defined]
+            return self._materialised("Image.palette").palette
+        return vars(self)["palette"]
+
+    @palette.setter
+    def palette(self, value: Any) -> None:
+        self._materialised("Image.palette = ...").palette = value
+
+    def load(self) -> Any:
+        """Read the file; what is returned decodes when it is used."""
+        if node_of(self) is None:
+            return self.load()  # Pillow's, by now
+        return _Pixels(self)
+
+    def close(self) -> None:
+        """See Pillow."""
+        _restore(self)
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        materialise(self, "Image.__eq__")
+        return bool(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._materialised("pickle or copy").__reduce_ex__(protocol)
+
+    def draft(self, mode: Any, size: Any) -> Any:
+        """See Pillow; before the file is read."""
+        found = super().draft(mode, size)  # type: ignore[misc]
+        if found is not None:
+            vars(self)["_drafts"] += ((mode, tuple(size)),)
+        return found
+
+    def copy(self) -> Any:
+        """See Pillow; the same step."""
+        state = vars(self)
+        node = node_of(self)
+        if node is None:
+            return self.copy()
+        return _new(node, state["info"], late=state["_late"], touched=state["_touched"])
+
+    def thumbnail(self, *args: Any, **kwargs: Any) -> None:
+        """See Pillow, whose own code runs; the step of what it resizes becomes this image's."""
+        before = type(self)
+        self.__class__ = posing(_Thumbnail, posed(before))
+        try:
+            self.thumbnail(*args, **kwargs)
+        finally:
+            if isinstance(self, Recorded):
+                self.__class__ = before
+
+    def convert(self, mode: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """See Pillow."""
+        if mode == self.mode and not args and not kwargs:
+            return self.copy()
+        return self._convert(mode, *args, **kwargs)
+
+    @_method
+    def crop(self, box: Any = None) -> Any:
+        """See Pillow."""
+        left, top, right, bottom = box = tuple([round(each) for each in box])
+        if right < left or bottom < top or (right - left) * (bottom - top) > 1 << 26:
+            return None
+        return (box,), program.Image(self.mode, (right - left, bottom - top))
+
+    @_method
+    def resize(
+        self, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+    ) -> Any:
+        """See Pillow."""
+        width, height = size = tuple(map(operator.index, size))
+        good = width > 0 and height > 0
+        if box is not None:
+            left, top, right, bottom = box = tuple(box)
+            good = good and 0 <= left < right <= self.size[0] and 0 <= top < bottom <= self.size[1]
+        if not good or resample not in _RESAMPLING or (reducing_gap or 1.0) < 1.0:
+            return None
+        resample = None if resample is None else int(resample)
+        return (size, resample, box, reducing_gap), program.Image(self.mode, (width, height))
+
+    @_method
+    def _convert(self, mode: Any) -> Any:
+        if (self.mode, mode) not in _conversions():
+            return None
+        if "transparency" in vars(self)["info"] and not (vars(self)["_late"] and self.mode == "P"):
+            return None
+        return (mode,), program.Image(mode, self.size)
+
+    @_method
+    def transpose(self, method: Any) -> Any:
+        """See Pillow."""
+        method = Image.Transpose(method)
+        size = self.size[::-1] if method in _SIDEWAYS else self.size
+        return (method,), program.Image(self.mode, size)
+
+    @_method
+    def transform(
+        self,
+        size: Any,
+        method: Any,
+        data: Any = None,
+        resample: Any = 0,
+        fill: Any = 1,
+        fillcolor: Any = None,
+    ) -> Any:
+        """See Pillow."""
+        width, height = size = tuple(map(operator.index, size))
+        data = [float(each) for each in data]
+        # AFFINE, EXTENT, PERSPECTIVE, QUAD: how many numbers they take.
+        if len(data) < {0: 6, 1: 4, 2: 8, 3: 8}[int(method)] or not all(map(math.isfinite, data)):
+            return None
+        if self.mode == "P" or resample not in (0, 2, 3) or min(size) < 1 or fill != 1:
+            return None
+        args = (size, int(method), data, int(resample), 1, fillcolor)
+        return args, program.Image(self.mode, (width, height))
+
+    @_method
+    def filter(self, filter: Any) -> Any:
+        """See Pillow."""
+        chosen = filter() if isinstance(filter, type) else filter
+        if type(chosen).__module__ != "PIL.ImageFilter" or self.mode not in ("L", "RGB", "RGBA"):
+            return None
+        return (chosen,), program.Image(self.mode, self.size)
+
+
+class _Core:
+    """Stands for the pixels of what ``thumbnail`` has resized."""
+
+    def __init__(self, image: Recorded) -> None:
+        self.im, self.node, self.mode = self, node_of(image), image.mode
+
+
+class _Thumbnail(Recorded):
+    thumbnail = Image.Image.thumbnail
+
+    def resize(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().resize(*args, **kwargs)
+        return _Core(made) if isinstance(made, Recorded) else made
+
+    @property
+    def im(self) -> Any:
+        core = vars(self).pop("_core", None)
+        return self._materialised("Image.im").im if core is None else core
+
+    @im.setter
+    def im(self, value: Any) -> None:
+        if isinstance(value, _Core):
+            vars(self).update(_node=value.node, _core=value)
+        else:
+            self._materialised("Image.im = ...").im = value
+
+
+class _Pixels:
+    """What ``load()`` returns: pixel access that decodes first."""
+
+    def __init__(self, image: Any) -> None:
+        self._image = image
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._loaded()[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self._loaded()[place] = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded(), name)
+
+    def _loaded(self) -> Any:
+        materialise(self._image, "Image.load()[...]")
+        return self._image.load()
+
+
+@functools.cache
+def _conversions() -> set[tuple[str, str]]:
+    """Return the pairs of modes that Pillow converts between without a palette to be made."""
+    found = set()
+    for before in (*MODES, "1"):
+        for after in ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"):
+            try:
+                if Image.new(before, (1, 1)).convert(after).mode == after:
+                    found.add((before, after))
+            except ValueError:
+                pass  # Pillow has no such conversion
+    return found
+
+
+_PLAIN = posing(Recorded, Image.Image)

@@ -1,0 +1,191 @@
+"""Recorded steps, done for real: the very functions that were called.
+
+Nothing is imported before a step needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaders.recording.context import suspended
+from dataloaders.recording.program import Image, Node, ordered, substituted
+
+__all__ = ["function_of", "run"]
+
+
+def run(
+    wanted: Sequence[Node],
+    slots: Sequence[Any] | None = None,
+    known: Mapping[Node, Any] | None = None,
+) -> list[Any]:
+    """Return what the steps ``wanted`` make, exactly as the calls that were recorded.
+
+    Values that share memory in the dataset's own code (views of one tensor) share it here.
+
+    Args:
+        wanted: steps.
+        slots: byte strings of the sources; None while recording, when sources hold them.
+        known: values of steps that have been made elsewhere.
+    """
+    values: dict[Node, Any] = dict(known or {})
+    order = ordered(wanted, dict.fromkeys(values, 0))
+    last: dict[Node, Node] = {each: node for node in order for each in node.inputs}
+    keep = set(wanted)
+    with suspended():
+        for node in order:
+            if node in values:
+                continue
+            if node.value is not None:
+                values[node] = node.value
+                continue
+            values[node] = _made(node, values, slots, last, keep)
+            if slots is None and isinstance(node.what, Image) and node.uses > bool(node.inputs):
+                node.value = values[node]  # others need it, perhaps later
+            for each in node.inputs:
+                if last[each] is node and each not in keep:
+                    values.pop(each, None)
+    return [values[node] for node in wanted]
+
+
+def _made(
+    node: Node,
+    values: dict[Node, Any],
+    slots: Sequence[Any] | None,
+    last: dict[Node, Node],
+    keep: set[Node],
+) -> Any:
+    function = function_of(node.op)
+    if not node.inputs:
+        data = node.args[0] if slots is None else slots[node.args[0]]
+        return function(data, *node.args[1:])
+    inputs = [values[each] for each in node.inputs]
+    if writes(node.op):
+        first = node.inputs[0]
+        if first in keep or first.uses > 1 or first.op not in _FRESH:
+            inputs[0] = inputs[0].clone()
+    args = substituted(node.args, inputs)
+    kwargs = {name: substituted(value, inputs) for name, value in node.kwargs}
+    if node.op.startswith(("torch.", "tensor.")):
+        made = function(*args, **kwargs)
+        return inputs[0] if node.op == "tensor.__setitem__" else made
+    return function(inputs[0], *args, **kwargs)
+
+
+_FRESH = {"torch.stack", "torch.cat", "torch.roll", "tensor.roll", "tensor.mul_", "tensor.mul"}
+"""Operations whose result shares memory with nothing else."""
+
+
+def writes(op: str) -> bool:
+    """Whether the operation writes into its first input."""
+    name = op.removeprefix("tensor.")
+    return name != op and (
+        name == "__setitem__"
+        or name.startswith("__i")
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+_MODULES = {
+    "imageops": "PIL.ImageOps",
+    "fpil": "torchvision.transforms._functional_pil",
+    "v1t": "torchvision.transforms._functional_tensor",
+    "v2": "torchvision.transforms.v2.functional",
+}
+
+
+@functools.cache
+def function_of(op: str) -> Callable[..., Any]:
+    """Return the function that does ``op``.
+
+    It takes the bytes, if the step is a source, or the first input; then the arguments, with
+    inputs in place. Steps of ``torch.`` and ``tensor.`` take the arguments only.
+    """
+    kind, _, name = op.rpartition(".")
+    if not kind:
+        if op in _OWN:
+            return _OWN[op]
+        return _attribute("torchvision.transforms.functional", op)
+    if kind == "pil":
+        return _attribute("PIL.Image", "Image", name)
+    if kind == "enhance":
+        enhancer = _attribute("PIL.ImageEnhance", name)
+        return lambda image, factor: enhancer(image).enhance(factor)
+    if kind == "tensor":
+        return _attribute("torch", "Tensor", name)
+    return _attribute(_MODULES.get(kind, kind), name)
+
+
+def _attribute(module: str, *names: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
+def _open(data: Any, format: str, *drafts: Any) -> Any:
+    from PIL import Image
+
+    if format not in Image.OPEN:
+        Image.init()
+    image = Image.OPEN[format][0](io.BytesIO(data), "")
+    for mode, size in drafts:
+        image.draft(mode, size)
+    image.load()
+    return image
+
+
+def _array(data: Any, shape: tuple[int, ...], typestr: str, mode: str) -> Any:
+    from PIL import Image
+
+    array = np.frombuffer(bytes(data), typestr).reshape(shape)
+    # Without its mode: Pillow has deprecated that argument, and taken it back.
+    image = Image.fromarray(array)
+    return image if image.mode == mode else Image.frombytes(mode, image.size, bytes(data))
+
+
+def _pixels(data: Any, mode: str, size: tuple[int, int]) -> Any:
+    from PIL import Image
+
+    return Image.frombytes(mode, size, bytes(data))
+
+
+def _tensor(
+    data: Any, shape: tuple[int, ...], dtype: torch.dtype, flavour: str = "Tensor"
+) -> torch.Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    made = torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return made if flavour == "Tensor" else _as_subclass(made, flavour)
+
+
+def _decode(data: Any, function: str, *args: Any) -> Any:
+    importlib.import_module("torchvision.io")
+    return DECODERS.get(function, getattr(torch.ops.image, function))(
+        _tensor(data, (len(data),), torch.uint8), *args
+    )
+
+
+def _as_subclass(tensor: torch.Tensor, flavour: str) -> Any:
+    if flavour == "Tensor":
+        return tensor.as_subclass(torch.Tensor)
+    return tensor.as_subclass(_attribute("torchvision.tv_tensors", flavour))
+
+
+DECODERS: dict[str, Any] = {}
+"""Operators of ``torch.ops.image`` that a hook has replaced."""
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "open": _open,
+    "array": _array,
+    "pixels": _pixels,
+    "tensor": _tensor,
+    "decode": _decode,
+    "as_subclass": _as_subclass,
+}

@@ -1,0 +1,378 @@
+"""A loader whose workers run the user's dataset and collate_fn on stand-ins.
+
+recording_changes(loader) ──> dataset, collate_fn, worker_init_fn for a view of it
+batch                     ──> a RecordedBatch; as the user's code returned it, if no stand-in is left
+an error on stand-ins     ──> the generators' states put back, the batch asked for again, for real;
+                              if that works, this worker does not record any more
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker_info
+
+from dataloaders.batches.tree import map_children
+from dataloaders.recording import hooks, ops, tensor
+from dataloaders.recording.context import Recorder, recording
+from dataloaders.recording.posing import posed
+from dataloaders.recording.program import Again, Node, ordered, pack
+from dataloaders.seeding.states import random_states_kept
+
+__all__ = ["ask_again", "describe_sample", "recording_changes"]
+
+_log = logging.getLogger(__name__)
+
+
+def recording_changes(loader: Any, upto: str = "files") -> dict[str, Any]:
+    """Return the changes that make a view of ``loader`` send recorded batches.
+
+    Args:
+        loader: as torch would iterate it; under ``seed=``, the seeded view.
+        upto: "files": encoded bytes travel. "tail": pixels do, and only what ends a sample is left
+            (to_tensor, normalisation, dtype) with what stacks them.
+    """
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return {}  # torch seeds their shuffles by their class
+    state = _State()
+    kind = _Stream if loader._dataset_kind == _DatasetKind.Iterable else _Map
+    return {
+        "dataset": kind(loader.dataset, state),
+        "collate_fn": _Collate(loader.collate_fn, state, upto),
+        "worker_init_fn": _Start(loader.worker_init_fn),
+    }
+
+
+def ask_again(again: Again, loader: Any) -> Any:
+    """Return a batch as ``loader`` itself makes it, with the draws of its worker.
+
+    Raises:
+        Exception: the dataset's own.
+    """
+    kind, batched = loader._dataset_kind, loader._auto_collation
+    with random_states_kept(cuda=False):
+        _restore(again.states)
+        fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            kind, loader.dataset, batched, loader.collate_fn, loader.drop_last
+        )
+        return fetcher.fetch(again.keys)
+
+
+class _State:
+    """This process's recording.
+
+    Attributes:
+        stopped: why nothing is recorded any more.
+    """
+
+    def __init__(self) -> None:
+        self.stopped: str | None = None
+        self._tested = False
+
+    def ready(self) -> bool:
+        """Whether to record; hooks what has been imported by now."""
+        if self.stopped is None:
+            hooks.install()
+            if not self._tested:
+                self._tested = True
+                self.stopped = _self_test()
+        return self.stopped is None
+
+    def for_real(self, again: Again, make: Callable[[], Any], error: Exception) -> Any:
+        """Return what ``make`` makes without recording, from the same states; record no more.
+
+        Raises:
+            Exception: the dataset's own, made without recording, too.
+        """
+        _restore(again.states)
+        made = make()
+        self.stopped = f"{type(error).__name__}: {error}"
+        _log.info("recording stopped: %s", self.stopped)
+        return made
+
+
+class _Taken(NamedTuple):
+    """Samples (or one) on their way to collation; ``own`` is None if they are real."""
+
+    samples: Any
+    own: Recorder | None
+    again: Again | None
+    fetch: Callable[[], Any] | None
+
+
+class _Map:
+    """A map dataset that records."""
+
+    def __init__(self, dataset: Any, state: _State) -> None:
+        self.dataset = dataset
+        self._state = state
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Any) -> _Taken:
+        return self._taken(key, lambda: self.dataset[key])
+
+    def __getitems__(self, keys: Any) -> _Taken:
+        bulk = getattr(self.dataset, "__getitems__", None)
+        if bulk:
+            return self._taken(keys, lambda: bulk(keys))
+        return self._taken(keys, lambda: [self.dataset[key] for key in keys])
+
+    def _taken(self, keys: Any, fetch: Callable[[], Any]) -> _Taken:
+        if not self._state.ready():
+            return _Taken(fetch(), None, None, None)
+        own, again = Recorder(), Again(keys, _states())
+        try:
+            with recording(own, everywhere=get_worker_info() is not None):
+                samples = fetch()
+        except Exception as error:
+            if not own.sources:
+                raise  # without a stand-in, it is the dataset's
+            return _Taken(self._state.for_real(again, fetch, error), None, None, None)
+        return _Taken(samples, own, again, fetch)
+
+
+class _Stream:
+    """An iterable dataset that records."""
+
+    def __init__(self, dataset: Any, state: _State) -> None:
+        self.dataset = dataset
+        self._state = state
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[_Taken]:
+        samples = self._next(lambda: iter(self.dataset))[0]
+        while True:
+            try:
+                sample, own = self._next(lambda: next(samples))
+            except StopIteration:
+                return
+            yield _Taken(sample, own, None, None)
+
+    def _next(self, action: Callable[[], Any]) -> tuple[Any, Recorder | None]:
+        if not self._state.ready():
+            return action(), None
+        own = Recorder()
+        with recording(own, everywhere=get_worker_info() is not None):
+            return action(), own
+
+
+class _Collate:
+    """The user's collate_fn, run on stand-ins."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], state: _State, upto: str) -> None:
+        self._collate_fn = collate_fn
+        self._state = state
+        self._upto = upto
+
+    def __call__(self, taken: Any) -> Any:
+        """Return the batch, recorded."""
+        if isinstance(taken, list):  # an iterable's samples, each on its own
+            own = taken[-1].own
+            taken = _Taken([each.samples for each in taken], own, None, None)
+        samples, own, again, fetch = taken
+        if own is None:
+            return self._collate_fn(samples)
+        before = again or Again(None, _states())
+        try:
+            with recording(own, everywhere=get_worker_info() is not None):
+                return self._packed(self._collate_fn(samples), again)
+        except Exception as error:
+            fetched = fetch or (lambda: _mapped(samples, _real))
+            return self._state.for_real(before, lambda: self._collate_fn(fetched()), error)
+
+    def _packed(self, batch: Any, again: Again | None) -> Any:
+        cut: dict[Any, Any] = {}
+        if self._upto == "tail":
+            roots: list[Any] = []
+            _mapped(batch, lambda value: roots.append(_sent(value)))
+            cut = _tails([each for each in roots if isinstance(each, Node)])
+
+        def sent(value: Any) -> Any:
+            found = _sent(value)
+            return cut.get(found, found) if isinstance(found, Node) else found
+
+        return pack(batch, sent, again, _memory)
+
+
+class _Start:
+    """A worker_init_fn: show the dataset that records nothing, then call the user's."""
+
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        """See torch's ``worker_init_fn``."""
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
+        if self._function is not None:
+            self._function(worker_id)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with ``function`` applied to the tensors and images in it."""
+    if isinstance(value, torch.Tensor) or hasattr(value, "getbands"):
+        return function(value)
+    return map_children(value, lambda child: _mapped(child, function))
+
+
+def _sent(value: Any) -> Any:
+    """Return the step of a stand-in, if replaying it gives all there is; else the value itself."""
+    if isinstance(value, tensor.Recorded):
+        return value._node if value._real is None else value._real
+    if hasattr(value, "getbands"):
+        from dataloaders.recording import image
+
+        if isinstance(value, image.Recorded):
+            node = image.node_of(value)
+            plain = posed(type(value)).__name__ == "Image" and not vars(value).get("_touched")
+            if node is not None and plain:
+                return node
+            image.materialise(value, "its class or info")
+    return value
+
+
+def _real(value: Any) -> Any:
+    """Return a stand-in's tensor, or the image that it has become."""
+    if isinstance(value, tensor.Recorded):
+        return tensor.materialise(value, "collation")
+    if hasattr(value, "getbands"):
+        value.im  # noqa: B018  # decodes
+    return value
+
+
+def _memory(size: int) -> torch.Tensor:
+    """Return memory that a worker's queue sends without a copy."""
+    blob = torch.empty(0, dtype=torch.uint8)
+    if get_worker_info() is None:
+        return torch.empty(size, dtype=torch.uint8)
+    return blob.set_(blob.untyped_storage()._new_shared(size), 0, (size,))  # type: ignore[call-overload,no-any-return]
+
+
+_TAIL = {
+    *("torch.stack", "to_tensor", "pil_to_tensor", "as_subclass", "v1t.normalize", "v2.normalize"),
+    *("v1t.convert_image_dtype", "v2.to_dtype", "tensor.float", "tensor.half", "tensor.to"),
+    *("tensor.div", "tensor.__truediv__", "tensor.contiguous"),
+}
+
+
+def _tails(roots: list[Node]) -> dict[Any, Any]:
+    """Return for each of ``roots`` its trailing pointwise steps over pixels, or what it makes."""
+    pending, inner, pixels = list(roots), set(), set()
+    while pending:
+        node = pending.pop()
+        if node.op in _TAIL:
+            inner.add(node)
+            pending += node.inputs
+        else:
+            pixels.add(node)
+    order = [node for node in ordered(roots) if node in pixels]
+    found: dict[Any, Any] = {}
+    values = dict(zip(order, ops.run(order), strict=True))
+    for node, value in values.items():
+        if isinstance(value, torch.Tensor):
+            found[node] = tensor.source(value)
+        else:
+            found[node] = Node("pixels", (), (value.tobytes(), *node.what), (), node.what)
+    for node in ordered(roots):
+        if node in inner:
+            inputs = tuple([found[each] for each in node.inputs])
+            found[node] = Node(node.op, inputs, node.args, node.kwargs, node.what)
+    return {**found, **{root: values[root] for root in roots if root in values}}
+
+
+def _states() -> tuple[Any, Any, Any]:
+    return torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate()
+
+
+def _restore(states: tuple[Any, Any, Any]) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:
+    """Return what is recorded of one sample; to be called in a process that observes.
+
+    Args:
+        dataset: the user's, or a seeded one.
+        key: which sample; an iterable dataset's first one if None.
+
+    Returns:
+        "calls": the steps, in order; "looks": what needed pixels, with file and line; "differs":
+        how the replayed sample differs from the dataset's own, None if it does not.
+    """
+    hooks.install()
+
+    def sample() -> Any:
+        return next(iter(dataset)) if key is None else dataset[key]
+
+    before, own, nodes = _states(), Recorder(), list[Any]()
+    expected, after = sample(), _states()
+    _restore(before)
+    with recording(own, everywhere=True):
+        made = sample()
+    differs = None if _equal(after, _states()) else "its code draws other random numbers"
+    _mapped(made, lambda value: nodes.append(_sent(value)))
+    steps = ordered([each for each in nodes if isinstance(each, Node)])
+
+    def replayed(value: Any) -> Any:
+        found = _sent(value)
+        return ops.run([found])[0] if isinstance(found, Node) else found
+
+    if not _equal(_mapped(made, replayed), expected):
+        differs = "its pixels or other values differ"
+    return {"calls": [_told(node) for node in steps], "looks": own.looks, "differs": differs}
+
+
+def _told(node: Node) -> str:
+    args = [f"{len(each)} bytes" if isinstance(each, bytes) else repr(each) for each in node.args]
+    args += [f"{name}={value!r}" for name, value in node.kwargs]
+    return f"{node.op}({', '.join(args)})"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        return same and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return type(one).__eq__ is object.__eq__ or bool(one == other)
+
+
+def _self_test() -> str | None:
+    """Return why nothing can be recorded here, None if it can."""
+    try:
+        from PIL import Image, __version__
+    except ImportError:
+        return None
+    if int(__version__.partition(".")[0]) < 11:
+        return f"Pillow {__version__} is older than 11"
+    pixels = np.arange(3 * 24 * 20, dtype=np.uint8).reshape(24, 20, 3) * 7
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+
+    class Dataset:
+        def __getitem__(self, key: int) -> Any:
+            image = Image.open(io.BytesIO(file.getvalue())).convert("L").convert("RGB")
+            small = image.crop((2, 3, 18, 20)).resize((9, 8), 2).transpose(0).rotate(20)
+            image.thumbnail((7, 7))
+            return small, image, np.asarray(small.copy()), Image.fromarray(pixels).resize((3, 3))
+
+    found = describe_sample(Dataset(), 0)
+    return f"self-test: {found['differs']}" if found["differs"] or not found["calls"] else None
