@@ -1,11 +1,12 @@
 """What the prefetch thread does with a batch that workers recorded.
 
-    RecordedBatch ──HostReplay or DeviceReplay──> batch
-    a file that cannot be decoded ──> Unfinished ──loop's thread──> the dataset is asked again
+RecordedBatch ──HostReplay or DeviceReplay──> batch
+a file that cannot be decoded ──> Unfinished ──loop's thread──> the dataset is asked again
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -24,14 +25,15 @@ from dataloaders.replaying import ReplayError
 from dataloaders.replaying.host import HostReplay
 from dataloaders.specification import device_of, view_of
 
-from .numbers import Numbers
 from .explain import unequal
+from .numbers import Numbers
 
 if TYPE_CHECKING:
     from . import Dali
 
 __all__ = ["Replayed"]
 
+_USUAL_BATCH = 256
 _MOST_IN_A_ROW = 3
 """Batches in a row that the dataset makes itself before this counts as an error of the backend."""
 
@@ -52,6 +54,7 @@ class Replayed(Remainder):
         self._threads = numbers.threads
         self._device = device_of(getattr(loader, "device", None))
         self._replay: Any = None
+        self._lock = threading.Lock()
         self._asked: Specification | None = None
         self._pins = False
         self._in_a_row = 0
@@ -131,18 +134,26 @@ class Replayed(Remainder):
         return "images are decoded and transformed in bulk"
 
     def _replayed(self, batch: RecordedBatch) -> Batch:
-        if self._replay is None:
-            self._replay = self._made()
-            # The threads end with this object, whoever drops it.
-            weakref.finalize(self, self._replay.close)
-        return self._replay.apply(batch)
+        with self._lock:  # a loader may have two live iterators, each with a thread
+            if self._replay is None:
+                self._replay = self._made()
+            return self._replay.apply(batch)
 
     def _made(self) -> Any:
         from .decode import WindowDecoder
 
         options = self._options
-        exact = "resize" not in options.fast
-        host = HostReplay(
-            WindowDecoder(), self._threads, exact, options.dtype, options.memory_format
-        )
-        return host
+        shape = (options.dtype, options.memory_format)
+        host = HostReplay(WindowDecoder(), self._threads, "resize" not in options.fast, *shape)
+        weakref.finalize(self, host.close)  # its threads end with this object, whoever drops it
+        if self._device.type != "cuda":
+            return host
+        from dataloaders.replaying.device import DeviceReplay
+
+        from .gpu_graph import Graph
+
+        size = getattr(self._asked, "batch_size", None) or _USUAL_BATCH
+        engine = options.hw_decoder_load
+        graph = Graph(size, self._device, threads=self._threads, engine=engine)
+        weakref.finalize(self, graph.close)
+        return DeviceReplay(graph, host, self._device, *shape)

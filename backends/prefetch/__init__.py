@@ -23,8 +23,8 @@ from dataloaders.plan import Plan, Stage
 from dataloaders.transforms import NoTail
 
 from .device import Device, has_streams
-from .session import PrefetchSession, device_of
 from .remainders import remainder_of
+from .session import PrefetchSession, device_of
 from .transfer import StreamTransfer, Transfer
 
 __all__ = ["Prefetch"]

@@ -40,7 +40,7 @@ class PrefetchSession(Session):
         self._options = options
         self._loader = weakref.ref(loader)
         self._remainder: Remainder | None = None
-        self._remainder_changes: dict[str, Any] = {}
+        self._changes: dict[str, Any] = {}
         self._specification = _same_class(loader)
         self._backend = inner
         self._refresh(loader, device_of(options, loader))
@@ -91,12 +91,12 @@ class PrefetchSession(Session):
         if not (loader.persistent_workers and vars(loader).get("_iterator") is not None):
             found = remainder_of(self._options, loader, device)
             before = self._remainder
-            self._remainder, self._remainder_changes = found if isinstance(found, tuple) else (None, {})
+            self._remainder, self._changes = found if isinstance(found, tuple) else (None, {})
             if self._remainder is not None and self._remainder is not before:
                 self._remainder.prepare(device or torch.device("cpu"))
         state = specification.state_of(loader)
         changes = self._options.changes(loader, device, self._backend)
-        self._specification.__dict__.update({**state, **changes, **self._remainder_changes})
+        self._specification.__dict__.update({**state, **changes, **self._changes})
 
     def _free_pipeline(self, device: torch.device | None, loader: Specification) -> _Pipeline:
         """Return the kept pipeline, if no other iterator uses it; else one for this epoch alone."""
