@@ -1,4 +1,37 @@
-"""Recorded calls, done to pixels.
+"""Make a recorded batch: the very steps that were written down, on pixels, many at a time.
 
-evaluate.py  any step, one by one, exactly as the dataset's own code
+    RecordedBatch ──plan──> heads ──decoder──> images ──steps──> bytes ──pointwise──> batch
+
+evaluate.py   any step, one by one, exactly as the dataset's own code
+plan.py       what can be made in bulk
+host.py       decode and finish a batch in threads of the CPU
+device.py     decode and finish a batch on a device
+kernels.py    Pillow's colour arithmetic and nearest warps on a whole batch
+pointwise.py  ToTensor, Normalize and the like in one pass
+
+Decoders are given from outside: nothing here imports DALI.
 """
+
+from __future__ import annotations
+
+__all__ = ["DecodeError", "ReplayError"]
+
+
+class DecodeError(Exception):
+    """A device's decoder refuses a file; ``sample``: its position in the batch, if known."""
+
+    def __init__(self, sample: int | None, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.sample = sample
+
+
+class ReplayError(Exception):
+    """A batch cannot be made of what was recorded: its dataset has to be asked again.
+
+    Attributes:
+        samples: the positions in the batch of those that failed.
+    """
+
+    def __init__(self, samples: list[int], cause: BaseException) -> None:
+        super().__init__(f"replaying failed at {samples}: {type(cause).__name__}: {cause}")
+        self.samples = samples
