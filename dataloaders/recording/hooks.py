@@ -30,6 +30,9 @@ _counter = itertools.count()
 
 def install() -> None:
     """Hook Pillow, if it is installed, and those modules of torchvision that have been imported."""
+    if "torch" not in _installed:
+        _installed.add("torch")
+        swap(torch.utils.data._utils.collate.collate_tensor_fn, _collated)
     if "PIL" not in _installed and importlib.util.find_spec("PIL") is not None:
         _installed.add("PIL")
         _install_pillow()
@@ -64,6 +67,15 @@ def swap(function: Any, hook: Callable[..., Any]) -> None:
 
 def _template(*args: Any, **kwargs: Any) -> Any:
     return HOOK(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _collated(original: Any, batch: Any, **kwargs: Any) -> Any:
+    """Stack as torch does, but not in memory that it has allocated itself."""
+    if any(isinstance(each, tensor.Recorded) for each in batch):
+        if any(isinstance(each, tensor.Recorded) and each._real is None for each in batch):
+            return torch.stack(batch, 0)
+        batch = [each._real if isinstance(each, tensor.Recorded) else each for each in batch]
+    return original(batch, **kwargs)
 
 
 def _install_pillow() -> None:
@@ -152,23 +164,20 @@ def _grey(image: Any, num_output_channels: int) -> Any:
 def _expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
     if image.mode not in ("L", "RGB"):
         return None
-    if type(border) is int:
-        left = top = right = bottom = border
-    else:
-        left, top, right, bottom = border * 2 if len(border) == 2 else border
-    size = (image.size[0] + left + right, image.size[1] + top + bottom)
-    return None if min(size) < 1 else ((border, fill), program.Image(image.mode, size))
+    height, width = _padded(image.size[::-1], border)
+    return (border, fill), program.Image(image.mode, (width, height))
 
 
 def _pad(image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    numbers = (padding,) if type(padding) is int else tuple(padding)
-    left, top, right, bottom = numbers * (4 // len(numbers))
-    if padding_mode == "constant" or image.mode not in ("L", "RGB") or min(numbers) < 0:
+    if padding_mode == "constant" or image.mode not in ("L", "RGB"):
+        return None  # a call of ImageOps.expand
+    height, width = _padded(image.size[::-1], padding)
+    if (
+        not image.size[0] <= width < 3 * image.size[0]
+        or not image.size[1] <= height < 3 * image.size[1]
+    ):
         return None
-    if max(left, right) >= image.size[0] or max(top, bottom) >= image.size[1]:
-        return None
-    size = (image.size[0] + left + right, image.size[1] + top + bottom)
-    return (padding, fill, padding_mode), program.Image(image.mode, size)
+    return (padding, fill, padding_mode), program.Image(image.mode, (width, height))
 
 
 _IMAGE_OPS = {
@@ -193,22 +202,14 @@ def _install_functional(module: Any) -> None:
     """Hook ``torchvision.transforms.functional`` and what it calls."""
     from dataloaders.recording import image as images
 
-    def to_tensor(original: Any, pic: Any) -> Any:
+    def of_image(op: str, dtype: torch.dtype, original: Any, pic: Any) -> Any:
         if isinstance(pic, images.Recorded) and pic.mode in images.MODES:
             node = images.node_of(pic)
             if node is not None and torch.get_default_dtype() == torch.float32:
-                shape = (images.MODES[pic.mode], *pic.size[::-1])
-                return _from_image("to_tensor", node, program.Tensor(shape, torch.float32), None)
-        return original(pic)
-
-    def pil_to_tensor(original: Any, pic: Any) -> Any:
-        if isinstance(pic, images.Recorded) and pic.mode in images.MODES:
-            node = images.node_of(pic)
-            if node is not None:
                 channels, (width, height) = images.MODES[pic.mode], pic.size
-                what = program.Tensor((channels, height, width), torch.uint8)
-                strides = (1, width * channels, channels)
-                return _from_image("pil_to_tensor", node, what, strides)
+                what = program.Tensor((channels, height, width), dtype)
+                strides = (1, width * channels, channels) if dtype == torch.uint8 else None
+                return tensor.new(Node(op, (node,), (), (), what), strides=strides)
         return original(pic)
 
     def to_pil_image(original: Any, pic: Any, mode: Any = None) -> Any:
@@ -220,36 +221,29 @@ def _install_functional(module: Any) -> None:
                 return images.made("to_pil_image", (pic._node,), (mode,), what)
         return original(pic, mode)
 
-    swap(module.to_tensor, to_tensor)
-    swap(module.pil_to_tensor, pil_to_tensor)
+    swap(module.to_tensor, partial(of_image, "to_tensor", torch.float32))
+    swap(module.pil_to_tensor, partial(of_image, "pil_to_tensor", torch.uint8))
     swap(module.to_pil_image, to_pil_image)
     of_images = importlib.import_module("torchvision.transforms._functional_pil")
     of_tensors = importlib.import_module("torchvision.transforms._functional_tensor")
     for name, rule in _FUNCTIONAL_PIL.items():
         _swap_for_images(getattr(of_images, name), f"fpil.{name}", rule)
-    for name, shape in _V1.items():
-        swap(getattr(of_tensors, name, None), partial(_on_tensor, f"v1t.{name}", shape))
+    for name in _V1:
+        swap(getattr(of_tensors, name, None), partial(_on_tensor, f"v1t.{name}"))
 
 
-def _from_image(op: str, node: Node, what: program.Tensor, strides: Any) -> Any:
-    return tensor.new(Node(op, (node,), (), (), what), strides=strides)
-
-
-def _on_tensor(
-    op: str, rule: Callable[..., Any], original: Any, image: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _on_tensor(op: str, original: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Record a functional of torchvision on a stand-in; else run it."""
     if not isinstance(image, tensor.Recorded):
         return original(image, *args, **kwargs)
     if image._real is None:
         named = dict(kwargs)
         inplace = named.pop("inplace", False)
+        version, _, name = op.partition(".")
         try:
-            what = image._node.what
-            if len(what.shape) < 3 or (op.startswith("v1t.") and what.flavour != "Tensor"):
+            if version == "v1t" and image._node.what.flavour != "Tensor":
                 raise Unrecordable(op)
-            shape, dtype = rule(what.shape, what.dtype, *args, **named)
-            made = program.Tensor(tuple(map(int, shape)), dtype, what.flavour)
+            made = _outcome(version, name, image._node.what, args, named)
             return tensor.derived(op, image, args, named, made, inplace=inplace)
         except Exception:
             pass  # if it is the dataset's mistake, it is raised below
@@ -265,7 +259,7 @@ def _install_v2(module: Any) -> None:
             name = functional.__name__
             # Without a kernel of its flavour (a Mask has no normalize), the input passes through.
             if name in _V2 and input_type in module._KERNEL_REGISTRY.get(functional, {}):
-                return partial(_on_tensor, f"v2.{name}", _V2[name], kernel)
+                return partial(_on_tensor, f"v2.{name}", kernel)
         return kernel
 
     swap(module._get_kernel, get_kernel)
@@ -304,83 +298,26 @@ _TORCHVISION: dict[str, Callable[[Any], None]] = {
 }
 
 
-# Shape and dtype of what functionals make of a tensor; TypeError and the like: not recorded.
-
-
-def _unchanged(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-    return shape, dtype
-
-
-def _coloured(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-    if shape[-3] not in (1, 3):
-        raise Unrecordable("channels")
-    return shape, dtype
-
-
-def _cropped(shape: Any, dtype: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
-    return (*shape[:-2], height, width), dtype
-
-
-def _greyed(shape: Any, dtype: Any, num_output_channels: int = 1, **kwargs: Any) -> Any:
-    return (*_coloured(shape, dtype)[0][:-3], num_output_channels, *shape[-2:]), dtype
-
-
-def _normalized(shape: Any, dtype: Any, mean: Any, std: Any) -> Any:
-    if not dtype.is_floating_point or not all(std) or {len(mean), len(std)} - {1, shape[-3]}:
-        raise Unrecordable("statistics")
-    return shape, dtype
-
-
-def _converted(shape: Any, own: Any, /, dtype: Any = torch.float, scale: Any = False) -> Any:
-    if not isinstance(dtype, torch.dtype) or (scale and not dtype.is_floating_point):
-        raise Unrecordable("dtype")
-    return shape, dtype
-
-
-def _resized_v1(shape: Any, dtype: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
-    height, width = size
-    return (*shape[:-2], height, width), dtype
-
-
-def _padded_v1(shape: Any, dtype: Any, padding: Any, fill: Any = 0, **kwargs: Any) -> Any:
-    parse = sys.modules["torchvision.transforms._functional_tensor"]._parse_pad_padding
-    left, right, top, bottom = parse(padding)
-    return (*shape[:-2], shape[-2] + top + bottom, shape[-1] + left + right), dtype
-
-
-def _rotated(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("expand") or any(each is True for each in args):
-        raise Unrecordable("expand")
-    return shape, dtype
+# What functionals make of a tensor: its height and width, None for those of the input. An error
+# means that the call is not recorded.
 
 
 def _geometry() -> Any:
     return sys.modules["torchvision.transforms.v2.functional._geometry"]
 
 
-def _resized(shape: Any, dtype: Any, size: Any, max_size: Any = None, **kwargs: Any) -> Any:
-    found = _geometry()._compute_resized_output_size(shape[-2:], size=size, max_size=max_size)
-    return (*shape[:-2], *found), dtype
+def _padded(shape: Any, padding: Any) -> tuple[int, int]:
+    numbers = (padding,) if type(padding) is int else tuple(padding)
+    left, top, right, bottom = numbers * (4 // len(numbers))
+    return shape[-2] + top + bottom, shape[-1] + left + right
 
 
-def _padded(shape: Any, dtype: Any, padding: Any, *args: Any, **kwargs: Any) -> Any:
-    left, right, top, bottom = _geometry()._parse_pad_padding(padding)
-    return (*shape[:-2], shape[-2] + top + bottom, shape[-1] + left + right), dtype
+def _rotated(shape: Any, /, *args: Any, **kwargs: Any) -> None:
+    if kwargs.get("expand") or any(each is True for each in args):
+        raise Unrecordable("expand")
 
 
-def _centred(shape: Any, dtype: Any, output_size: Any) -> Any:
-    found = _geometry()._center_crop_parse_output_size(output_size)
-    return (*shape[:-2], *found), dtype
-
-
-def _resized_crop(
-    shape: Any, dtype: Any, top: Any, left: Any, height: Any, width: Any, size: Any, **kwargs: Any
-) -> Any:
-    found = _geometry()._compute_resized_output_size((height, width), size=size)
-    return (*shape[:-2], *found), dtype
-
-
-_COLOUR = dict.fromkeys(
+_SAME = dict.fromkeys(
     [
         "adjust_brightness",
         "adjust_contrast",
@@ -393,36 +330,60 @@ _COLOUR = dict.fromkeys(
         "adjust_sharpness",
         "autocontrast",
         "equalize",
+        "gaussian_blur",
+        "affine",
+        "perspective",
+        "erase",
+        "normalize",
+        "rgb_to_grayscale",
     ],
-    _coloured,
+    lambda *args, **kwargs: None,
 )
-_GEOMETRY = dict.fromkeys(("gaussian_blur", "affine", "perspective", "erase"), _unchanged)
-_V1: dict[str, Callable[..., Any]] = {
-    **_COLOUR,
-    **_GEOMETRY,
-    "hflip": _unchanged,
-    "vflip": _unchanged,
-    "crop": _cropped,
-    "rgb_to_grayscale": _greyed,
-    "normalize": _normalized,
-    "convert_image_dtype": partial(_converted, scale=True),
-    "resize": _resized_v1,
-    "pad": _padded_v1,
+_BOTH: dict[str, Callable[..., Any]] = {
+    **_SAME,
+    "crop": lambda shape, /, top, left, height, width: (height, width),
+    "pad": lambda shape, /, padding, *args, **kwargs: _padded(shape, padding),
     "rotate": _rotated,
 }
-_V2: dict[str, Callable[..., Any]] = {
-    **_COLOUR,
-    **_GEOMETRY,
-    "horizontal_flip": _unchanged,
-    "vertical_flip": _unchanged,
-    "elastic": _unchanged,
-    "crop": _cropped,
-    "center_crop": _centred,
-    "resized_crop": _resized_crop,
-    "rgb_to_grayscale": _greyed,
-    "normalize": _normalized,
-    "to_dtype": _converted,
-    "resize": _resized,
-    "pad": _padded,
-    "rotate": _rotated,
+_V1 = {
+    **_BOTH,
+    **dict.fromkeys(("hflip", "vflip", "convert_image_dtype"), _SAME["invert"]),
+    "resize": lambda shape, /, size, *args, **kwargs: size,
 }
+_V2 = {
+    **_BOTH,
+    **dict.fromkeys(("horizontal_flip", "vertical_flip", "elastic", "to_dtype"), _SAME["invert"]),
+    "center_crop": lambda shape, /, output_size: _geometry()._center_crop_parse_output_size(
+        output_size
+    ),
+    "resize": lambda shape, /, size, max_size=None, **kwargs: (
+        _geometry()._compute_resized_output_size(shape[-2:], size=size, max_size=max_size)
+    ),
+    "resized_crop": lambda shape, /, top, left, height, width, size, **kwargs: (
+        _geometry()._compute_resized_output_size((height, width), size=size)
+    ),
+}
+_COLOURS = set(_SAME) - {"gaussian_blur", "affine", "perspective", "erase", "normalize"}
+
+
+def _outcome(version: str, name: str, what: Any, args: Any, kwargs: Any) -> Any:
+    """Return what the functional ``name`` makes."""
+    shape, dtype, flavour = what
+    if len(shape) < 3 or (name in _COLOURS and shape[-3] not in (1, 3)):
+        raise Unrecordable(name)
+    height, width = (_V2 if version == "v2" else _V1)[name](shape, *args, **kwargs) or shape[-2:]
+    named = dict(kwargs)
+    if name in ("to_dtype", "convert_image_dtype"):
+        dtype, scale = (*args, *named.values(), True)[:2]
+        if not isinstance(dtype, torch.dtype):
+            raise Unrecordable(name)
+        if scale and flavour != "Mask" and not dtype.is_floating_point:
+            raise Unrecordable(name)
+    elif name == "normalize":
+        mean, std = named["mean"], named["std"]
+        if not dtype.is_floating_point or not all(std) or {len(mean), len(std)} - {1, shape[-3]}:
+            raise Unrecordable(name)
+    elif name == "rgb_to_grayscale":
+        channels = (*args, *named.values(), 1)[0]
+        shape = (*shape[:-3], channels, *shape[-2:])
+    return program.Tensor((*shape[:-2], int(height), int(width)), dtype, flavour)

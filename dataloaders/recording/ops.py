@@ -156,10 +156,13 @@ def _pixels(data: Any, mode: str, size: tuple[int, int]) -> Any:
     return Image.frombytes(mode, size, bytes(data))
 
 
-def _tensor(data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _tensor(
+    data: Any, shape: tuple[int, ...], dtype: torch.dtype, flavour: str = "Tensor"
+) -> torch.Tensor:
     if not len(data):
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    made = torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return made if flavour == "Tensor" else _as_subclass(made, flavour)
 
 
 def _decode(data: Any, function: str, *args: Any) -> Any:

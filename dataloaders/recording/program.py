@@ -11,7 +11,7 @@ Steps without inputs are sources, whose first argument is a slot, the number of 
     decode(slot, function, *args)               an encoded file, as ``torch.ops.image`` decodes it
     array(slot, shape, typestr, mode)           NumPy's pixels, as ``Image.fromarray`` takes them
     pixels(slot, mode, size)                    an image of Pillow's: ``tobytes()``
-    tensor(slot, shape, dtype)                  a contiguous tensor
+    tensor(slot, shape, dtype, flavour)         a contiguous tensor
 
 While a sample is recorded, the bytes themselves stand where the slot will. Other operations:
 
@@ -87,7 +87,7 @@ class Node:
         inputs: the steps that it takes.
         args: its arguments.
         kwargs: its keyword arguments.
-        what: what comes out.
+        what: what comes out, an `Image` or a `Tensor`.
         uses: how many steps take this one.
         value: what it made, if that was needed while recording.
     """
@@ -100,7 +100,7 @@ class Node:
         inputs: tuple[Node, ...],
         args: tuple[Any, ...],
         kwargs: tuple[tuple[str, Any], ...],
-        what: Image | Tensor,
+        what: Any,
     ) -> None:
         self.op, self.inputs, self.args, self.kwargs, self.what = op, inputs, args, kwargs, what
         self.uses, self.value = 0, None  # type: int, Any

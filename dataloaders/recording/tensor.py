@@ -5,8 +5,8 @@
     all else, from Python or C++ ──__torch_function__, __torch_dispatch__──> done to real tensors
 
 A stand-in that was needed for real keeps its tensor, and every later call goes to that. Stand-ins
-that share memory (views of each other) get real tensors together, which share it; a write is recorded
-only where nobody does.
+that share memory (views of each other) get real tensors together, which share it; a write is
+recorded only where nobody does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaders.recording.ops import run, writes
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Input, Node, substituted
 
-__all__ = ["Recorded", "derived", "materialise", "new"]
+__all__ = ["Recorded", "derived", "materialise", "new", "source"]
 
 _LOCK = threading.RLock()
 _off = torch._C.DisableTorchFunctionSubclass
@@ -215,10 +215,14 @@ def _constant(tensor: Any) -> Any:
     plain = real.device.type == "cpu" and real.layout == torch.strided and not real.requires_grad
     if not plain or type(real).__name__ not in ("Tensor", "Image", "Mask", "Video"):
         raise Unrecordable(type(tensor).__name__)
-    real = real.as_subclass(torch.Tensor).contiguous()
-    data = real.flatten().view(torch.uint8).numpy().tobytes() if real.numel() else b""
-    what = program.Tensor(tuple(real.shape), real.dtype)
-    return new(Node("tensor", (), (data, what.shape, what.dtype), (), what))
+    return new(source(real))
+
+
+def source(real: torch.Tensor) -> Node:
+    """Return the step that makes a copy of a tensor."""
+    what = program.Tensor(tuple(real.shape), real.dtype, posed(type(real)).__name__)
+    copy = torch.empty(what.shape, dtype=what.dtype).copy_(real.as_subclass(torch.Tensor))
+    return Node("tensor", (), (copy.view(-1).view(torch.uint8).numpy(), *what), (), what)
 
 
 def _generic(func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -226,6 +230,8 @@ def _generic(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     inputs: list[Any] = []
     sealed = _sealed(args, inputs), _sealed(kwargs, inputs)
     first = inputs[0]
+    if all(each._node.op == "tensor" for each in inputs):
+        raise Unrecordable("no stand-in")
     flavours = {each._node.what.flavour for each in inputs} - {"Tensor"}
     if "alpha" in kwargs or (flavours and (len(flavours) > 1 or writes(name) or _wrapping())):
         raise Unrecordable(name)

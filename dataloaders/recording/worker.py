@@ -40,15 +40,11 @@ def recording_changes(loader: Any, upto: str = "files") -> dict[str, Any]:
     """
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return {}  # torch seeds their shuffles by their class
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        return _changes(loader, _Stream(loader.dataset), upto)
-    return _changes(loader, _Map(loader.dataset), upto)
-
-
-def _changes(loader: Any, dataset: Any, upto: str) -> dict[str, Any]:
+    state = _State()
+    kind = _Stream if loader._dataset_kind == _DatasetKind.Iterable else _Map
     return {
-        "dataset": dataset,
-        "collate_fn": _Collate(loader.collate_fn, upto),
+        "dataset": kind(loader.dataset, state),
+        "collate_fn": _Collate(loader.collate_fn, state, upto),
         "worker_init_fn": _Start(loader.worker_init_fn),
     }
 
@@ -68,7 +64,7 @@ def ask_again(again: Again, loader: Any) -> Any:
         return fetcher.fetch(again.keys)
 
 
-class _Worker:
+class _State:
     """This process's recording.
 
     Attributes:
@@ -88,13 +84,17 @@ class _Worker:
                 self.stopped = _self_test()
         return self.stopped is None
 
-    def stop(self, why: str) -> None:
-        """Record no more: what differed once will differ again."""
-        self.stopped = why
-        _log.info("recording stopped: %s", why)
+    def for_real(self, again: Again, make: Callable[[], Any], error: Exception) -> Any:
+        """Return what ``make`` makes without recording, from the same states; record no more.
 
-
-_worker = _Worker()
+        Raises:
+            Exception: the dataset's own, made without recording, too.
+        """
+        _restore(again.states)
+        made = make()
+        self.stopped = f"{type(error).__name__}: {error}"
+        _log.info("recording stopped: %s", self.stopped)
+        return made
 
 
 class _Taken(NamedTuple):
@@ -109,8 +109,9 @@ class _Taken(NamedTuple):
 class _Map:
     """A map dataset that records."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, state: _State) -> None:
         self.dataset = dataset
+        self._state = state
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -125,7 +126,7 @@ class _Map:
         return self._taken(keys, lambda: [self.dataset[key] for key in keys])
 
     def _taken(self, keys: Any, fetch: Callable[[], Any]) -> _Taken:
-        if not _worker.ready():
+        if not self._state.ready():
             return _Taken(fetch(), None, None, None)
         own, again = Recorder(), Again(keys, _states())
         try:
@@ -134,23 +135,16 @@ class _Map:
         except Exception as error:
             if not own.sources:
                 raise  # without a stand-in, it is the dataset's
-            return _Taken(_for_real(again, fetch, error), None, None, None)
+            return _Taken(self._state.for_real(again, fetch, error), None, None, None)
         return _Taken(samples, own, again, fetch)
-
-
-def _for_real(again: Again, make: Callable[[], Any], error: Exception) -> Any:
-    """Return what ``make`` makes without recording, from the same states, and record no more."""
-    _restore(again.states)
-    made = make()  # raises what is the dataset's own error
-    _worker.stop(f"{type(error).__name__}: {error}")
-    return made
 
 
 class _Stream:
     """An iterable dataset that records."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, state: _State) -> None:
         self.dataset = dataset
+        self._state = state
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -165,7 +159,7 @@ class _Stream:
             yield _Taken(sample, own, None, None)
 
     def _next(self, action: Callable[[], Any]) -> tuple[Any, Recorder | None]:
-        if not _worker.ready():
+        if not self._state.ready():
             return action(), None
         own = Recorder()
         with recording(own, everywhere=get_worker_info() is not None):
@@ -175,8 +169,9 @@ class _Stream:
 class _Collate:
     """The user's collate_fn, run on stand-ins."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any], upto: str) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], state: _State, upto: str) -> None:
         self._collate_fn = collate_fn
+        self._state = state
         self._upto = upto
 
     def __call__(self, taken: Any) -> Any:
@@ -193,7 +188,7 @@ class _Collate:
                 return self._packed(self._collate_fn(samples), again)
         except Exception as error:
             fetched = fetch or (lambda: _mapped(samples, _real))
-            return _for_real(before, lambda: self._collate_fn(fetched()), error)
+            return self._state.for_real(before, lambda: self._collate_fn(fetched()), error)
 
     def _packed(self, batch: Any, again: Again | None) -> Any:
         cut: dict[Any, Any] = {}
@@ -285,8 +280,7 @@ def _tails(roots: list[Node]) -> dict[Any, Any]:
     values = dict(zip(order, ops.run(order), strict=True))
     for node, value in values.items():
         if isinstance(value, torch.Tensor):
-            data = value.contiguous().flatten().view(torch.uint8).numpy()
-            found[node] = Node("tensor", (), (data, *node.what[:2]), (), node.what)
+            found[node] = tensor.source(value)
         else:
             found[node] = Node("pixels", (), (value.tobytes(), *node.what), (), node.what)
     for node in ordered(roots):
