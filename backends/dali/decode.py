@@ -1,0 +1,74 @@
+"""Decode JPEG files on the CPU by nvImageCodec, DALI's own decoder library: whole, or a window.
+
+    (file, window or None), ... ──> uint8 [H, W, 3] each, Pillow's RGB to the bit
+                               └──> None where Pillow has to have the say: it decodes, or raises
+
+Left to Pillow: other formats, CMYK, more than 8 bits, windows that reach outside or are one pixel
+wide (libjpeg then ignores the neighbouring chroma), and files that fail. A damaged file does not
+affect its neighbours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from nvidia import nvimgcodec
+
+__all__ = ["WindowDecoder"]
+
+
+class WindowDecoder:
+    """Decodes in whatever threads call it, without the GIL; each has a decoder of its own."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+        self._params = nvimgcodec.DecodeParams(
+            apply_exif_orientation=False,  # Pillow does not
+            color_spec=nvimgcodec.ColorSpec.SRGB,
+        )
+
+    def decode(
+        self, files: Sequence[tuple[Any, tuple[int, int, int, int] | None]]
+    ) -> list[npt.NDArray[np.uint8] | None]:
+        """Return the pixels of each file, or None: see the module.
+
+        Args:
+            files: the bytes of each, and Pillow's box (left, upper, right, lower) of its window.
+                The bytes are read where they are, and not after this returns.
+        """
+        streams = [_stream(file, window) for file, window in files]
+        there = [stream for stream in streams if stream is not None]
+        found = iter(self._decoder().decode(there, params=self._params) if there else ())
+        images = [stream if stream is None else next(found) for stream in streams]
+        return [image if image is None else np.asarray(image) for image in images]
+
+    def _decoder(self) -> Any:
+        decoder = getattr(self._own, "decoder", None)
+        if decoder is None:
+            decoder = self._own.decoder = nvimgcodec.Decoder(
+                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+                max_num_cpu_threads=1,  # which is the calling one
+                backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
+            )
+        return decoder
+
+
+def _stream(file: Any, window: tuple[int, int, int, int] | None) -> Any:
+    """Return what nvImageCodec decodes as Pillow does; None for anything else."""
+    try:
+        stream = nvimgcodec.CodeStream(file)
+        if stream.codec_name != "jpeg" or stream.num_channels == 4 or stream.precision != 8:
+            return None
+        if window is None or window == (0, 0, stream.width, stream.height):
+            return stream
+        left, upper, right, lower = window
+        inside = left >= 0 and upper >= 0 and right <= stream.width and lower <= stream.height
+        if not inside or right - left < 2 or lower <= upper:
+            return None
+        return stream.get_sub_code_stream(0, nvimgcodec.Region(upper, left, lower, right))
+    except (RuntimeError, ValueError):  # no image at all
+        return None

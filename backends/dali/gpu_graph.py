@@ -1,0 +1,274 @@
+"""Decode, crop, resize, crop and flip files by one DALI graph, whose arguments are fed by batch.
+
+    feed(files, ...) ──> runs of a bounded number of pixels ──> DALI ──> take(out): uint8 images
+      decoders.image (mixed) ─> slice ─> resize (triangular) ─> slice ─> flip
+
+The same graph runs on the CPU, for tests. Images are copied out on the current stream: DALI's
+DLPack tensors would synchronise the device when they are dropped, which breaks the capture of CUDA
+graphs. Files are decoded whole: nvImageCodec 0.9 fails at windows on a device (its issue 55).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import re
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from nvidia.dali import Pipeline, fn, types
+
+from dataloaders.replaying import DecodeError
+
+__all__ = ["Graph"]
+
+Array = npt.NDArray[Any]
+
+_ARGUMENTS = {"start": 2, "shape": 2, "size": 2, "start2": 2, "shape2": 2, "flip": 2}
+"""Names and lengths of what is fed for each image, all int32 as (down, across)."""
+
+
+@dataclass
+class _Run:
+    files: list[Array]
+    values: dict[str, Array]
+    first: int
+    pixels: int
+    last: bool = False
+
+
+class Graph:
+    """Files in, uint8 images out, batch by batch; for one thread at a time.
+
+    Args:
+        batch_size: the most files in a batch.
+        device: where it decodes and works.
+        threads: of DALI's own; each takes 16 MiB on a device, and as much pinned memory.
+        depth: the most runs at once.
+        engine: the share of JPEG files that go to a device's hardware decoder. Between 0 and 1, a
+            file's pixels depend on its place in the batch, since the engine decodes differently.
+        most_pixels: of the files, decoded whole, in all runs at once; 3 bytes each. A file alone
+            may have more.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        device: torch.device,
+        *,
+        threads: int = 4,
+        depth: int = 2,
+        engine: float = 1.0,
+        most_pixels: int = 1 << 29,
+    ) -> None:
+        self._batch_size = batch_size
+        self._device = device
+        self._threads = threads
+        self._depth = depth
+        self._engine = engine
+        self._most_pixels = most_pixels
+        self._pipeline: Pipeline | None = None
+        self._waiting: deque[_Run] = deque()
+        self._running: deque[_Run] = deque()
+        self._copied: _Run | None = None
+        self._lock = Lock()
+        self._closed = False
+        _ALIVE.add(self)
+
+    def feed(
+        self,
+        files: Sequence[Any],
+        sizes: Array,
+        windows: Array,
+        resized: Array,
+        crops: Array,
+        flips: Array,
+    ) -> None:
+        """Start on a batch.
+
+        Args:
+            files: bytes of each, which are read where they are and must not change until taken.
+            sizes: [n, 2], height and width of each file's image.
+            windows: [n, 4], top, left, height and width of what is needed of it.
+            resized: [n, 2], height and width that the window is resized to.
+            crops: [n, 4], like ``windows``, of the resized window.
+            flips: [n, 2], whether top and bottom, and left and right, are exchanged.
+        """
+        columns = (windows[:, :2], windows[:, 2:], resized, crops[:, :2], crops[:, 2:], flips)
+        values = [np.ascontiguousarray(column, np.int32) for column in columns]
+        pixels = np.asarray(sizes, np.int64).prod(1).tolist()
+        runs: list[_Run] = []
+        for place, file in enumerate(files):
+            full = not runs or len(runs[-1].files) == self._batch_size
+            if full or runs[-1].pixels + pixels[place] > self._most_pixels // self._depth:
+                runs.append(_Run([], {}, place, 0))
+            runs[-1].files.append(np.frombuffer(file, np.uint8))
+            runs[-1].pixels += pixels[place]
+        runs[-1].last = True
+        for run in runs:
+            some = slice(run.first, run.first + len(run.files))
+            run.values = {n: v[some] for n, v in zip(_ARGUMENTS, values, strict=True)}
+        with self._turn():
+            self._waiting.extend(runs)
+            self._schedule()
+
+    def take(self, out: torch.Tensor) -> None:
+        """Fill ``out``, uint8 [n, height, width, 3] on the device, with the oldest batch's images.
+
+        It is filled in the order of the current stream.
+
+        Raises:
+            DecodeError: a file cannot be decoded. The batch is dropped; the others go on.
+            RuntimeError: any other error of DALI's, such as a lack of memory.
+        """
+        with self._turn():
+            last = False
+            while not last:
+                run = self._running[0]
+                last = run.last
+                try:
+                    (made,) = self._pipeline.share_outputs(self._stream())  # type: ignore[union-attr]
+                except RuntimeError as error:
+                    failure = _failure(error, run.first)
+                    self._drop()
+                    raise failure from None
+                self._running.popleft()
+                place = ctypes.c_void_p(out[run.first].data_ptr())
+                if made.shape() != [tuple(out.shape[1:])] * len(run.files):
+                    raise ValueError(f"images of {made.shape()[:1]} do not fit {tuple(out.shape)}")
+                if self._device.type == "cuda":
+                    stream = types._raw_cuda_stream_ptr(self._stream())
+                    made.copy_to_external(place, stream, non_blocking=True)
+                else:
+                    made.copy_to_external(place)
+                self._pipeline.release_outputs()  # type: ignore[union-attr]
+                self._copied = run  # a device may still be reading its files
+                self._schedule()
+
+    def close(self) -> None:
+        """End the pipeline and its threads; drop batches in progress."""
+        with self._turn(closing=True):
+            self._closed = True
+            self._waiting.clear()
+            self._running.clear()
+            self._pipeline = self._copied = None
+
+    @contextmanager
+    def _turn(self, closing: bool = False) -> Iterator[None]:
+        with self._lock:
+            if self._closed and not closing:
+                raise RuntimeError("this graph was closed, or was made before a fork")
+            if self._device.type != "cuda":
+                yield
+                return
+            with torch.cuda.device(self._device):
+                yield
+
+    def _schedule(self) -> None:
+        while self._waiting and len(self._running) < self._depth:
+            used = sum(run.pixels for run in self._running)
+            if self._running and used + self._waiting[0].pixels > self._most_pixels:
+                return
+            self._running.append(self._waiting.popleft())
+            self._begin(self._running[-1])
+
+    def _begin(self, run: _Run) -> None:
+        if self._pipeline is None:
+            self._pipeline = self.defined()
+            self._pipeline.build()
+        self._pipeline.feed_input("files", run.files)
+        for name, value in run.values.items():
+            self._pipeline.feed_input(name, value)
+        self._pipeline.schedule_run()
+
+    def _drop(self) -> None:
+        """Drop the oldest batch, and begin the others anew: DALI gives up after an error."""
+        self._pipeline = None
+        due = deque((*self._running, *self._waiting))
+        while due and not due.popleft().last:
+            pass
+        self._running.clear()
+        self._waiting = due
+        self._schedule()
+
+    def _stream(self) -> Any:
+        return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+
+    def defined(self) -> Pipeline:
+        """Return the pipeline, not built."""
+        cuda = self._device.type == "cuda"
+        pipeline = Pipeline(
+            batch_size=self._batch_size,
+            num_threads=self._threads,
+            device_id=(self._device.index or 0) if cuda else None,
+            set_affinity=False,
+            exec_dynamic=True,  # each output has memory of its own
+            exec_pipelined=False,  # else the first schedule_run() begins `depth` runs, fed or not
+            prefetch_queue_depth=self._depth,
+        )
+        with pipeline:
+            files = fn.external_source(name="files", dtype=types.UINT8, ndim=1, no_copy=True)
+            given = {
+                name: fn.external_source(name=name, dtype=types.INT32, ndim=1)
+                for name in _ARGUMENTS
+            }
+            options: dict[str, Any] = {"device": "cpu"}
+            if cuda:
+                options = {"device": "mixed", "hw_decoder_load": self._engine}
+                options["jpeg_fancy_upsampling"] = True  # chroma as in libjpeg
+            images = fn.decoders.image(
+                files, output_type=types.RGB, adjust_orientation=False, affine=False, **options
+            )
+            images = fn.slice(images, start=given["start"], shape=given["shape"], axes=(0, 1))
+            size = fn.cast(given["size"], dtype=types.FLOAT)
+            images = fn.resize(images, size=size, interp_type=types.INTERP_TRIANGULAR)
+            images = fn.slice(images, start=given["start2"], shape=given["shape2"], axes=(0, 1))
+            flip = given["flip"]
+            images = fn.flip(images, vertical=flip[0], horizontal=flip[1])
+            pipeline.set_outputs(images)
+        return pipeline
+
+
+def _failure(error: RuntimeError, first: int) -> Exception:
+    """Return a `DecodeError`, if that is what it is; else the very error."""
+    message = str(error)
+    if re.search(r"CUDA|cuda|out of memory|bad_alloc", message) or "decode" not in message:
+        return error
+    found = re.search(r"sample #(\d+)", message)
+    return DecodeError(first + int(found.group(1)) if found else None, error.with_traceback(None))
+
+
+_ALIVE: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    """Keep pipelines alive in a child, where ending them would wait for the parent's threads."""
+    for graph in _ALIVE:
+        graph._closed, graph._lock = True, Lock()
+        if graph._pipeline is not None:
+            backend, graph._pipeline._pipe = graph._pipeline._pipe, None
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # it is never destroyed
+            graph._pipeline = None
+
+
+def _at_exit() -> None:
+    """Close the graphs before DALI's own exit handler, which aborts a thread that is taking.
+
+    Registered after DALI's own, so this runs before it.
+    """
+    for graph in list(_ALIVE):
+        graph.close()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)

@@ -1,0 +1,261 @@
+"""Make recorded batches in threads of the CPU.
+
+each image: window of its file ──decoder──> resized, flipped ──steps──> bytes ──> its place in
+the batch, whose memory is used again when nobody refers to it any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dataloaders.batches.memory import HostPool
+from dataloaders.machine.threads import limit_torch_threads
+from dataloaders.recording import program
+from dataloaders.recording.ops import run
+from dataloaders.recording.program import Node, RecordedBatch, unpack
+
+from . import ReplayError
+from .evaluate import put_back
+from .plan import Box, Head, Row, Stack, heads_of, plan
+from .pointwise import Pointwise
+
+__all__ = ["Decoder", "HostReplay", "Shares", "Tails", "finished", "wanted_of"]
+
+
+class Decoder(Protocol):
+    """Decodes files on the CPU, in whatever threads call it."""
+
+    def decode(self, files: Sequence[tuple[Any, Box | None]]) -> Sequence[Any]:
+        """Return uint8 [H, W, 3] for each file and window; None: Pillow has to do it."""
+
+
+class HostReplay:
+    """Batches on the CPU.
+
+    Args:
+        decoder: decodes JPEG files as Pillow does, to the bit.
+        threads: how many.
+        exact: whether Pillow resizes its images itself. Else torch does where the filter is
+            bilinear, for a third of the time: 1 level off at most, in one value of six.
+        dtype: what a batch's floats are rounded to; None: they stay.
+        memory_format: the memory order of stacked images.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        threads: int,
+        exact: bool = True,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self._decoder = decoder
+        self._exact = exact
+        self._finish = partial(finished, dtype=dtype, memory_format=memory_format)
+        self._last = memory_format is torch.channels_last
+        self._tails = Tails(dtype)
+        self._shares = Shares(threads)
+        self._pool = HostPool()
+
+    def apply(self, batch: RecordedBatch) -> Any:
+        """Return the batch.
+
+        Raises:
+            ReplayError: some of its samples cannot be made of what was recorded.
+        """
+        nodes, slots = unpack(batch)
+        numbers = wanted_of(batch.rest)
+        wanted = [nodes[number] for number in numbers]
+        stacks, apart = plan(wanted)
+        known: dict[Node, Any] = {}
+        jobs: list[tuple[int, Callable[[], None]]] = []
+        for stack in stacks:
+            tail = self._tails.of(stack, wanted)
+            out = known[stack.node] = self._empty(stack, tail.dtype)
+            for place, row in enumerate(stack.rows):
+                jobs.append((place, partial(self._fill, row, slots, tail, out[place : place + 1])))
+        begun = self._shares.start(jobs) + self.start_values(apart, slots, known)
+        self.wait(begun)
+        values = map(self._finish, run(wanted, slots, known))
+        return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._shares.close()
+
+    def image(self, row: Row, slots: Sequence[Any]) -> Tensor:
+        """Return the bytes of ``row.image``, uint8 [H, W, 3]."""
+        if row.head is not None and not row.steps:
+            pixels = self._pixels(row.head, slots)
+            if pixels is not None:
+                return pixels
+        value = self._value(row.image, slots, row.head is None or bool(row.steps))
+        if isinstance(value, Tensor):
+            return value.as_subclass(Tensor).permute(1, 2, 0)
+        return torch.from_numpy(np.array(value))
+
+    def start(self, rows: Iterable[tuple[int, Row]], slots: Sequence[Any], put: Any) -> list[Any]:
+        """Begin to ``put(place, image(row))`` in the threads; to be waited for with `wait`."""
+        jobs = [(k, lambda k=k, row=row: put(k, self.image(row, slots))) for k, row in rows]
+        return self._shares.start(jobs)
+
+    def start_values(
+        self, nodes: Iterable[Node], slots: Sequence[Any], known: dict[Node, Any]
+    ) -> list[Any]:
+        """Begin to put what ``nodes`` make into ``known``; to be waited for with `wait`."""
+        return self._shares.start(
+            [(k, partial(self._make, node, slots, known)) for k, node in enumerate(nodes)]
+        )
+
+    def wait(self, begun: Sequence[Future[Any]]) -> None:
+        """Wait for what was started; raises `ReplayError`."""
+        self._shares.wait(begun)
+
+    def _fill(self, row: Row, slots: Sequence[Any], tail: Pointwise, out: Tensor) -> None:
+        tail(self.image(row, slots).unsqueeze(0), out)
+        if row.last is not row.done:
+            out[0].copy_(run([row.last], slots, {row.done: out[0].clone()})[0])
+
+    def _make(self, node: Node, slots: Sequence[Any], known: dict[Node, Any]) -> None:
+        known[node] = self._value(node, slots)
+
+    def _value(self, node: Node, slots: Sequence[Any], heads: bool = True) -> Any:
+        known = {}
+        for head in heads_of(node) if heads else ():
+            pixels = self._pixels(head, slots)
+            if pixels is not None:
+                known[head.node] = _as_recorded(pixels, head)
+        return run([node], slots, known)[0]
+
+    def _pixels(self, head: Head, slots: Sequence[Any]) -> Tensor | None:
+        """Return uint8 [H, W, 3]; None: Pillow has to decode the file."""
+        (found,) = self._decoder.decode([(slots[head.source.args[0]], head.window)])
+        if found is None:
+            return None
+        if head.size is None:
+            pixels = torch.from_numpy(found)
+        elif head.pil and (self._exact or head.by != 2):
+            from PIL import Image
+
+            resized = Image.fromarray(found).resize(head.size, int(head.by))
+            pixels = torch.from_numpy(np.array(resized))
+        else:
+            mode = "bilinear" if head.by == 2 else str(head.by)
+            image = torch.from_numpy(found).permute(2, 0, 1).unsqueeze(0)
+            image = functional.interpolate(image, head.size[::-1], mode=mode, antialias=True)
+            pixels = image[0].permute(1, 2, 0)
+        if head.crop is not None:
+            left, upper, right, lower = head.crop
+            pixels = pixels[upper:lower, left:right]
+        turned = [axis for axis, flip in zip((1, 0), head.flips, strict=True) if flip]
+        return pixels.flip(turned) if turned else pixels
+
+    def _empty(self, stack: Stack, dtype: torch.dtype) -> Tensor:
+        channels, height, width = stack.node.inputs[0].what.shape
+        if not self._last:
+            return self._pool.empty((len(stack.rows), channels, height, width), dtype)
+        out = self._pool.empty((len(stack.rows), height, width, channels), dtype)
+        return out.permute(0, 3, 1, 2)
+
+
+class Tails:
+    """The last passes of batches, each made once; ``dtype``: what floats are rounded to."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+        self._known: list[tuple[Any, Pointwise]] = []
+
+    def of(self, stack: Stack, wanted: Sequence[Node]) -> Pointwise:
+        """Return what makes the rows of ``stack``; rounded if they are ``wanted`` as they are."""
+        as_is = any(stack.node is node for node in wanted)
+        as_is = as_is and all(row.last is row.done for row in stack.rows)
+        of = stack.rows[0].image.what
+        steps = [(step.op, step.args, step.kwargs) for step in stack.tail]
+        key = (as_is, steps, of[0] if isinstance(of, program.Image) else of.flavour)
+        for known, tail in self._known:
+            if known == key:
+                return tail
+        tail = Pointwise(stack.tail, of, self._dtype if as_is else None)
+        self._known = [(key, tail), *self._known[:7]]
+        return tail
+
+
+class Shares:
+    """Threads that share jobs, each taking the next one."""
+
+    def __init__(self, threads: int) -> None:
+        self._count = threads
+        self._threads = ThreadPoolExecutor(threads, "replay", limit_torch_threads, (1,))
+
+    def start(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> list[Future[Any]]:
+        """Begin with ``jobs``, each with the position in the batch that it is for."""
+        pending = iter(list(jobs))
+        return [self._threads.submit(_work, pending) for _ in range(self._count)]
+
+    def wait(self, begun: Sequence[Future[Any]]) -> None:
+        """Wait for jobs.
+
+        Raises:
+            ReplayError: some failed.
+        """
+        failed = [failure for future in begun for failure in future.result()]
+        if failed:
+            cause = failed[0][1]
+            raise ReplayError(sorted({place for place, _ in failed}), cause) from cause
+
+    def close(self) -> None:
+        """End the threads when they have done what was begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _work(jobs: Iterator[tuple[int, Callable[[], None]]]) -> list[tuple[int, Exception]]:
+    failed: list[tuple[int, Exception]] = []
+    for place, job in jobs:
+        try:
+            job()
+        except MemoryError:
+            raise
+        except Exception as error:  # the dataset is asked for that sample, and raises its own
+            failed.append((place, error))
+    return failed
+
+
+def wanted_of(rest: Any) -> list[int]:
+    """Return the numbers of the steps that a batch refers to, each once."""
+    found: dict[int, None] = {}
+    put_back(rest, found.setdefault)
+    return list(found)
+
+
+def finished(value: Any, dtype: torch.dtype | None, memory_format: torch.memory_format) -> Any:
+    """Return ``value`` in the dtype and memory order that are asked for, if it is a tensor."""
+    if type(value) is Tensor and value.is_floating_point() and dtype is not None:
+        value = value.to(dtype)
+    if type(value) is Tensor and value.ndim == 4 and memory_format is torch.channels_last:
+        value = value.contiguous(memory_format=memory_format)
+    return value
+
+
+def _as_recorded(pixels: Tensor, head: Head) -> Any:
+    """Return ``pixels`` as what the last step of ``head`` makes."""
+    what = head.node.what
+    if isinstance(what, program.Image):
+        from PIL import Image
+
+        return Image.fromarray(pixels.numpy())
+    made = pixels.permute(2, 0, 1)
+    if head.source.op == "decode":
+        made = made.contiguous()
+    if what.flavour == "Tensor":
+        return made
+    from torchvision import tv_tensors
+
+    return made.as_subclass(getattr(tv_tensors, what.flavour))

@@ -1,0 +1,236 @@
+"""Pillow's colour arithmetic and nearest warps on a whole batch, wherever its memory is.
+
+    lookup      each level by a table of its own     brightness, contrast, equalize, posterize, ...
+    saturation  away from the pixel's L              (also grey: a factor of 0)
+    sharpness   away from the mean of 9 pixels
+    affine      each pixel from somewhere else       rotate, shear, translate
+    hue         through HSV and back
+
+Images are uint8 [n, H, W, 3], dense. All is Pillow's to the bit on any device: whole numbers, or
+float32 operations that IEEE 754 rounds in one way and that nothing fuses. Constants are made on
+the device: no copy waits for a stream.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = [
+    "affine",
+    "autocontrast",
+    "contrast",
+    "equalize",
+    "hue",
+    "lookup",
+    "reaches",
+    "saturation",
+    "sharpness",
+    "upload",
+]
+
+Array = npt.NDArray[Any]
+
+
+def upload(array: Array, device: torch.device) -> Tensor:
+    """Return ``array`` on ``device``; through pinned memory, so that no stream is waited for."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def lookup(images: Tensor, tables: Tensor) -> Tensor:
+    """Return each level replaced by its table's; ``tables``: uint8 [n, 1 or 3, 256]."""
+    flat = tables.expand(-1, images.shape[3], -1).reshape(-1)
+    return flat.index_select(0, _places(images).reshape(-1)).view(images.shape)
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Return tables for `lookup`: away from the image's mean L; ``factor``: float32 [n]."""
+    pixels = images.shape[1] * images.shape[2]
+    total = _luma(images).sum((1, 2), dtype=torch.int64)
+    mean = torch.div(2 * total + pixels, 2 * pixels, rounding_mode="floor")  # to nearest
+    levels = torch.arange(256, device=images.device).expand(len(images), 1, -1)
+    return _blend(mean.float().view(-1, 1, 1), levels, factor.view(-1, 1, 1))
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Return tables for `lookup`: each channel from its darkest to its lightest level."""
+    low = images.amin((1, 2)).double().unsqueeze(-1)
+    span = images.amax((1, 2)).double().unsqueeze(-1) - low
+    levels = torch.arange(256, device=images.device, dtype=torch.float64)
+    # Tensor by tensor: of a Python number, torch multiplies by the reciprocal.
+    scale = torch.full_like(span, 255.0).div(span.clamp(min=1))
+    table = (levels * scale).add_(-low * scale).clamp_(0, 255)
+    return torch.where(span == 0, levels, table).to(torch.uint8)
+
+
+def equalize(images: Tensor) -> Tensor:
+    """Return tables for `lookup`: levels of each channel spread by how often they occur."""
+    count, height, width, channels = images.shape
+    one = torch.ones((), dtype=torch.int32, device=images.device)
+    counts = torch.zeros(count * channels * 256, dtype=torch.int32, device=images.device)
+    places = _places(images).reshape(-1)
+    counts.index_add_(0, places, one.expand(len(places)))
+    counts = counts.view(count, channels, 256)
+    below = counts.cumsum(-1)
+    total = height * width
+    last = counts.gather(-1, (below >= total).to(torch.uint8).argmax(-1, keepdim=True))
+    step = torch.div(total - last, 255, rounding_mode="floor")
+    before = below - counts + torch.div(step, 2, rounding_mode="floor")
+    table = torch.div(before, step.clamp(min=1), rounding_mode="floor").clamp_(max=255)
+    levels = torch.arange(256, device=images.device)
+    return torch.where(step == 0, levels, table).to(torch.uint8)
+
+
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Return the images blended with their L; ``factor``: float32 [n]."""
+    return _blend(_luma(images).unsqueeze(-1).float(), images, factor.view(-1, 1, 1, 1))
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Return the images blended with smoothed ones; ``factor``: float32 [n].
+
+    Pillow leaves the outermost rows and columns as they are.
+    """
+    low = images.float()
+    wide = images.to(torch.int16)
+    rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
+    total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + wide[:, 1:-1, 1:-1] * 4
+    low[:, 1:-1, 1:-1] = total.float().mul_(1.0 / 13.0).round_()  # never near enough to a half
+    return _blend(low, images, factor.view(-1, 1, 1, 1))
+
+
+def reaches(matrix: Array, width: int, height: int) -> bool:
+    """Whether `affine` can do this; from 32768 pixels on Pillow does something else."""
+    corners = np.array([(0, 0, 1), (width, height, 1), (0, height, 1), (width, 0, 1)], np.float64)
+    return bool((abs(corners @ matrix.reshape(2, 3).T) < 32768.0).all())
+
+
+def affine(images: Tensor, matrices: Array, fills: Array) -> Tensor:
+    """Return the images warped by nearest neighbour, in their own size.
+
+    Args:
+        images: the images.
+        matrices: float64 [n, 6], Pillow's, from a pixel that comes out to where it comes from.
+        fills: uint8 [n, 3], for pixels from outside.
+    """
+    count, height, width, channels = images.shape
+    a = matrices
+    # Turned or sheared: 16.16 bits. Else Pillow's sums grow pixel by pixel.
+    start = a[:, 2::3] + a[:, 0::3] * 0.5 + a[:, 1::3] * 0.5
+    fixed = np.concatenate([a[:, [0, 1, 3, 4]], start], 1) * 65536.0 + 0.5
+    scaled = (a[:, 1] == 0) & (a[:, 3] == 0)
+    x, y = (
+        _grown(a[:, 2] + a[:, 0] * 0.5, a[:, 0], width),
+        _grown(a[:, 5] + a[:, 4] * 0.5, a[:, 4], height),
+    )
+    device = images.device
+    columns = torch.arange(width, dtype=torch.int32, device=device)
+    rows = torch.arange(height, dtype=torch.int32, device=device).unsqueeze(1)
+    whole = upload(np.floor(fixed).astype(np.int64).astype(np.int32), device)
+    xx, xy, yx, yy, x0, y0 = whole.view(count, 6, 1, 1).unbind(1)
+    plain = upload(scaled, device).view(-1, 1, 1)
+    from_x = torch.where(
+        plain, upload(x, device).unsqueeze(1), (x0 + rows * xy + columns * xx) >> 16
+    )
+    from_y = torch.where(
+        plain, upload(y, device).unsqueeze(2), (y0 + rows * yy + columns * yx) >> 16
+    )
+    inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+    first = torch.arange(0, count * height * width, height * width, device=device).view(-1, 1, 1)
+    index = (from_y * width + from_x).masked_fill_(~inside, 0) + first
+    found = images.view(-1, channels).index_select(0, index.view(-1)).view(images.shape)
+    return torch.where(inside.unsqueeze(-1), found, upload(fills, device).view(count, 1, 1, -1))
+
+
+def hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Return the images with their hue moved on; ``shift``: int32 [n], 0 to 255.
+
+    Back from HSV by the closed form (Smith, 1978) in whole numbers; it gives what Pillow's
+    ``hsv2rgb`` computes in floats for all 2**24 triples.
+    """
+    hues, saturations = _hsv_tables(images.device)
+    red, green, blue = images.to(torch.int32).unbind(-1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    low = torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - low
+    middle = red + green + blue - value - low
+    # Highest channel (red first, then green), and which of the others is the lower.
+    red_top, green_top = red == value, green == value
+    second = torch.where(green_top, red < blue, red > green)
+    second = torch.where(red_top, green < blue, second)
+    sector = second.to(torch.int32) + 2 * (~red_top).to(torch.int32) * (
+        2 - green_top.to(torch.int32)
+    )
+    index = (sector * 256 + chroma) * 256 + value - middle
+    turned = (_taken(hues, index) + shift.view(-1, 1, 1)) & 255
+    shade = _taken(saturations, chroma * 256 + value) * value
+    divisor = torch.full((), 65025.0, device=images.device)
+    out = torch.empty_like(images)
+    for channel, place in enumerate((5, 3, 1)):
+        k = (turned * 6 + 255 * place) % 1530
+        part = torch.minimum(k, 1020 - k).clamp_(0, 255)
+        # Whole numbers below 2**24 over 65025: never near enough to a half for float32 to err.
+        drop = shade.mul(part).float().div_(divisor).round_()
+        out[..., channel] = value - drop
+    return out
+
+
+def _places(images: Tensor) -> Tensor:
+    """int32: the place of each level in flat tables, [n, C, 256]."""
+    count, channels = len(images), images.shape[3]
+    starts = torch.arange(0, count * channels * 256, 256, dtype=torch.int32, device=images.device)
+    return images + starts.view(count, 1, 1, channels)
+
+
+def _luma(images: Tensor) -> Tensor:
+    """int32 [n, H, W]: Pillow's L."""
+    red, green, blue = images.to(torch.int32).unbind(-1)
+    return (red * 19595 + green * 38470 + blue * 7471 + (1 << 15)) >> 16
+
+
+def _blend(low: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    """``low + factor * (images - low)`` in float32, cut off to bytes: Blend.c."""
+    values = images.float().sub_(low).mul_(factor).add_(low)
+    return values.clamp_(0, 255).to(torch.uint8)
+
+
+def _grown(first: Array, step: Array, length: int) -> Array:
+    """int32 [n, length]: ``first`` and ``step`` added again and again, rounded each time."""
+    terms = np.repeat(step[:, None], length, 1)
+    terms[:, 0] = first
+    sums = np.add.accumulate(terms, 1)
+    return np.where(sums < 0.0, -1, sums).astype(np.int32)
+
+
+def _taken(table: Tensor, index: Tensor) -> Tensor:
+    return table.index_select(0, index.view(-1)).view(index.shape)
+
+
+@functools.lru_cache(maxsize=16)
+def _hsv_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """int32: H by (sector, chroma, max - middle), flat; S by (chroma, max), flat.
+
+    Pillow's ``rgb2hsv_row`` computed beforehand, in its own mixture of float and double.
+    """
+    chroma, level = np.arange(256).reshape(-1, 1), np.arange(256).reshape(1, -1)
+    part = level.astype(np.float32) / np.maximum(chroma, 1).astype(np.float32)
+    wide, one = part.astype(np.float64), np.float32(1.0)
+    # (max - channel) / chroma is 1 for the lowest channel and `part` for the middle one.
+    found = [one - part, part - one, wide + 1.0, 3.0 - wide, wide + 3.0, 5.0 - wide]
+    hues = np.zeros((6, 256, 256), np.int32)
+    for sector, h in enumerate(found):
+        h32 = np.fmod(h.astype(np.float32).astype(np.float64) / 6.0 + 1.0, 1.0).astype(np.float32)
+        hues[sector] = np.clip((h32.astype(np.float64) * 255.0).astype(np.int64), 0, 255)
+    hues[:, 0] = 0
+    top = np.maximum(level, 1).astype(np.float32)
+    shades = (chroma.astype(np.float32) / top).astype(np.float64) * 255.0
+    saturations = np.clip(shades.astype(np.int64), 0, 255).astype(np.int32)
+    # Not through pinned memory: kept, so copied before any stream can use them.
+    one_table, other = (torch.from_numpy(t.reshape(-1)).to(device) for t in (hues, saturations))
+    return one_table, other

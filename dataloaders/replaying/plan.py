@@ -1,0 +1,275 @@
+"""What of a recorded batch can be made in bulk: first steps, steps between, last pass, stack.
+
+    open ─> crop ─> resize ─> flip ─> colour, warps, ... ─> to_tensor ─> normalize ─> torch.stack
+    └────────── Head ───────────┘     └─ Row.steps ─┘     └──── Stack.tail ─────┘   └ Stack.node
+
+Whatever is not recognised is left to the recorded functions themselves, which are always right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from dataloaders.recording.program import Image, Input, Node, ordered
+
+__all__ = ["Box", "Head", "Row", "Stack", "arguments", "heads_of", "plan"]
+
+Box = tuple[int, int, int, int]
+"""left, upper, right, lower, as Pillow has them."""
+
+_TURNS = {0: (True, False), 1: (False, True), 3: (True, True)}  # Pillow's Transpose
+_FLIPS = {
+    "hflip": (True, False),
+    "horizontal_flip": (True, False),
+    "vflip": (False, True),
+    "vertical_flip": (False, True),
+}
+_POINTWISE = {
+    *("to_tensor", "pil_to_tensor", "as_subclass"),
+    *("v1t.convert_image_dtype", "v1t.normalize", "v2.normalize", "v2.to_dtype"),
+    *(f"tensor.{name}" for name in ("bfloat16", "double", "float", "half")),
+    *(f"tensor.__{name}__" for name in ("add", "mul", "sub", "truediv")),
+    *(f"{home}.{name}" for home in ("tensor", "torch") for name in ("add", "div", "mul", "sub")),
+}
+"""Steps of one image and numbers, whose values depend on a byte and its channel only."""
+
+_CROP = ("top", "left", "height", "width")
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "crop": _CROP,
+    "pil.crop": ("box",),
+    "pil.resize": ("size", "resample", "box", "reducing_gap"),
+    "v1t.resize": ("size", "interpolation", "antialias"),
+    "v2.resize": ("size", "interpolation", "max_size", "antialias"),
+    "resized_crop": (*_CROP, "size", "interpolation", "antialias"),
+}
+
+
+@dataclass(slots=True)
+class Head:
+    """The first steps of an image: a window of a file, resized, cropped, flipped.
+
+    Attributes:
+        node: the last of these steps.
+        source: the file's step, "open" or "decode".
+        window: what of the file is needed.
+        size: (width, height) that the window is resized to; None: as it is.
+        by: the filter: Pillow's number, or torch's name, which is antialiased.
+        crop: what is cut out of the resized window; None: all.
+        flips: whether left and right, and top and bottom, are exchanged.
+        pil: whether ``node`` makes an image of Pillow's; else a tensor [3, H, W] of bytes.
+    """
+
+    node: Node
+    source: Node
+    window: Box
+    size: tuple[int, int] | None = None
+    by: int | str = 2
+    crop: Box | None = None
+    flips: tuple[bool, bool] = (False, False)
+    pil: bool = True
+
+
+class Row(NamedTuple):
+    """One image of a stack.
+
+    Attributes:
+        image: the step that makes its bytes.
+        head: the first steps, if ``image`` is one chain from them.
+        steps: those from ``head`` to ``image``.
+        last: what is stacked.
+        done: the last of the stack's tail; ``last`` if nothing follows it.
+    """
+
+    image: Node
+    head: Head | None
+    steps: list[Node]
+    last: Node
+    done: Node
+
+
+class Stack(NamedTuple):
+    """Images that become one tensor; ``tail``: the steps from bytes to ``done``, alike in all."""
+
+    node: Node
+    rows: list[Row]
+    tail: list[Node]
+
+
+def plan(wanted: Iterable[Node]) -> tuple[list[Stack], list[Node]]:
+    """Return the stacks to make in bulk, and steps of other samples, each apart from the others."""
+    stacks: list[Stack] = []
+    apart: list[Node] = []
+    pending, seen = list(wanted), set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        stack = _stack(node)
+        if stack is not None:
+            stacks.append(stack)
+        elif any(each.op == "torch.stack" for each in ordered([node])):
+            pending.extend(node.inputs)
+        elif node.op != "tensor":
+            apart.append(node)
+    return stacks, apart
+
+
+def heads_of(node: Node) -> list[Head]:
+    """Return what can be decoded in bulk of all that ``node`` needs."""
+    found: list[Head] = []
+    pending, seen = [node], set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        head, _ = _chain(node)
+        if head is not None:
+            found.append(head)
+            continue
+        while len(node.inputs) == 1:
+            (node,) = node.inputs
+        pending.extend(node.inputs)
+    return found
+
+
+def arguments(step: Node, names: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of ``step`` by name; ``names``: those of the positional ones."""
+    given = [each for each in step.args if type(each) is not Input]
+    return {**dict(zip(names, given, strict=False)), **dict(step.kwargs)}
+
+
+def _stack(node: Node) -> Stack | None:
+    if node.op != "torch.stack" or not node.inputs:
+        return None
+    stacked = [Input(number) for number in range(len(node.inputs))]
+    what = node.inputs[0].what
+    if list(node.args[0]) != stacked or arguments(node, ("all", "dim")).get("dim", 0) != 0:
+        return None
+    if len(what) != 3 or len(what.shape) != 3 or what.shape[0] != 3:
+        return None
+    rows, tails = [], []
+    for each in node.inputs:
+        path = [each]
+        while not _is_bytes(path[-1]) or path[-1].op in ("pil_to_tensor", "as_subclass"):
+            if len(path[-1].inputs) != 1 or path[-1].uses > 1:
+                return None
+            path.append(path[-1].inputs[0])
+        path.reverse()
+        end = next(
+            (i for i, step in enumerate(path[1:]) if step.op not in _POINTWISE), len(path) - 1
+        )
+        tail = path[1 : end + 1]
+        rows.append(Row(path[0], *_chain(path[0]), each, path[end]))
+        tails.append(tail)
+        if (
+            each.what != what
+            or path[end].what.shape[-3:] != what.shape
+            or not _alike(tail, tails[0])
+        ):
+            return None
+    return Stack(node, rows, tails[0])
+
+
+def _is_bytes(node: Node) -> bool:
+    what = node.what
+    if isinstance(what, Image):
+        return what.mode == "RGB"
+    return what.dtype is torch.uint8 and len(what.shape) == 3 and what.shape[0] == 3
+
+
+def _alike(one: list[Node], other: list[Node]) -> bool:
+    return len(one) == len(other) and all(
+        (a.op, a.args, a.kwargs) == (b.op, b.args, b.kwargs)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _chain(image: Node) -> tuple[Head | None, list[Node]]:
+    """Return the first steps of ``image`` and the others, if it is one chain from a file."""
+    path = [image]
+    while len(path[-1].inputs) == 1:
+        path.append(path[-1].inputs[0])
+    source = path.pop()
+    if source.op not in ("open", "decode"):
+        return None, []
+    if source.op == "open" and (len(source.args) != 2 or source.args[1] != "JPEG"):
+        return None, []
+    what = source.what
+    width, height = what.size if isinstance(what, Image) else what.shape[:0:-1]
+    head = Head(source, source, (0, 0, width, height), pil=source.op == "open")
+    while path:
+        # What others need too is made once, but for the file: a window for each is less work.
+        before = path[-1].inputs[0]
+        shared = before.uses > 1 and before is not source and before.op != "pil.convert"
+        if shared or not _is_bytes(path[-1]) or not _added(head, path[-1]):
+            break
+        head.node = path.pop()
+    return (head, path[::-1]) if _is_bytes(head.node) else (None, [])
+
+
+def _added(head: Head, step: Node) -> bool:
+    """Add ``step`` to ``head``, if that can be."""
+    if step.op == "as_subclass":
+        return True
+    if step.op == "pil.convert":
+        return step.args == ("RGB",) and step.inputs[0] is head.source
+    if step.op == "pil_to_tensor":
+        head.pil = False
+        return True
+    home, _, name = step.op.rpartition(".")
+    turned = _FLIPS.get(name)
+    if step.op == "pil.transpose":
+        turned = _TURNS.get(int(step.args[0]))
+    if turned is not None:
+        head.flips = (head.flips[0] ^ turned[0], head.flips[1] ^ turned[1])
+        return True
+    names = _ARGUMENTS.get(step.op) or (_ARGUMENTS.get(name) if home in ("v1t", "v2") else None)
+    if names is None or head.flips != (False, False):
+        return False
+    given = arguments(step, names)
+    resized = _resized(step, given) if "size" in names else None
+    if "size" in names and (resized is None or head.size is not None):
+        return False
+    box = given.get("box") if step.op == "pil.crop" else None
+    if "top" in names:
+        top, left, height, width = (given[each] for each in _CROP)
+        box = (left, top, left + width, top + height)
+    if box is not None and not _cut(head, box):
+        return False
+    if resized is not None:
+        head.size, head.by = resized
+    return box is not None or resized is not None
+
+
+def _cut(head: Head, box: Any) -> bool:
+    left, upper, right, lower = head.crop or (0, 0, *head.size) if head.size else head.window
+    if any(int(side) != side for side in box):
+        return False
+    x0, y0, x1, y1 = (int(side) for side in box)
+    if not (0 <= x0 < x1 <= right - left and 0 <= y0 < y1 <= lower - upper):
+        return False
+    box = (left + x0, upper + y0, left + x1, upper + y1)
+    if head.size is None:
+        head.window = box
+    else:
+        head.crop = box
+    return True
+
+
+def _resized(step: Node, given: dict[str, Any]) -> tuple[tuple[int, int], int | str] | None:
+    """Return the size that comes out and the filter; None if it is another sort of resize."""
+    by: Any
+    if isinstance(step.what, Image):
+        by = given.get("resample")
+        plain = given.get("box") is None and given.get("reducing_gap") is None
+        return (step.what.size, 3 if by is None else int(by)) if plain else None
+    by = given.get("interpolation", "bilinear")
+    by = str(getattr(by, "value", by))
+    known = by in ("bilinear", "bicubic") and given.get("antialias", True) is True
+    return ((step.what.shape[2], step.what.shape[1]), by) if known else None
