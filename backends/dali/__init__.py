@@ -7,7 +7,7 @@ Workers and their order are stock's; the thread, streams and endings are prefetc
 recorded, and how it is replayed, is in `dataloaders.recording` and `dataloaders.replaying`.
 
 replay.py   what the prefetch thread does      decode.py    windows of files, by nvImageCodec
-explain.py  one sample's record, as a plan     gpu_graph.py decode, crop, resize, flip on a GPU
+explain.py  one sample's record, as a plan     graph.py     decode, crop, resize, flip on a GPU
 numbers.py  threads and batches in flight
 """
 

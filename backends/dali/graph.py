@@ -1,339 +1,250 @@
-"""Run one DALI graph, kept across epochs: decode images, then apply the steps that have a node.
+"""Decode, crop, resize, crop and flip files by one DALI graph, whose arguments are fed by batch.
 
-    feed(images, actions, sizes) ──> inputs of a run ──> DALI's threads ──> take(): uint8 images
-      on one thread, `depth` runs ahead                                      on another one
+    feed(files, ...) ──> runs of a bounded number of pixels ──> DALI ──> take(out): uint8 images
+      decoders.image (mixed) ─> slice ─> resize (triangular) ─> slice ─> flip
 
-    encoded files   first step a Crop, windows inside   only the window is decoded, on the CPU
-                    else                                decoded whole, then cropped
-    pixels                                              as they are
-
-DALI's executor may not be called from two threads at once: calls take turns. A failed run does not
-affect the others: the pipeline is rebuilt and fed with the runs that were still due.
+The same graph runs on the CPU, for tests. Images are copied out on the current stream: DALI's
+DLPack tensors would synchronise the device when they are dropped, which breaks the capture of CUDA
+graphs. Files are decoded whole: nvImageCodec 0.9 fails at windows on a device (its issue 55).
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import inspect
 import os
 import re
-import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from nvidia.dali import Pipeline, fn, types
-from torch import Tensor
 
-from dataloaders.transforms.actions import Action, Sizes
+from dataloaders.replaying import DecodeError
 
-from .nodes import Images, Input, Node, Window
-from .outputs import handed_over
-
-__all__ = ["Graph", "GraphFailed"]
+__all__ = ["Graph"]
 
 Array = npt.NDArray[Any]
 
-_IMAGES = "images"
-
-_TYPES = {np.int32: types.INT32, np.uint8: types.UINT8, np.float32: types.FLOAT}
-
-
-class GraphFailed(Exception):
-    """DALI failed at one run.
-
-    Attributes:
-        cause: DALI's own error.
-        sample: the position in the batch of the image that it failed at, if DALI says so.
-    """
-
-    def __init__(self, cause: BaseException, sample: int | None = None) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.sample = sample
+_ARGUMENTS = {"start": 2, "shape": 2, "size": 2, "start2": 2, "shape2": 2, "flip": 2}
+"""Names and lengths of what is fed for each image, all int32 as (down, across)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Run:
-    """One batch in flight. DALI reads the images where they are, so they are held here."""
-
-    images: list[Array]
-    values: Mapping[str, Array]
-    windowed: bool
+    files: list[Array]
+    values: dict[str, Array]
+    first: int
+    pixels: int
+    last: bool = False
 
 
 class Graph:
-    """Files or pixels in, uint8 images out, batch by batch.
+    """Files in, uint8 images out, batch by batch; for one thread at a time.
 
     Args:
-        nodes: its steps, in order.
-        batch_size: the most images in a run.
-        device: where it decodes and works: the CPU, or a CUDA device.
-        threads: the number of DALI's threads.
-        depth: the most runs that may be fed before the oldest is taken.
-        encoded: whether it gets files, or pixels.
-        channels: the channels of the images: 3 (RGB) or 1 (grey); pixels may have 4 if no node
-            looks at them.
-        windows: whether the decoder crops if the first node is a crop; None: on the CPU. On a
-            device nvImageCodec 0.9.0 fails at it or ends the process (its issue 55), and before
-            nvJPEG 13.2 the chroma at a window's edge would differ.
-        engine: the share of a device's JPEG files that its hardware engine may decode. None: 0,
-            because it decodes differently, and a sample's pixels would depend on its place in a
-            batch.
+        batch_size: the most files in a batch.
+        device: where it decodes and works.
+        threads: of DALI's own; each takes 16 MiB on a device, and as much pinned memory.
+        depth: the most runs at once.
+        engine: the share of JPEG files that go to a device's hardware decoder. Between 0 and 1, a
+            file's pixels depend on its place in the batch, since the engine decodes differently.
+        most_pixels: of the files, decoded whole, in all runs at once; 3 bytes each. A file alone
+            may have more.
     """
 
     def __init__(
         self,
-        nodes: Sequence[Node],
-        *,
         batch_size: int,
         device: torch.device,
-        threads: int,
+        *,
+        threads: int = 4,
         depth: int = 2,
-        encoded: bool = True,
-        channels: int = 3,
-        windows: bool | None = None,
-        engine: float | None = None,
+        engine: float = 1.0,
+        most_pixels: int = 1 << 29,
     ) -> None:
-        self._nodes = tuple(nodes)
         self._batch_size = batch_size
         self._device = device
         self._threads = threads
         self._depth = depth
-        self._encoded = encoded
-        self._channels = [channels]  # before each node, and at the end
-        for node in self._nodes:
-            self._channels.append(node.channels_of(self._channels[-1]))
-        self._inputs = [
-            node.used(channels) for node, channels in zip(self._nodes, self._channels, strict=False)
-        ]
-        self._windows = device.type == "cpu" if windows is None else windows
-        self._engine = engine or 0.0
-        self._pipelines: dict[bool, Pipeline] = {}  # by whether the decoder crops
-        self._runs: deque[_Run] = deque()
-        self._gate, self._lock = threading.Lock(), threading.Lock()
+        self._engine = engine
+        self._most_pixels = most_pixels
+        self._pipeline: Pipeline | None = None
+        self._waiting: deque[_Run] = deque()
+        self._running: deque[_Run] = deque()
         self._copied: _Run | None = None
+        self._lock = Lock()
         self._closed = False
         _ALIVE.add(self)
 
-    def __len__(self) -> int:
-        """Runs that were fed and not yet taken."""
-        return len(self._runs)
-
     def feed(
-        self, images: Sequence[Array], actions: Sequence[Action], sizes: Sizes | None = None
+        self,
+        files: Sequence[Any],
+        sizes: Array,
+        windows: Array,
+        resized: Array,
+        crops: Array,
+        flips: Array,
     ) -> None:
-        """Start a run; DALI works on it from now on.
+        """Start on a batch.
 
         Args:
-            images: 1 to ``batch_size`` images: files, uint8 [bytes], or pixels, uint8 [H, W, C].
-                They are read where they are and must not change until taken.
-            actions: one for each node, in order, drawn for these images.
-            sizes: the sizes of the images; not needed for pixels.
+            files: bytes of each, which are read where they are and must not change until taken.
+            sizes: [n, 2], height and width of each file's image.
+            windows: [n, 4], top, left, height and width of what is needed of it.
+            resized: [n, 2], height and width that the window is resized to.
+            crops: [n, 4], like ``windows``, of the resized window.
+            flips: [n, 2], whether top and bottom, and left and right, are exchanged.
+        """
+        columns = (windows[:, :2], windows[:, 2:], resized, crops[:, :2], crops[:, 2:], flips)
+        values = [np.ascontiguousarray(column, np.int32) for column in columns]
+        pixels = np.asarray(sizes, np.int64).prod(1).tolist()
+        runs: list[_Run] = []
+        for place, file in enumerate(files):
+            full = not runs or len(runs[-1].files) == self._batch_size
+            if full or runs[-1].pixels + pixels[place] > self._most_pixels // self._depth:
+                runs.append(_Run([], {}, place, 0))
+            runs[-1].files.append(np.frombuffer(file, np.uint8))
+            runs[-1].pixels += pixels[place]
+        runs[-1].last = True
+        for run in runs:
+            some = slice(run.first, run.first + len(run.files))
+            run.values = {n: v[some] for n, v in zip(_ARGUMENTS, values, strict=True)}
+        with self._turn():
+            self._waiting.extend(runs)
+            self._schedule()
+
+    def take(self, out: torch.Tensor) -> None:
+        """Fill ``out``, uint8 [n, height, width, 3] on the device, with the oldest batch's images.
+
+        It is filled in the order of the current stream.
 
         Raises:
-            RuntimeError: ``depth`` runs wait to be taken already, or the graph was closed.
-            ValueError: the arguments do not fit the graph.
-        """
-        run = self._run_of(images, actions, sizes)
-        with self._turn():
-            if len(self._runs) >= self._depth:
-                raise RuntimeError(
-                    f"{len(self._runs)} runs wait to be taken, and depth={self._depth}: "
-                    "take() one before the next feed()"
-                )
-            try:
-                self._begin(run)
-            except Exception:
-                self._begin_anew()  # DALI may hold some of the run's inputs, and not the others
-                raise
-            self._runs.append(run)
-
-    def take(self) -> Tensor | list[Tensor]:
-        """Wait for the oldest run and return its images, which may be kept.
-
-        uint8 [n, C, H, W], or a list of n [C, H, W] if their sizes differ or their memory is not
-        one piece; on the graph's device, ready for CUDA's current stream.
-
-        Raises:
-            GraphFailed: DALI failed at it. The other runs go on.
-            RuntimeError: nothing was fed, or the graph was closed.
+            DecodeError: a file cannot be decoded. The batch is dropped; the others go on.
+            RuntimeError: any other error of DALI's, such as a lack of memory.
         """
         with self._turn():
-            if not self._runs:
-                raise RuntimeError("no run waits to be taken: feed() one first")
-            run = self._runs.popleft()
-            try:
-                return self._made(run)
-            except Exception as error:
-                # Its frames hold the failed pipeline, and with it that pipeline's threads.
-                cause = error.with_traceback(None)
-            self._begin_anew()
-            try:
-                raise GraphFailed(cause, _sample_in(str(cause))) from cause
-            finally:
-                del cause, run  # no cycle of error, frame and error
+            last = False
+            while not last:
+                run = self._running[0]
+                last = run.last
+                try:
+                    (made,) = self._pipeline.share_outputs(self._stream())  # type: ignore[union-attr]
+                except RuntimeError as error:
+                    failure = _failure(error, run.first)
+                    self._drop()
+                    raise failure from None
+                self._running.popleft()
+                place = ctypes.c_void_p(out[run.first].data_ptr())
+                if made.shape() != [tuple(out.shape[1:])] * len(run.files):
+                    raise ValueError(f"images of {made.shape()[:1]} do not fit {tuple(out.shape)}")
+                if self._device.type == "cuda":
+                    stream = types._raw_cuda_stream_ptr(self._stream())
+                    made.copy_to_external(place, stream, non_blocking=True)
+                else:
+                    made.copy_to_external(place)
+                self._pipeline.release_outputs()  # type: ignore[union-attr]
+                self._copied = run  # a device may still be reading its files
+                self._schedule()
 
     def close(self) -> None:
-        """End the pipelines and their threads; drop runs in progress. Tensors stay valid."""
+        """End the pipeline and its threads; drop batches in progress."""
         with self._turn(closing=True):
             self._closed = True
-            self._runs.clear()
-            self._pipelines.clear()
-            self._copied = None
+            self._waiting.clear()
+            self._running.clear()
+            self._pipeline = self._copied = None
 
     @contextmanager
     def _turn(self, closing: bool = False) -> Iterator[None]:
-        # Waiting threads queue at the gate: a thread that takes again and again cannot overtake the
-        # one that feeds.
-        with self._gate:
-            self._lock.acquire()
-        try:
+        with self._lock:
             if self._closed and not closing:
                 raise RuntimeError("this graph was closed, or was made before a fork")
-            yield
-        finally:
-            self._lock.release()
+            if self._device.type != "cuda":
+                yield
+                return
+            with torch.cuda.device(self._device):
+                yield
 
-    def _run_of(
-        self, images: Sequence[Array], actions: Sequence[Action], sizes: Sizes | None
-    ) -> _Run:
-        if not 1 <= len(images) <= self._batch_size:
-            raise ValueError(f"{len(images)} images: a run takes 1 to {self._batch_size}")
-        if len(actions) != len(self._nodes):
-            raise ValueError(f"{len(actions)} actions for a graph of {len(self._nodes)} nodes")
-        if sizes is not None:
-            sizes = Sizes(sizes.height, sizes.width)  # updated node by node
-        elif not self._encoded:
-            sizes = Sizes([len(image) for image in images], [image.shape[1] for image in images])
-        elif self._nodes:
-            raise ValueError("files were given without the sizes of their images")
-        values: dict[str, Array] = {}
-        windowed = False
-        for place, (node, action) in enumerate(zip(self._nodes, actions, strict=True)):
-            assert sizes is not None
-            before = sizes.height, sizes.width
-            own = node.values(action, sizes)
-            if place == 0 and self._encoded and self._windows and isinstance(node, Window):
-                windowed = _decodable(own, *before)
-            values.update({_name(place, i): own[i.name] for i in self._inputs[place]})
-        return _Run(list(images), values, windowed)
+    def _schedule(self) -> None:
+        while self._waiting and len(self._running) < self._depth:
+            used = sum(run.pixels for run in self._running)
+            if self._running and used + self._waiting[0].pixels > self._most_pixels:
+                return
+            self._running.append(self._waiting.popleft())
+            self._begin(self._running[-1])
 
     def _begin(self, run: _Run) -> None:
-        pipeline = self._pipelines.get(run.windowed)
-        if pipeline is None:
-            pipeline = self._defined(run.windowed)
-            pipeline.build()
-            self._pipelines[run.windowed] = pipeline
-        pipeline.feed_input(_IMAGES, run.images)
-        for name, array in run.values.items():
-            pipeline.feed_input(name, array)
-        pipeline.schedule_run()
+        if self._pipeline is None:
+            self._pipeline = self.defined()
+            self._pipeline.build()
+        self._pipeline.feed_input("files", run.files)
+        for name, value in run.values.items():
+            self._pipeline.feed_input(name, value)
+        self._pipeline.schedule_run()
 
-    def _made(self, run: _Run) -> Tensor | list[Tensor]:
-        pipeline = self._pipelines[run.windowed]
-        (made,) = pipeline.share_outputs(self._stream())
-        pipeline.release_outputs()
-        if self._device.type == "cuda":
-            self._copied = run  # a device may still be reading its input
-        return handed_over(made)
-
-    def _begin_anew(self) -> None:
-        """Rebuild the pipeline: DALI says that it is no longer valid after an error."""
-        self._pipelines.clear()
-        for run in self._runs:
-            self._begin(run)
+    def _drop(self) -> None:
+        """Drop the oldest batch, and begin the others anew: DALI gives up after an error."""
+        self._pipeline = None
+        due = deque((*self._running, *self._waiting))
+        while due and not due.popleft().last:
+            pass
+        self._running.clear()
+        self._waiting = due
+        self._schedule()
 
     def _stream(self) -> Any:
-        """Return the stream on which the images are used: DALI orders its own work before it."""
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
-    def _defined(self, windowed: bool) -> Pipeline:
+    def defined(self) -> Pipeline:
+        """Return the pipeline, not built."""
         cuda = self._device.type == "cuda"
         pipeline = Pipeline(
             batch_size=self._batch_size,
             num_threads=self._threads,
-            device_id=self._device.index or 0 if cuda else None,
-            # With this executor each output has memory of its own, and runs begin when they are
-            # scheduled, however many: a larger depth would have the first schedule_run() begin
-            # as many at once, fed or not.
-            exec_dynamic=True,
-            prefetch_queue_depth=1,
+            device_id=(self._device.index or 0) if cuda else None,
+            set_affinity=False,
+            exec_dynamic=True,  # each output has memory of its own
+            exec_pipelined=False,  # else the first schedule_run() begins `depth` runs, fed or not
+            prefetch_queue_depth=self._depth,
         )
         with pipeline:
-            given = [
-                {input_.name: _source(_name(place, input_), input_) for input_ in inputs}
-                for place, inputs in enumerate(self._inputs)
-            ]
-            images = self._decoded(given[0] if windowed else None)
-            steps = list(zip(self._nodes, given, self._channels[:-1], strict=True))
-            for node, own, channels in steps[1 if windowed else 0 :]:
-                images = node.build(images, own, channels)
+            files = fn.external_source(name="files", dtype=types.UINT8, ndim=1, no_copy=True)
+            given = {
+                name: fn.external_source(name=name, dtype=types.INT32, ndim=1)
+                for name in _ARGUMENTS
+            }
+            options: dict[str, Any] = {"device": "cpu"}
+            if cuda:
+                options = {"device": "mixed", "hw_decoder_load": self._engine}
+                options["jpeg_fancy_upsampling"] = True  # chroma as in libjpeg
+            images = fn.decoders.image(
+                files, output_type=types.RGB, adjust_orientation=False, affine=False, **options
+            )
+            images = fn.slice(images, start=given["start"], shape=given["shape"], axes=(0, 1))
+            size = fn.cast(given["size"], dtype=types.FLOAT)
+            images = fn.resize(images, size=size, interp_type=types.INTERP_TRIANGULAR)
+            images = fn.slice(images, start=given["start2"], shape=given["shape2"], axes=(0, 1))
+            flip = given["flip"]
+            images = fn.flip(images, vertical=flip[0], horizontal=flip[1])
             pipeline.set_outputs(images)
         return pipeline
 
-    def _decoded(self, window: Mapping[str, Images] | None) -> Images:
-        cuda = self._device.type == "cuda"
-        if not self._encoded:
-            pixels = fn.external_source(
-                name=_IMAGES, dtype=types.UINT8, ndim=3, layout="HWC", no_copy=True
-            )
-            if cuda:
-                return pixels.gpu()
-            # The output of a graph without steps must not be the memory that was fed.
-            return pixels if self._nodes else fn.copy(pixels)
-        files = fn.external_source(name=_IMAGES, dtype=types.UINT8, ndim=1, no_copy=True)
-        options: dict[str, Any] = {
-            "device": "mixed" if cuda else "cpu",
-            "output_type": types.RGB if self._channels[0] == 3 else types.GRAY,
-            "adjust_orientation": False,  # torchvision does not rotate images by their EXIF data
-        }
-        if cuda:
-            # Chroma as in libjpeg.
-            options.update(jpeg_fancy_upsampling=True, hw_decoder_load=self._engine)
-        decoders = _decoders()
-        if window is None:
-            return decoders.image(files, **options)
-        return decoders.image_slice(
-            files, start=window["anchor"], shape=window["shape"], axis_names="HW", **options
-        )
 
-
-def _decoders() -> Any:
-    """Return DALI's nvImageCodec decoders; older versions of DALI call them experimental."""
-    known = inspect.signature(fn.decoders.image).parameters
-    return fn.decoders if "adjust_orientation" in known else fn.experimental.decoders
-
-
-def _decodable(window: Mapping[str, Array], height: Array, width: Array) -> bool:
-    """Whether the decoder may crop all of these windows.
-
-    It has no pixels outside of an image. And in a window one pixel wide, libjpeg ignores the
-    neighbouring chroma: up to 4 levels off.
-    """
-    (top, left), (rows, columns) = window["anchor"].T, window["shape"].T
-    inside = (top >= 0) & (left >= 0) & (top + rows <= height) & (left + columns <= width)
-    return bool((inside & (rows > 0) & ((columns > 1) | (width == 1))).all())
-
-
-def _name(place: int, input_: Input) -> str:
-    return f"{place}_{input_.name}"
-
-
-def _source(name: str, input_: Input) -> Images:
-    return fn.external_source(name=name, dtype=_TYPES[input_.dtype], ndim=input_.ndim)
-
-
-def _sample_in(message: str) -> int | None:
+def _failure(error: RuntimeError, first: int) -> Exception:
+    """Return a `DecodeError`, if that is what it is; else the very error."""
+    message = str(error)
+    if re.search(r"CUDA|cuda|out of memory|bad_alloc", message) or "decode" not in message:
+        return error
     found = re.search(r"sample #(\d+)", message)
-    return int(found.group(1)) if found else None
+    return DecodeError(first + int(found.group(1)) if found else None, error.with_traceback(None))
 
 
 _ALIVE: weakref.WeakSet[Graph] = weakref.WeakSet()
@@ -342,14 +253,11 @@ _ALIVE: weakref.WeakSet[Graph] = weakref.WeakSet()
 def _in_forked_child() -> None:
     """Keep pipelines alive in a child, where ending them would wait for the parent's threads."""
     for graph in _ALIVE:
-        graph._closed = True
-        graph._gate, graph._lock = threading.Lock(), threading.Lock()
-        graph._runs.clear()
-        for pipeline in graph._pipelines.values():
-            backend = pipeline._pipe
+        graph._closed, graph._lock = True, Lock()
+        if graph._pipeline is not None:
+            backend, graph._pipeline._pipe = graph._pipeline._pipe, None
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # it is never destroyed
-            pipeline._pipe = None
-        graph._pipelines.clear()
+            graph._pipeline = None
 
 
 def _at_exit() -> None:

@@ -150,7 +150,7 @@ class Replayed(Remainder):
             return host
         from dataloaders.replaying.device import DeviceReplay
 
-        from .gpu_graph import Graph
+        from .graph import Graph
 
         size = getattr(self._asked, "batch_size", None) or _USUAL_BATCH
         engine = options.hw_decoder_load

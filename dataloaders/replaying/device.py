@@ -36,7 +36,7 @@ _MOST_VALUES = 1 << 26
 
 
 class Graph(Protocol):
-    """What decodes on a device: see `backends.dali.gpu_graph.Graph`."""
+    """What decodes on a device: see `backends.dali.graph.Graph`."""
 
     def feed(
         self,
