@@ -142,7 +142,7 @@ class HostReplay:
             return None
         if head.size is None:
             pixels = torch.from_numpy(found)
-        elif head.pil and (self._exact or head.by != 2):
+        elif isinstance(head.by, int) and (self._exact or head.by != 2):
             from PIL import Image
 
             resized = Image.fromarray(found).resize(head.size, int(head.by))
