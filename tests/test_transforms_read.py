@@ -49,15 +49,6 @@ def test_a_compose_is_flattened_with_places_and_kinds(lib: Any) -> None:
     assert members[6].torchvision is None
 
 
-@pytest.mark.parametrize("lib", [v1, v2], ids=["v1", "v2"])
-def test_what_decides_which_members_run_is_one_member(lib: Any) -> None:
-    flip = lib.RandomHorizontalFlip()
-    chain = lib.Compose(
-        [lib.RandomApply([flip]), lib.RandomChoice([flip]), lib.RandomOrder([flip])]
-    )
-    assert [m.kind for m in read(chain)] == [Kind.RANDOM] * 3
-
-
 def test_lone_transforms_and_functions() -> None:
     (member,) = read(v1.ToTensor(), "dataset.transform")
     assert str(member) == "ToTensor at dataset.transform"
@@ -191,21 +182,6 @@ def owners(dataset: Any) -> list[Any]:
     return [dataset, *(one for one in inner if hasattr(one, "__dict__"))]
 
 
-def test_both_names_of_one_chain_get_the_same_copy() -> None:
-    dataset = fake(CHAIN)
-    copied = Copies(dataset, lambda chain: v1.Compose([double])).dataset
-    assert copied.transform is copied.transforms.transform
-    assert dataset.transform is dataset.transforms.transform is CHAIN
-
-
-def test_datasets_that_lead_back_to_themselves() -> None:
-    dataset = fake(CHAIN)
-    dataset.me = dataset  # type: ignore[attr-defined]
-    copied = Copies(dataset, lambda chain: OTHER).dataset
-    assert copied.me is copied
-    assert copied.transform is OTHER
-
-
 def test_later_assignments_come_over() -> None:
     inner = fake(CHAIN)
     dataset = Wrapper(inner, epoch=0, old=1)
@@ -252,29 +228,18 @@ print(type(found) is NoTail, [name for name in ("torchvision", "PIL") if name in
 
 
 def test_generators_that_datasets_and_transforms_hold() -> None:
-    member = Views(CHAIN)
-    member.rng = np.random.default_rng(1)  # type: ignore[attr-defined]
-    dataset = Wrapper(
-        fake(member), a=torch.Generator(), b=random.Random(1), c=np.random.RandomState(1)
-    )
+    member: Any = Views(CHAIN)
+    member.rng = np.random.default_rng(1)
+    dataset: Any = Wrapper(fake(member), a=torch.Generator(), b=random.Random(1))
     found = find_generators(dataset)
-    assert len(found) == 4
     states = [get() for get, _ in found]
-
-    def draws() -> list[float]:
-        inside: Any = member
-        return [
-            inside.rng.random(),
-            torch.rand(1, generator=dataset.a).item(),  # type: ignore[attr-defined]
-            dataset.b.random(),  # type: ignore[attr-defined]
-            dataset.c.rand(),  # type: ignore[attr-defined]
-        ]
-
-    first = draws()
-    assert draws() != first
-    for (_, put), state in zip(found, states, strict=True):
-        put(state)
-    assert draws() == first
+    draws = [
+        (member.rng.random(), torch.rand(1, generator=dataset.a).item(), dataset.b.random())
+        for _ in range(2)
+        for _ in [[put(state) for (_, put), state in zip(found, states, strict=True)]]
+    ]
+    assert len(found) == 3
+    assert draws[0] == draws[1]
 
 
 def test_what_was_changed_by_hand_is_opaque() -> None:
