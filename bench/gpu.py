@@ -33,8 +33,8 @@ BUDGET_S = 480.0
 
 _FEWEST_S = 15.0  # a process needs this to import torch and start CUDA
 _LAST = 6000  # characters of output to keep
-_FIRST = ("test_prefetch_cuda", "test_dali", "test_kernels", "test_contract", "test_stock")
-_CASES_FIRST = ("dali_gpu", "prefetch", "kernels_cuda")
+_FIRST = ("test_prefetch_cuda", "test_dali", "test_contract", "test_stock")
+_CASES_FIRST = ("dali_gpu", "prefetch")
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,24 @@
-"""A dataset's torchvision transforms, read as a plan, and the part of them that a device can do.
+"""Read a dataset's torchvision transforms, and find the part of them that a device can do.
 
     dataset ──find──> Compose ──read──> members: deterministic, random or opaque
-                                           └─trailing──> ToTensor, Normalize: once a batch, behind
-                                                         the copy, if `proof` finds it equal
+                                           ├─trailing──> ToTensor, Normalize: once a batch, after
+                                           │             the copy, if `proof` finds it equal
+                                           └─operators──> crops, flips, resizes: drawn for a batch
 
-    read.py      a Compose as a flat list of members, each with its place and kind
-    presets.py   the transforms of torchvision's weights, as the steps that they are
-    kinds.py     which torchvision transforms are known, and which of them draw random numbers
-    find.py      where a dataset holds its transforms, and a copy of it with others
-    trailing.py  the trailing members that work pixel by pixel, and what stands in their place
-    table.py     what those members make of each of the 256 bytes
-    ways.py      the same values on a device: arithmetic if equal to the bit, else a lookup
-    proof.py     samples of the dataset itself, read both ways and compared
-    tail.py      all of it together: `device_tail`
+    kinds.py       which torchvision transforms are known, and which of them draw random numbers
+    read.py        a Compose as a flat list of members, each with its place and kind
+    find.py        where a dataset holds its transforms, and a copy of it with others
+    trailing.py    the trailing members that work pixel by pixel, and their replacement
+    table.py       what those members make of each of the 256 bytes
+    ways.py        the same values on a device: arithmetic if equal to the bit, else a lookup
+    proof.py       samples of the dataset itself, read both ways and compared
+    tail.py        all of it together: `device_tail`
+    draws.py       the random numbers of torch for each sample of a batch at once
+    operators.py   crops, flips and resizes that draw for a batch
+    actions.py     what they draw: which samples, which numbers
+    primitives/    the same done to one image, by torchvision
 
-torchvision is never imported here: its transforms are recognised by their class's name.
+Importing this package does not import torchvision: transforms are recognised by their class's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a dataset holds its transforms, and a shallow copy of it that holds others.
+"""Find where a dataset holds its transforms, and make a shallow copy of it that holds others.
 
     Subset ─dataset─> ImageFolder ─transform──> Compose
     CocoDetection ─transforms─> StandardTransform ─transform─> Compose
@@ -54,13 +54,13 @@ class Found:
 
 
 def find_chains(dataset: Any) -> list[Found]:
-    """Every chain of transforms in ``dataset``, each object once, in the attributes' order."""
+    """Return every chain of transforms in ``dataset``, each object once, in attribute order."""
     found = {id(v): Found(v, where) for where, v in _walk(dataset, "dataset") if is_chain(v)}
     return list(found.values())
 
 
 def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """(get, set) of the state of each random generator that ``dataset`` or its transforms hold."""
+    """Return (get, set) of the state of each generator that ``dataset`` or its transforms hold."""
     found: dict[int, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
     for _, value in _walk(dataset, "dataset"):
         owners = [m.transform for m in read(value)] if is_chain(value) else [value]
@@ -73,12 +73,12 @@ def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any
 
 
 def open_files_of(dataset: Any) -> None:
-    """Read a sample, in a process that ends soon: copies made afterwards share what it opened.
+    """Read a sample, so that copies made afterwards share the files it opened (LMDB).
 
-    Some files can be opened only once in a process (LMDB).
+    For a process that ends soon.
     """
     many = getattr(dataset, "__getitems__", None)
-    with suppress(Exception):  # what is wrong with the sample shows when it is compared
+    with suppress(Exception):  # the comparison reports what is wrong with the sample
         dataset[0] if many is None else many([0])
 
 
@@ -103,7 +103,7 @@ class Copies:
         self.dataset = self._copy(dataset, 0)
 
     def refresh(self) -> None:
-        """Attributes that were assigned on the originals since come over, epochs for instance."""
+        """Copy attributes that were assigned on the originals since, epochs for instance."""
         for original, clone, seen in self._pairs:
             now = vars(original)
             for name, value in now.items():
@@ -147,7 +147,7 @@ class Copies:
 def _walk(
     value: Any, where: str, depth: int = 0, nested: int = 0, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """(place, object) for ``value`` and what it holds, each object once; chains are leaves."""
+    """Yield (place, object) for ``value`` and what it holds, each once; chains are leaves."""
     seen = set() if seen is None else seen
     nested = nested + 1 if type(value) in _CONTAINERS else 0
     if id(value) in seen or depth > _DEEPEST or nested > _MOST_NESTED:
@@ -177,10 +177,9 @@ def _held(value: Any, where: str, *, top: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _applies_transform_alone(kind: type) -> bool:
-    """Whether samples are torchvision's own work, which looks at ``transform`` only.
+    """Return whether torchvision's own ``__getitem__`` reads ``transform`` only.
 
-    Its ``transforms`` then says what was given when the dataset was made. ``transform`` may have
-    been replaced since.
+    Its ``transforms`` is then what the dataset was made with, and may be out of date.
     """
     reads = getattr(kind, "__getitem__", None)
     if not getattr(reads, "__module__", "").startswith("torchvision.datasets."):
@@ -191,7 +190,7 @@ def _applies_transform_alone(kind: type) -> bool:
 
 
 def _is_callable_object(value: Any) -> bool:
-    """Whether it is an object of a class of Python's with a ``__call__``, and no module."""
+    """Return whether it is an object of a Python class with a ``__call__``, and no module."""
     kind = type(value)
     return (
         not isinstance(value, (type, torch.nn.Module))

@@ -1,4 +1,4 @@
-"""Which torchvision transforms are known, by the names of their classes."""
+"""Tell which torchvision transforms are known, by the names of their classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CALLED = ("__call__", "forward", "transform", "make_params", "get_params")
 
 
 def torchvision_name(transform: Any) -> str | None:
-    """``"Normalize"`` for torchvision's own class of that name, v1 or v2; None for any other.
+    """Return ``"Normalize"`` for torchvision's class of that name, v1 or v2; None for any other.
 
     A subclass is somebody's own, and so is what was `changed_by_hand`: it may do anything.
     """
@@ -65,10 +65,10 @@ def torchvision_name(transform: Any) -> str | None:
 
 
 def changed_by_hand(transform: Any) -> str | None:
-    """What makes a transform of torchvision's, or an nn.Sequential, do something else, in words.
+    """Say what makes a transform of torchvision's, or an nn.Sequential, do something else.
 
-    Hooks of its own, methods replaced on the object or on its class; None: there are none, or it is
-    of another class. (Not seen: hooks of all modules, and torchvision's functions replaced.)
+    Looks for hooks, and methods replaced on the object or on its class (not for hooks of all
+    modules, nor torchvision's functions replaced). None: there are none, or it is of another class.
     """
     kind: Any = type(transform)
     if not kind.__module__.startswith((_TORCHVISION, _CONTAINER)):
@@ -91,7 +91,7 @@ def _methods_of(kind: Any) -> frozenset[str]:
 
 
 def kind_of(transform: Any) -> Kind:
-    """What is known of one transform that is no container of others."""
+    """Return what is known of one transform that is no container of others."""
     name = torchvision_name(transform)
     if name in _DETERMINISTIC:
         return Kind.DETERMINISTIC

@@ -1,13 +1,12 @@
-"""Samples of the dataset itself, made both ways and compared to the bit.
+"""Prove on samples of the dataset itself that two ways of making batches are equal to the bit.
 
     dataset ──> samples ──collate_fn──> batch ─────────────────────────┐
                                                                        equal, leaf by leaf?
     its copy ─> samples ──collate_fn──> batch ──uint8 leaves by table──┘
 
-Both ways see the same random states, in the process in which the dataset is observed. Further
-trials ask what a collate_fn of the user's own does with images of different sizes (padding with
-zeros is not the same before Normalize and after) and with other random numbers (mixing images only
-now and then).
+Both ways see the same random states, in the process in which the dataset is observed. A collate_fn
+that is not torch's is also tried with images of different sizes (padding with zeros differs before
+Normalize and after) and with other random numbers (mixing images only now and then).
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.read import is_chain
 from dataloaders.transforms.table import same_bits
 
-__all__ = ["Batching", "Convert", "Proof", "prove"]
+__all__ = ["Batching", "Convert", "Proof", "prove", "told"]
 
 Convert: TypeAlias = Callable[[torch.Tensor], "torch.Tensor | None"]
 """A uint8 leaf -> what the run makes of it, as a plain tensor; None if it is no such image."""
@@ -61,8 +61,7 @@ class Proof:
     leaves: int | None = None
 
 
-@dataclass(frozen=True)
-class Batching:
+class Batching(NamedTuple):
     """How a loader makes batches of samples, without the loader.
 
     Attributes:
@@ -75,214 +74,176 @@ class Batching:
     batch_size: int | None
     batched: bool
 
-    @classmethod
-    def of(cls, loader: Any) -> Batching:
-        """That of ``loader``."""
-        return cls(loader.collate_fn, loader.batch_size, loader.batch_sampler is not None)
-
 
 class _Different(Exception):
     """The two ways differ; the message says in what."""
 
 
+class _Looks(NamedTuple):
+    """How many leaves a batch has, and the places of images and of other uint8 leaves like them."""
+
+    total: int
+    images: frozenset[int]
+    others: frozenset[int]
+
+
 def prove(batching: Batching, original: Any, rewritten: Any, convert: Convert) -> Proof | str:
-    """Return a `Proof`, or why there is none: a sentence that names what stands in the way.
+    """Return a `Proof`, or say what stands in the way.
 
     Reads a few samples of both datasets and moves the process-wide generators and those of the
     datasets: for a process that ends afterwards.
     """
-    trial = _Trial(batching, original, convert)
-    generators = [(put, get()) for get, put in find_generators(original)]
-
-    def read(dataset: Any, indices: list[int], seed: int) -> list[Any]:
-        for put, state in generators:
-            put(state)
-        return _read(dataset, indices, seed, batched=batching.batched)
-
     try:
-        return _prove(trial, lambda *of: read(original, *of), lambda *of: read(rewritten, *of))
+        return _Trial(batching, original, rewritten, convert).proved()
     except _Different as different:
         return str(different)
 
 
-_Read: TypeAlias = Callable[[list[int], int], list[Any]]
+class _Trial:
+    def __init__(self, batching: Batching, original: Any, rewritten: Any, convert: Convert) -> None:
+        self._batching = batching
+        self._datasets = original, rewritten
+        self._convert = convert
+        self._generators = [(put, get()) for get, put in find_generators(original)]
+        self._proof = Proof()
+        self._seen: list[_Looks] = []
+        self._name = type(original).__name__
+        function = batching.collate_fn
+        self._collation = f"collate_fn {getattr(function, '__name__', type(function).__name__)}"
+        self._plain = function in (default_collate, default_convert)
 
-
-def _prove(trial: _Trial, read_theirs: _Read, read_ours: _Read) -> Proof | str:
-    name = type(trial.dataset).__name__
-    seeds = 1 if _is_known(trial.dataset) else _SEEDS_OF_UNKNOWN_CODE
-    started = time.monotonic()
-    for seed in range(seeds):
-        for group in _groups(trial.batching, len(trial.dataset)):
+    def proved(self) -> Proof:
+        original, rewritten = self._datasets
+        seeds = 1 if _is_known(original) else _SEEDS_OF_UNKNOWN_CODE
+        started = time.monotonic()
+        for seed, group in product(range(seeds), self._groups(len(original))):
             if seed and time.monotonic() - started > _SECONDS:
                 break
             try:
-                theirs = read_theirs(group, seed)
+                theirs = self._read(original, group, seed)
             except Exception as error:
-                return f"reading samples {group} of {name} failed: {_told(error)}"
+                text = f"reading samples {group} of {self._name} failed: {told(error)}"
+                raise _Different(text) from error
             try:
-                ours = read_ours(group, seed)
+                ours = self._read(rewritten, group, seed)
             except Exception as error:
-                return (
-                    f"{name} cannot be read without the members that would move: {_told(error)}; "
-                    "let nothing but the transform work on the image's values"
+                raise _Different(
+                    f"{self._name} cannot be read without the members that would move: "
+                    f"{told(error)}; let nothing but the transform work on the image's values"
+                ) from error
+            self._compare(theirs, ours, group)
+            if not seed and not self._plain:
+                self._probe_collation(theirs, ours)
+        if any(looks.others for looks in self._seen):
+            if len({(looks.total, looks.images) for looks in self._seen}) > 1:
+                raise _Different(
+                    "a batch holds other uint8 tensors beside the images, at places that change"
                 )
-            trial.compare_collated(theirs, ours, group)
-            trial.proof.samples += len(group)
-            if not seed and not trial.collates_as_torch:
-                trial.probe_collation(theirs, ours, group)
-    return trial.finished()
+            self._proof.leaves, self._proof.positions, _ = self._seen[0]
+        return self._proof
 
+    def _groups(self, length: int) -> list[list[int]]:
+        """Return indices spread over the dataset, in groups that the loader could collate."""
+        last = min(length, _INDICES) - 1
+        indices = sorted({round(i * (length - 1) / max(1, last)) for i in range(last + 1)})
+        size = min(self._batching.batch_size or _INDICES, _INDICES) if self._batching.batched else 1
+        return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
-class _Trial:
-    def __init__(self, batching: Batching, dataset: Any, convert: Convert) -> None:
-        self.batching = batching
-        self.dataset = dataset
-        self.proof = Proof()
-        self.collates_as_torch = batching.collate_fn in (default_collate, default_convert)
-        self._convert = convert
-        self._seen: list[tuple[int, frozenset[int], frozenset[int]]] = []
+    def _read(self, dataset: Any, indices: list[int], seed: int) -> list[Any]:
+        for put, state in self._generators:
+            put(state)
+        bulk = getattr(dataset, "__getitems__", None) if self._batching.batched else None
+        if bulk:  # torch's own test
+            _seed(seed, indices[0])
+            return list(bulk(indices))
+        samples = []
+        for index in indices:
+            _seed(seed, index)
+            samples.append(dataset[index])
+        return samples
 
-    def compare_collated(self, theirs: list[Any], ours: list[Any], group: list[int]) -> None:
-        """Collate both and compare; what a difference is due to is told by the samples."""
+    def _compare(self, theirs: list[Any], ours: list[Any], group: list[int]) -> None:
+        """Collate both and compare."""
         try:
-            expected = self._collate(theirs, 0)
+            expected = self._collated(theirs)
         except Exception as error:
-            raise _Different(f"collating samples {group} failed: {_told(error)}") from error
+            raise _Different(f"collating samples {group} failed: {told(error)}") from error
         try:
-            found = self._collate(ours, 0)
-            images, others = self._images(expected, found)
+            found = self._collated(ours)
+            looks = self._looks(expected, found)
         except Exception as error:
-            raise self._blame(theirs, ours, error) from error
-        if not images:
+            who = self._name if self._plain else f"{self._name} or its {self._collation}"
             raise _Different(
-                f"no float image of {type(self.dataset).__name__} comes from its transform "
-                "unchanged: it works on the image afterwards, or does not use the transform"
+                f"{who} works on the image after its transform (found {told(error)}); move that "
+                "into the transform, before ToTensor, or into the training step"
+            ) from error
+        if not looks.images:
+            raise _Different(
+                f"no float image of {self._name} comes from its transform unchanged: it works on "
+                "the image afterwards, or does not use the transform"
             )
-        self._seen.append((sum(1 for _ in leaves(found)), images, others))
-        if others and len(group) > 1:  # is their place the same in a batch of another size?
-            smaller = self._images(
-                self._collate(theirs[:1], 0), batch := self._collate(ours[:1], 0)
-            )
-            self._seen.append((sum(1 for _ in leaves(batch)), *smaller))
-        floats, bytes_ = (
-            [leaf for number, leaf in enumerate(leaves(batch)) if number in images]
-            for batch in (expected, found)
-        )
-        saved = sum(leaf.nbytes for leaf in floats) - sum(leaf.nbytes for leaf in bytes_)
-        self.proof.bytes_saved = saved // len(group)
-        for one, other in zip(bytes_, floats, strict=True):
-            if self.proof.classes.setdefault(type(one), type(other)) is not type(other):
-                raise _Different("images of one class become images of several")
+        self._seen.append(looks)
+        if looks.others and len(group) > 1:  # is their place the same in a batch of another size?
+            self._seen.append(self._looks(self._collated(theirs[:1]), self._collated(ours[:1])))
+        saved = 0
+        for number, (wanted, leaf) in enumerate(zip(leaves(expected), leaves(found), strict=True)):
+            if number in looks.images:
+                saved += wanted.nbytes - leaf.nbytes
+                if self._proof.classes.setdefault(type(leaf), type(wanted)) is not type(wanted):
+                    raise _Different("images of one class become images of several")
+        self._proof.bytes_saved = saved // len(group)
+        self._proof.samples += len(group)
 
-    def probe_collation(self, theirs: list[Any], ours: list[Any], group: list[int]) -> None:
-        """What a collate_fn that is not torch's does with other sizes and other random numbers."""
-        cut = [set(self._images(*pair)[0]) for pair in zip(theirs, ours, strict=True)]
+    def _probe_collation(self, theirs: list[Any], ours: list[Any]) -> None:
+        """Try a collate_fn with an image of another size, and with other random numbers."""
+        smaller = self._looks(theirs[0], ours[0]).images
+
+        def outcome(samples: list[Any], number: int) -> Any:
+            first = samples[0] if number else _cropped(samples[0], smaller)
+            try:
+                return self._collated([first, *samples[1:]], number)
+            except Exception as error:
+                return error
+
         for number in range(_COLLATIONS):
-            results: list[tuple[Any, Exception | None]] = []
-            for samples in (theirs, ours):
-                if number == 0:
-                    samples = [_cropped(samples[0], cut[0]), *samples[1:]]
-                try:
-                    results.append((self._collate(samples, number), None))
-                except Exception as error:
-                    results.append((None, error))
-            (expected, failure), (found, other_failure) = results
-            if failure is not None and other_failure is not None:
+            expected, found = outcome(theirs, number), outcome(ours, number)
+            if isinstance(expected, Exception) and isinstance(found, Exception):
                 continue
             try:
-                if failure is not None or other_failure is not None:
-                    raise _Different(_told(failure or other_failure))
-                self._images(expected, found)
+                self._looks(expected, found)
             except _Different as error:
-                what = "images of different sizes" if number == 0 else "some random numbers"
+                what = "some random numbers" if number else "images of different sizes"
                 raise _Different(
                     f"{self._collation} works on the values of images (seen with {what}: {error}); "
                     "move that into the training step, or keep to torch's collation"
                 ) from error
 
-    def finished(self) -> Proof:
-        """The proof, with the rule by which images are told from other uint8 leaves."""
-        if any(others for _, _, others in self._seen):
-            if len({(count, images) for count, images, _ in self._seen}) > 1:
-                raise _Different(
-                    "a batch holds other uint8 tensors beside the images, at places that change"
-                )
-            count, images, _ = self._seen[0]
-            self.proof.positions, self.proof.leaves = images, count
-        return self.proof
-
-    def _collate(self, samples: list[Any], seed: int) -> Batch:
+    def _collated(self, samples: list[Any], seed: int = 0) -> Batch:
         # Clones: a collate_fn may work on its samples in place, and they are collated again.
-        samples = [map_tensors(sample, _clone) for sample in samples]
+        # The method: torch.clone makes plain tensors of tv_tensors.
+        samples = [map_tensors(sample, lambda leaf: leaf.clone()) for sample in samples]
         _seed(seed, -1)
-        return self.batching.collate_fn(samples if self.batching.batched else samples[0])
+        return self._batching.collate_fn(samples if self._batching.batched else samples[0])
 
-    def _images(self, expected: Batch, found: Batch) -> tuple[frozenset[int], frozenset[int]]:
-        """Places of the image leaves, and of other uint8 leaves that look like images."""
+    def _looks(self, expected: Batch, found: Batch) -> _Looks:
+        """Compare two batches or samples.
+
+        Raises:
+            _Different: they are not equal.
+        """
         _compare_rest(expected, found)
         images, others = set(), set()
-        pairs = zip(leaves(expected), leaves(found), strict=True)
+        pairs = list(zip(leaves(expected), leaves(found), strict=True))
         for number, (wanted, leaf) in enumerate(pairs):
+            made: torch.Tensor | None = leaf
             if leaf.dtype is torch.uint8 and wanted.dtype is not torch.uint8:
-                self._compare_image(wanted, leaf)
                 images.add(number)
-            elif type(wanted) is not type(leaf) or not _same(wanted, leaf):
-                raise _Different(f"{_shaped(leaf)} for {_shaped(wanted)}")
+                made, wanted = self._convert(leaf), wanted.as_subclass(torch.Tensor)
             elif leaf.dtype is torch.uint8 and leaf.ndim >= 3:
                 others.add(number)
-        return frozenset(images), frozenset(others)
-
-    def _compare_image(self, wanted: torch.Tensor, leaf: torch.Tensor) -> None:
-        made = self._convert(leaf)
-        plain = wanted.as_subclass(torch.Tensor)
-        if made is None or made.shape != plain.shape or made.dtype is not plain.dtype:
-            raise _Different(f"{_shaped(leaf)} for {_shaped(wanted)}")
-        if not same_bits(made, plain):
-            raise _Different(f"other values in {_shaped(wanted)}")
-        if made.stride() != plain.stride():
-            raise _Different(f"another memory layout of {_shaped(wanted)}")
-
-    def _blame(self, theirs: list[Any], ours: list[Any], error: Exception) -> _Different:
-        try:
-            for pair in zip(theirs, ours, strict=True):
-                self._images(*pair)
-        except _Different as different:
-            name = type(self.dataset).__name__
-            return _Different(
-                f"{name} works on the image after its transform (found {different}); move that "
-                "into the transform, before ToTensor, or into the training step"
-            )
-        return _Different(
-            f"{self._collation} works on the values of images (found {_told(error)}); move that "
-            "into the training step"
-        )
-
-    @property
-    def _collation(self) -> str:
-        function = self.batching.collate_fn
-        return f"collate_fn {getattr(function, '__name__', type(function).__name__)}"
-
-
-def _groups(batching: Batching, length: int) -> Iterator[list[int]]:
-    """Indices spread over the dataset, in groups that the loader could collate."""
-    last = min(length, _INDICES) - 1
-    indices = sorted({round(number * (length - 1) / max(1, last)) for number in range(last + 1)})
-    size = min(batching.batch_size or _INDICES, _INDICES) if batching.batched else 1
-    for begin in range(0, len(indices), size):
-        yield indices[begin : begin + size]
-
-
-def _read(dataset: Any, indices: list[int], seed: int, *, batched: bool) -> list[Any]:
-    bulk = getattr(dataset, "__getitems__", None) if batched else None
-    if bulk:  # torch's own test
-        _seed(seed, indices[0])
-        return list(bulk(indices))
-    samples = []
-    for index in indices:
-        _seed(seed, index)
-        samples.append(dataset[index])
-    return samples
+            if made is None or type(made) is not type(wanted) or not _same(made, wanted):
+                raise _Different(f"{_shaped(leaf)} with other values for {_shaped(wanted)}")
+        return _Looks(len(pairs), frozenset(images), frozenset(others))
 
 
 def _seed(seed: int, index: int) -> None:
@@ -293,7 +254,7 @@ def _seed(seed: int, index: int) -> None:
 
 
 def _is_known(dataset: Any) -> bool:
-    """Whether only code of torch's and torchvision's reads the dataset."""
+    """Return whether only code of torch's and torchvision's reads the dataset."""
     if type(dataset) is Subset:
         return _is_known(dataset.dataset)
     if type(dataset) in (ConcatDataset, StackDataset):
@@ -306,8 +267,8 @@ def _is_known(dataset: Any) -> bool:
     )
 
 
-def _cropped(sample: Any, images: set[int]) -> Any:
-    """``sample`` with one row and one column less in each of its images."""
+def _cropped(sample: Any, images: frozenset[int]) -> Any:
+    """Return ``sample`` with one row and one column less in each of its images."""
     count = -1
 
     def crop(leaf: torch.Tensor) -> torch.Tensor:
@@ -319,13 +280,13 @@ def _cropped(sample: Any, images: set[int]) -> Any:
 
 
 def _compare_rest(expected: Any, found: Any) -> None:
-    """All that is no tensor: types, keys, lengths and values."""
+    """Compare all that is no tensor: types, keys, lengths and values."""
     if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
         return
     if type(expected) is not type(found):
         raise _Different(f"{type(found).__name__} for {type(expected).__name__}")
     pairs: list[tuple[Any, Any]] = []
-    same = True
+    kind: Any = type(expected)
     if isinstance(expected, np.ndarray):
         same = expected.dtype == found.dtype and np.array_equal(expected, found)
     elif isinstance(expected, Mapping):
@@ -334,26 +295,17 @@ def _compare_rest(expected: Any, found: Any) -> None:
     elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes, bytearray)):
         same = len(expected) == len(found)
         pairs = list(zip(expected, found, strict=same))
-    elif dataclasses.is_dataclass(expected) or _is_identified(expected):
+    elif dataclasses.is_dataclass(expected) or kind.__eq__ is object.__eq__:
+        # Equality would mean being the same object: compare what it holds.
         values, others = getattr(expected, "__dict__", {}), getattr(found, "__dict__", {})
         same = list(values) == list(others)
         pairs = [(values[name], others[name]) for name in values] if same else []
     else:
         same = bool(expected == found) or expected != expected
     if not same:
-        raise _Different(f"another {type(expected).__name__}")
+        raise _Different(f"another {kind.__name__}")
     for one, other in pairs:
         _compare_rest(one, other)
-
-
-def _is_identified(value: Any) -> bool:
-    """Whether equality means being the same object, so that what it holds must be compared."""
-    own: Any = type(value).__eq__
-    return own is object.__eq__
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone()  # the method: torch.clone makes plain tensors of tv_tensors
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -367,6 +319,7 @@ def _shaped(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _told(error: object) -> str:
+def told(error: object) -> str:
+    """Return an error as a short text."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if not isinstance(error, _Different) else text
+    return text if isinstance(error, _Different) else f"{type(error).__name__}: {text[:200]}"

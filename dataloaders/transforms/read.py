@@ -6,12 +6,20 @@
             ToTensor       transforms[1].transforms[1]  deterministic
             my_function    transforms[2]                opaque
 
-A container that decides which of its members run, such as RandomApply, is one member. What
-comes with torchvision's weights are as many as they have steps (`presets`).
+A container that decides which of its members run, such as RandomApply, is one member. The
+transforms of torchvision's weights are modules whose settings are attributes and whose steps are
+calls of v1's functions; they are read as these steps:
+
+    ResNet18_Weights.DEFAULT.transforms()
+        ──> Resize  CenterCrop  PILToTensor  ConvertImageDtype  Normalize
+
+torchvision may change them in any version: one with other attributes than these is one member, and
+so are those of videos and of pairs of images.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +27,19 @@ from typing import Any
 import torch
 
 from dataloaders.transforms.kinds import Kind, changed_by_hand, kind_of, torchvision_name
-from dataloaders.transforms.presets import steps_of
 
 __all__ = ["Kind", "Member", "Run", "is_chain", "read"]
+
+_PRESETS = "torchvision.transforms._presets"
+_RESIZED = frozenset(("resize_size", "interpolation", "antialias"))
+_SETTINGS = {
+    "ImageClassification": _RESIZED | {"crop_size", "mean", "std"},
+    "SemanticSegmentation": _RESIZED | {"mean", "std"},
+    "ObjectDetection": frozenset[str](),
+}
+
+_KNOWN: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKeyDictionary()
+"""Preset -> its settings as text, and its steps."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ class Run:
 
 def is_chain(value: Any) -> bool:
     """Whether `read` knows something of ``value``: a Compose, Sequential, Run or torchvision's."""
-    known = steps_of(value) or _members_of(value)
+    known = _steps_of(value) or _members_of(value)
     return known is not None or kind_of(value) is not Kind.OPAQUE
 
 
@@ -83,7 +101,7 @@ def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
 
 
 def _read(transform: Any, where: str) -> Iterator[Member]:
-    steps = steps_of(transform)
+    steps = _steps_of(transform)
     for step in steps or ():
         yield Member(step, f"{where} ({type(transform).__name__})", kind_of(step))
     if steps is not None:
@@ -107,3 +125,42 @@ def _members_of(transform: Any) -> list[Any] | None:
 
 def _is_sequential(transform: Any) -> bool:
     return type(transform) is torch.nn.Sequential and changed_by_hand(transform) is None
+
+
+def _steps_of(preset: Any) -> list[Any] | None:
+    """Return transforms that do what ``preset`` does, in order; None: it is no preset.
+
+    The same objects each time, until one of its settings changes.
+    """
+    name = torchvision_name(preset)
+    if name not in _SETTINGS or type(preset).__module__ != _PRESETS:
+        return None
+    settings = {k: v for k, v in vars(preset).items() if k[0] != "_" and k != "training"}
+    if settings.keys() != _SETTINGS[name]:
+        return None
+    text = repr(sorted(settings.items()))
+    known, steps = _KNOWN.get(preset, ("", []))
+    if known != text:
+        try:
+            steps = _made_of(settings)
+        except Exception:  # torchvision's classes refuse what its functions may refuse later
+            return None
+        _KNOWN[preset] = text, steps
+    return steps
+
+
+def _made_of(settings: dict[str, Any]) -> list[Any]:
+    from torchvision import transforms as v1
+    from torchvision.transforms import v2
+
+    steps: list[Any] = []
+    if settings.get("resize_size") is not None:
+        options = {name: settings[name] for name in ("interpolation", "antialias")}
+        steps.append(v1.Resize(settings["resize_size"], **options))
+    if "crop_size" in settings:
+        steps.append(v1.CenterCrop(settings["crop_size"]))
+    # v2's leaves tensors alone, as presets do; v1's raises.
+    steps += [v2.PILToTensor(), v1.ConvertImageDtype(torch.float)]
+    if "mean" in settings:
+        steps.append(v1.Normalize(list(settings["mean"]), list(settings["std"])))
+    return steps

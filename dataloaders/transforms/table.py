@@ -1,4 +1,4 @@
-"""What a trailing run makes of each byte: a table of 256 values a channel, by running it.
+"""Tabulate what a trailing run makes of each byte, by running it: 256 values a channel.
 
 [C, 16, 16] uint8, every byte in every channel ──the user's own members──> [C, 256] floats
 """
@@ -34,7 +34,7 @@ class Table:
 
 
 def tables_of(arithmetic: Sequence[Any]) -> tuple[dict[int, Table], dict[int, int]]:
-    """(channels of the output -> table, channels of the image -> channels of the output).
+    """Return channels of the output -> table, and channels of the image -> of the output.
 
     ``arithmetic`` is a run without its converters. Tried are 1 to 4 channels and as many as a
     Normalize has means; what raises has no entry. One channel that becomes three (v2's Normalize
@@ -56,13 +56,13 @@ def tables_of(arithmetic: Sequence[Any]) -> tuple[dict[int, Table], dict[int, in
 
 
 def every_byte(channels: int) -> torch.Tensor:
-    """A [channels, 16, 16] uint8 image that holds every byte in every channel, on the CPU."""
+    """Return a uint8 image [channels, 16, 16] with every byte in every channel, on the CPU."""
     row = torch.arange(256, dtype=torch.uint8, device="cpu")
     return row.reshape(1, 16, 16).repeat(channels, 1, 1)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors on the CPU are equal to the bit: NaN equals itself, 0.0 is not -0.0."""
+    """Return whether two CPU tensors are equal to the bit: NaN equals itself, 0.0 is not -0.0."""
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False
     if not one.dtype.is_floating_point:

@@ -1,16 +1,17 @@
-"""The device tail: ToTensor and Normalize, once a batch, behind the copy.
+"""The device tail: ToTensor and Normalize, once a batch, after the copy.
 
     before  dataset: decode, augment, ToTensor, Normalize ──float32──> collate ──> copy ──> step
     after   dataset: decode, augment ──uint8──> collate ──> copy ──> Tail.apply ──float──> step
 
-A quarter of the bytes is collated, sent by the workers and copied. What comes out is what the
-dataset's own transforms make, to the bit, or there is no tail and `NoTail` says why.
+A quarter of the bytes is collated, sent by the workers and copied. The result is what the dataset's
+own transforms make, to the bit, or there is no tail and `NoTail` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -20,14 +21,8 @@ from dataloaders.backend import Remainder
 from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.observing import Unobserved, held, observe
-from dataloaders.transforms.find import (
-    Copies,
-    Found,
-    NotCopyable,
-    find_chains,
-    open_files_of,
-)
-from dataloaders.transforms.proof import Batching, Proof, prove
+from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains, open_files_of
+from dataloaders.transforms.proof import Batching, Proof, prove, told
 from dataloaders.transforms.read import Member
 from dataloaders.transforms.table import Table, same_bits, tables_of
 from dataloaders.transforms.trailing import Deferred, arithmetic_of, deferred_chain, trailing
@@ -36,7 +31,7 @@ from dataloaders.transforms.ways import Way, way_for
 __all__ = ["Fill", "NoTail", "Tail", "device_tail"]
 
 Fill: TypeAlias = Callable[[torch.Tensor, Way, torch.Tensor], bool]
-"""Whether it filled the last tensor with what the way makes of the images of the first one."""
+"""Fill the last tensor with what the way makes of the images of the first one, or return False."""
 
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
 
@@ -59,7 +54,7 @@ def device_tail(
     memory_format: torch.memory_format = torch.preserve_format,
     observe: Callable[[DataLoader[Any], Callable[[Any], Any]], Any] = observe,
 ) -> Tail | NoTail:
-    """A `Tail` proved on this loader's own samples, or `NoTail` with the reason.
+    """Return a `Tail` proved on this loader's own samples, or `NoTail` with the reason.
 
     Reads up to four samples of the dataset twice (up to sixteen where the dataset's code is not
     torchvision's, within about two seconds), in a process of its own (`dataloaders.observing`).
@@ -70,7 +65,7 @@ def device_tail(
         dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for batches of
             images [N, C, H, W]; ``torch.preserve_format``: as the dataset's own batches are.
-        observe: has the proof done; another one than `dataloaders.observing.observe` where the
+        observe: runs the proof; another function than `dataloaders.observing.observe` where the
             dataset runs no code but torchvision's.
 
     Raises:
@@ -87,7 +82,7 @@ def device_tail(
         return NoTail(str(error))
     except Exception as error:  # a loader may hold anything; without a tail it works as before
         name = type(getattr(loader, "dataset", None)).__name__
-        return NoTail(f"the transforms of {name} could not be read: {_told(error)}")
+        return NoTail(f"the transforms of {name} could not be read: {told(error)}")
 
 
 class Tail(Remainder):
@@ -120,7 +115,8 @@ class Tail(Remainder):
         self._ways: dict[tuple[torch.device, int], Way] = {}
         self.bytes_saved = proof.bytes_saved
         self.samples_read = proof.samples
-        tables = moved.tables.values()
+        tables = list(moved.tables.values())
+        self._float_dtype = tables[0].values.dtype
         self.exact = all(dtype in (None, table.values.dtype) for table in tables)
         self.largest_difference = max(_difference(table.values, dtype) for table in tables)
 
@@ -129,11 +125,10 @@ class Tail(Remainder):
         return {**self.__dict__, "_dataset": None, "_collate_fn": None, "_copies": None}
 
     def changes(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
-        """What `view_of` takes for this epoch; None if ``loader`` is no longer what was proved.
+        """Return what `view_of` takes for this epoch; None if ``loader`` is not what was proved.
 
-        Ask at each ``iter()``: attributes that were assigned on the dataset since (an epoch, a
-        strength) come over to its copy. None after the dataset, its transforms or the
-        collate_fn were replaced; then ask `device_tail` again.
+        Call it at each ``iter()``: it copies attributes that were assigned on the dataset since
+        (an epoch, a strength). After None, ask `device_tail` again.
         """
         if loader.dataset is not self._dataset or loader.collate_fn is not self._collate_fn:
             return None
@@ -143,7 +138,7 @@ class Tail(Remainder):
         return {"dataset": self._copies.dataset}
 
     def prepare(self, device: torch.device) -> None:
-        """Try the arithmetic on ``device`` now (it waits for the device) instead of later."""
+        """Try the arithmetic on ``device`` now (which waits for the device)."""
         for channels in self._moved.tables:
             self._way(device, channels)
 
@@ -155,21 +150,21 @@ class Tail(Remainder):
         empty_like: Callable[..., torch.Tensor] = torch.empty_like,
         fill: Fill | None = None,
     ) -> Batch:
-        """The batch that the dataset's own transforms would give, where ``batch`` is.
+        """Return the batch that the dataset's own transforms would make.
 
-        The same nesting, in new containers; each uint8 image [..., C, H, W] replaced by a float
-        tensor of that shape, on the same device, written on the current stream; other leaves
-        are the same objects. Runs none of the user's code.
+        The same nesting, in new containers. Each uint8 image [..., C, H, W] becomes a float tensor
+        of that shape, on the same device, written on the current stream; other leaves are the
+        same objects. Runs none of the user's code.
 
         Args:
             batch: what the loader gave with `changes`.
             move: copies it to the device first.
             empty_like: makes the float tensors, called with a uint8 tensor and ``dtype=``.
-            fill: asked first to fill them, where a tensor of ``batch`` only stands for images.
+            fill: tried first to fill them, where a tensor of ``batch`` only stands for images.
 
         Raises:
-            BackendUnavailable: if there is no image in it, as where a dataset works on its
-                images for some samples only, none of which was among those of the proof.
+            BackendUnavailable: it has no image: a dataset may work on the images of some samples
+                only, none of which was among those of the proof.
         """
         count, images = -1, 0
 
@@ -191,7 +186,7 @@ class Tail(Remainder):
         return converted
 
     def describe(self) -> str:
-        """One sentence: what moved, what it saves, and how it was proved."""
+        """Return one sentence: what moved, what it saves, and how it was proved."""
         names = ", ".join(member.name for member in self._moved.run)
         sentence = (
             f"{names} once a batch on the device ({self._moved.run[0].where} and after): "
@@ -215,7 +210,7 @@ class Tail(Remainder):
         if bytes_.ndim == 4 and self._memory_format is not torch.preserve_format:
             bytes_ = bytes_.contiguous(memory_format=self._memory_format)
         way = self._way(bytes_.device, bytes_.shape[-3])
-        out = empty_like(bytes_, dtype=self._dtype or self._moved.dtype)
+        out = empty_like(bytes_, dtype=self._dtype or self._float_dtype)
         if fill is None or not fill(leaf, way, out):
             way.run(bytes_, out)
         kind = self._proof.classes.get(type(leaf), torch.Tensor)
@@ -242,45 +237,35 @@ class _Moved:
     def __init__(self, found: Found, run: tuple[Member, ...]) -> None:
         self.run = run
         self.tables, self.channels = tables_of(arithmetic_of(run))
-        self.found = [found]
-        self._runs = {id(found.chain): run}
-        self._shortened: dict[int, Any] = {}
+        self._runs = [(found, run)]
 
     @property
     def places(self) -> list[str]:
-        """Where its chains are."""
-        return [found.where for found in self.found]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the images that the run makes."""
-        return next(iter(self.tables.values())).values.dtype
+        """Return the places of its chains."""
+        return [found.where for found, _ in self._runs]
 
     def join(self, other: _Moved) -> bool:
         """Take over the chains of ``other`` if its tables are the same."""
-        if not _same_tables(self.tables, other.tables) or self.channels != other.channels:
-            return False
-        self.found += other.found
-        self._runs.update(other._runs)
-        return True
+        same = _same_tables(self.tables, other.tables) and self.channels == other.channels
+        self._runs += other._runs if same else []
+        return same
 
     def replace(self, chain: Any) -> Any:
-        """``chain`` without its run, if it is one of these; else ``chain``."""
-        for found in self.found:
+        """Return ``chain`` without its run, if it is one of these; else ``chain``."""
+        for found, run in self._runs:
             if found.chain is chain:
-                run = [member.transform for member in self._runs[id(chain)]]
-                return deferred_chain(chain, found.members, Deferred(run, self.channels))
+                deferred = Deferred([member.transform for member in run], self.channels)
+                return deferred_chain(chain, found.members, deferred)
         return chain
 
     def is_current(self, now: list[Found]) -> bool:
-        """Whether the chains are the same objects as when they were read, and make the same."""
+        """Return whether the chains are the same objects as before, and make the same."""
         members = {id(found.chain): found.members for found in now}
-        for found in self.found:
+        for found, run in self._runs:
             known = members.get(id(found.chain), ())
             if [id(m.transform) for m in known] != [id(m.transform) for m in found.members]:
                 return False
-            tables, _ = tables_of(arithmetic_of(self._runs[id(found.chain)]))
-            if not _same_tables(tables, self.tables):
+            if not _same_tables(tables_of(arithmetic_of(run))[0], self.tables):
                 return False
         return True
 
@@ -299,53 +284,45 @@ def _device_tail(
     if not chains:
         return NoTail(_nothing_found(dataset))
     moved, reasons = _candidates(chains)
-    if moved and not _length(dataset):
-        return NoTail(f"{name} has no len() or no samples, so that nothing could be proved on it")
     if not moved:
         return NoTail(reasons[0])
     try:
-        proved = observe(loader, _Proving(Batching.of(loader)))
+        empty = not len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        empty = True
+    if empty:
+        return NoTail(f"{name} has no len() or no samples, so that nothing could be proved on it")
+    batched = loader.batch_sampler is not None
+    batching = Batching(loader.collate_fn, loader.batch_size, batched)
+    try:
+        proved = observe(loader, partial(_proved, batching))
     except Unobserved as error:
         return NoTail(str(error))
     if isinstance(proved, str):
         return NoTail(proved)
-    candidate = moved[proved.candidate] if proved.candidate < len(moved) else None
-    if candidate is None or proved.places != candidate.places:
+    number, places, proof = proved
+    if number >= len(moved) or moved[number].places != places:
         return NoTail(
             f"worker_init_fn gives {name} other transforms in a worker; assign them before the "
             "loader is iterated"
         )
-    return Tail(loader, candidate, proved.proof, dtype, memory_format)
+    return Tail(loader, moved[number], proof, dtype, memory_format)
 
 
-@dataclass(frozen=True)
-class _Proved:
-    """Which of the candidates was proved, and where its chains are."""
-
-    candidate: int
-    places: list[str]
-    proof: Proof
-
-
-@dataclass(frozen=True)
-class _Proving:
-    """A look at a dataset: what was proved of it, or why nothing was."""
-
-    batching: Batching
-
-    def __call__(self, dataset: Any) -> _Proved | str:
-        reason = ""
-        open_files_of(dataset)
-        for number, candidate in enumerate(_candidates(find_chains(dataset))[0]):
-            try:
-                rewritten = Copies(dataset, candidate.replace).dataset
-            except NotCopyable as error:
-                return str(error)
-            proof = prove(self.batching, dataset, rewritten, _on_cpu(candidate.tables))
-            if isinstance(proof, Proof):
-                return _Proved(number, candidate.places, proof)
-            reason = proof
-        return reason
+def _proved(batching: Batching, dataset: Any) -> tuple[int, list[str], Proof] | str:
+    """Return which candidate was proved and the places of its chains, or why none was."""
+    reason = ""
+    open_files_of(dataset)
+    for number, candidate in enumerate(_candidates(find_chains(dataset))[0]):
+        try:
+            rewritten = Copies(dataset, candidate.replace).dataset
+        except NotCopyable as error:
+            return str(error)
+        proof = prove(batching, dataset, rewritten, _on_cpu(candidate.tables))
+        if isinstance(proof, Proof):
+            return number, candidate.places, proof
+        reason = proof
+    return reason
 
 
 def _candidates(chains: Iterable[Found]) -> tuple[list[_Moved], list[str]]:
@@ -389,13 +366,6 @@ def _difference(values: torch.Tensor, dtype: torch.dtype | None) -> float:
     return float(off.max())
 
 
-def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError, AttributeError):
-        return 0
-
-
 def _nothing_found(dataset: Any) -> str:
     name = type(dataset).__name__
     transform = held(dataset, "transform") or held(dataset, "transforms")
@@ -406,7 +376,3 @@ def _nothing_found(dataset: Any) -> str:
         f"the transform of {name} is {called}, which is not a torchvision Compose; make it one "
         "that ends in ToTensor and Normalize"
     )
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,4 +1,4 @@
-"""The trailing members of a chain that work pixel by pixel, and what stands in their place.
+"""Find the trailing members of a chain that work pixel by pixel, and defer them.
 
 Resize, RandomCrop, flip │ ToTensor, Normalize     in the dataset: float32, 4 bytes a value
 Resize, RandomCrop, flip │ Deferred                in its copy: uint8; the rest on the device
@@ -25,7 +25,7 @@ CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 
 
 def trailing(members: Sequence[Member]) -> tuple[Member, ...] | str:
-    """The longest trailing run that makes floats of bytes one by one, or why there is none.
+    """Return the longest trailing run that makes floats of bytes one by one, or why there is none.
 
     Returns:
         The members of the run, in order: converters (PILToTensor, ToImage, ToPureTensor), one
@@ -59,12 +59,12 @@ def trailing(members: Sequence[Member]) -> tuple[Member, ...] | str:
 
 
 def arithmetic_of(run: Sequence[Member]) -> tuple[Any, ...]:
-    """The run's transforms that make or change floats, in order, without the converters."""
+    """Return the run's transforms that make or change floats, without the converters."""
     return tuple(m.transform for m in run if m.torchvision not in CONVERTERS)
 
 
 def deferred_chain(chain: Any, members: Sequence[Member], deferred: Deferred) -> Any:
-    """``chain`` with its trailing run replaced by ``deferred``; a new object of the same type.
+    """Return ``chain`` with its trailing run replaced by ``deferred``, a new object.
 
     Args:
         chain: what `read` read: a Compose (copied), an ``nn.Sequential`` or a lone transform.
@@ -80,10 +80,10 @@ def deferred_chain(chain: Any, members: Sequence[Member], deferred: Deferred) ->
 
 
 class Deferred:
-    """The uint8 image that the run would turn into floats; runs in the dataset, so it pickles.
+    """Stop at the uint8 image that the run would turn into floats; runs in the dataset.
 
-    A sample for which the proof says nothing (16 bits, another number of channels) goes through
-    the user's own members, which may raise as they always did; if they do not, this raises.
+    A sample unlike those of the proof (16 bits, another number of channels) goes through the
+    user's own members, which may raise as they always did; if they do not, this raises.
 
     Args:
         run: the user's own transforms, all of the run.
@@ -107,7 +107,7 @@ class Deferred:
         return f"Deferred({names})"
 
     def __call__(self, *inputs: Any) -> Any:
-        """The sample with its image as uint8 [C, H, W], of the type that the run would give."""
+        """Return the sample with its image as uint8 [C, H, W], of the run's type."""
         sample: Any = inputs if len(inputs) > 1 else inputs[0]
         deferred = sample
         for transform in self._kept:
@@ -128,13 +128,13 @@ class Deferred:
         )
 
     def _after(self, image: torch.Tensor) -> int:
-        """Channels of the run's output for ``image``; 0 if it is not one that was tried."""
+        """Return the channels of the run's output for ``image``; 0 if it was not tried."""
         if image.dtype is not torch.uint8 or image.ndim < 3:
             return 0
         return self.channels.get(image.shape[-3], 0)
 
     def _all_known(self, sample: Any) -> bool:
-        """Whether the images of a nested sample, as v2 finds them, are such as were tried."""
+        """Return whether the images of a nested sample, as v2 finds them, were tried."""
         tensors = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
         images = [leaf for leaf in tensors if type(leaf).__name__ in ("Image", "Video")]
         images = images or [leaf for leaf in tensors if type(leaf) is torch.Tensor][:1]
@@ -155,7 +155,7 @@ def _makes_floats(transform: Any) -> bool:
 
 
 def _to_bytes(picture: Any) -> Any:
-    """The uint8 CHW tensor that ToTensor would scale; None if it would scale none."""
+    """Return the uint8 CHW tensor that ToTensor would scale; None if it would scale none."""
     if isinstance(picture, np.ndarray):
         if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
             return None

@@ -1,4 +1,4 @@
-"""The values of a table for a whole batch, on the device where the batch is.
+"""Write the values of a table for a whole batch, on the device where the batch is.
 
     uint8 [N, C, H, W] ──Arithmetic: div, sub, div in place──> float [N, C, H, W]
                        └─Lookup: table[256 * channel + byte]─┘
@@ -42,7 +42,7 @@ class Arithmetic(Way):
         self._steps = tuple((name, number.to(device)) for name, number in steps)
 
     def run(self, bytes_: Tensor, out: Tensor) -> None:
-        """See `Way`."""
+        """Fill ``out``."""
         narrow = out.dtype is not torch.float32
         on_cpu = bytes_.device.type == "cpu"
         # Nothing temporary to bound on a device, and each further kernel costs its launch.
@@ -74,7 +74,7 @@ class Lookup(Way):
         self._offsets = offsets.reshape(-1, 1, 1).to(device)
 
     def run(self, bytes_: Tensor, out: Tensor) -> None:
-        """See `Way`."""
+        """Fill ``out``."""
         for piece, target in _pieces(bytes_, out):
             indices = torch.add(piece, self._offsets)
             if target.is_contiguous() and indices.is_contiguous():
@@ -97,7 +97,7 @@ def _apply(steps: Iterable[Step], values: Tensor) -> None:
 
 
 def way_for(table: Table, dtype: torch.dtype, device: torch.device) -> Way:
-    """The way to make ``table``, rounded to ``dtype``, on ``device``; tries it there first."""
+    """Return the way to make ``table``, rounded to ``dtype``, tried on ``device`` first."""
     wanted = table.values.to(dtype)
     if table.steps is not None and table.values.dtype is torch.float32:
         way = Arithmetic(table.steps, device)
@@ -110,7 +110,7 @@ def way_for(table: Table, dtype: torch.dtype, device: torch.device) -> Way:
 
 
 def _pieces(bytes_: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of both, along the first dimension, of a bounded number of values."""
+    """Yield views of both along the first dimension, of a bounded number of values."""
     most = _CPU_ELEMENTS if bytes_.device.type == "cpu" else _DEVICE_ELEMENTS
     if bytes_.ndim < 4 or bytes_.numel() <= most:
         yield bytes_, out

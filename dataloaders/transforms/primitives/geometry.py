@@ -1,4 +1,8 @@
-"""Steps that move pixels."""
+"""Crop, resize and flip by torchvision's functions, which are imported when a step is done.
+
+``v2`` says which of its functions: those of v2 leave a tv_tensors.Image one, and resize a tensor of
+bytes without making floats of it.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +11,19 @@ from typing import Any, ClassVar
 
 from dataloaders.transforms.actions import Primitive
 
-from .fills import Fill, colour_for
-
-__all__ = ["Crop", "HorizontalFlip", "Pad", "Resize", "VerticalFlip"]
+__all__ = ["Crop", "HorizontalFlip", "Resize", "VerticalFlip"]
 
 
 @dataclass(frozen=True)
 class Crop(Primitive):
-    """The part of ``height`` x ``width`` from row ``top``, column ``left``; zeros outside of it.
-
-    Attributes:
-        v2: whether it is done by torchvision's v2: that leaves a tv_tensors.Image one.
-    """
+    """The part of ``height`` x ``width`` from row ``top``, column ``left``; zeros outside of it."""
 
     v2: bool = True
     numbers: ClassVar[tuple[str, ...]] = ("top", "left", "height", "width")
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return functional_of(self.v2).crop(value, **numbers)
-
-
-@dataclass(frozen=True)
-class Pad(Primitive):
-    """So many pixels more on each side; negative ones are cut off.
-
-    Attributes:
-        fill: their colour, where ``mode`` is "constant".
-        mode: "constant", "edge", "reflect" or "symmetric".
-        v2: whether it is done by torchvision's v2, which takes more kinds of ``fill``.
-    """
-
-    fill: Fill = 0
-    mode: str = "constant"
-    v2: bool = True
-    numbers: ClassVar[tuple[str, ...]] = ("left", "top", "right", "bottom")
-
-    def apply(self, value: Any, **numbers: Any) -> Any:
-        """See `Primitive`."""
-        fill = colour_for(self.fill, value)
-        padding = [numbers[side] for side in self.numbers]
-        return functional_of(self.v2).pad(value, padding, fill=fill, padding_mode=self.mode)
+        return _functional(self.v2).crop(value, **numbers)
 
 
 @dataclass(frozen=True)
@@ -57,7 +33,7 @@ class Resize(Primitive):
     Attributes:
         interpolation: torchvision's name of it, such as "bilinear".
         antialias: of tensors; PIL images always are, by bilinear and bicubic.
-        v2: whether a tensor of bytes stays one inside, as torchvision's v2 does it.
+        v2: see the module.
     """
 
     interpolation: str = "bilinear"
@@ -71,42 +47,33 @@ class Resize(Primitive):
 
         size = [numbers["height"], numbers["width"]]
         mode = InterpolationMode(self.interpolation)
-        resize = functional_of(self.v2).resize
+        resize = _functional(self.v2).resize
         return resize(value, size, interpolation=mode, antialias=self.antialias)
 
 
 @dataclass(frozen=True)
 class HorizontalFlip(Primitive):
-    """Left and right exchanged.
-
-    Attributes:
-        v2: whether it is done by torchvision's v2: that leaves a tv_tensors.Image one.
-    """
+    """Left and right exchanged."""
 
     v2: bool = True
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return functional_of(self.v2).hflip(value)
+        return _functional(self.v2).hflip(value)
 
 
 @dataclass(frozen=True)
 class VerticalFlip(Primitive):
-    """Top and bottom exchanged.
-
-    Attributes:
-        v2: whether it is done by torchvision's v2: that leaves a tv_tensors.Image one.
-    """
+    """Top and bottom exchanged."""
 
     v2: bool = True
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
-        return functional_of(self.v2).vflip(value)
+        return _functional(self.v2).vflip(value)
 
 
-def functional_of(v2: bool) -> Any:
-    """torchvision's module of functions, of v2 or v1."""
+def _functional(v2: bool) -> Any:
     if v2:
         from torchvision.transforms.v2 import functional as functional2
 
