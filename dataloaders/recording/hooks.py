@@ -91,16 +91,6 @@ def _install_pillow() -> None:
         own.sources += 1
         return images.pose(found)
 
-    def from_array(original: Any, obj: Any, mode: Any = None) -> Any:
-        own = recorder()
-        if own is not None and type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size:
-            natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
-            if natural is not None and obj.ndim > 1 and mode in (None, natural):
-                own.sources += 1
-                what = program.Image(natural, (obj.shape[1], obj.shape[0]))
-                return images.made("array", (), (obj.tobytes(), obj.shape, "|u1", natural), what)
-        return original(obj) if mode is None else original(obj, mode)
-
     def enhancer(original: Any, self: Any, image: Any) -> None:
         if isinstance(image, images.Recorded) and image.mode in ("L", "RGB"):
             self.image, self._before = image, image.copy()
@@ -126,12 +116,25 @@ def _install_pillow() -> None:
         return (float(factor),), program.Image(image.mode, image.size)
 
     swap(Image.open, opened)
-    swap(Image.fromarray, from_array)
+    swap(Image.fromarray, _from_array)
     swap(ImageEnhance._Enhance.enhance, enhance)
     for name in ("Color", "Contrast", "Brightness", "Sharpness"):
         swap(getattr(ImageEnhance, name).__init__, enhancer)
     for name, rule in _IMAGE_OPS.items():
         _swap_for_images(getattr(ImageOps, name), f"imageops.{name}", rule)
+
+
+def _from_array(original: Any, obj: Any, mode: Any = None) -> Any:
+    own = recorder()
+    if own is not None and type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size:
+        from dataloaders.recording import image as images
+
+        natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
+        if natural is not None and obj.ndim > 1 and mode in (None, natural):
+            own.sources += 1
+            what = program.Image(natural, (obj.shape[1], obj.shape[0]))
+            return images.made("array", (), (obj.tobytes(), obj.shape, "|u1", natural), what)
+    return original(obj) if mode is None else original(obj, mode)
 
 
 def _swap_for_images(function: Any, op: str, rule: Callable[..., Any]) -> None:
@@ -295,6 +298,9 @@ _TORCHVISION: dict[str, Callable[[Any], None]] = {
     "torchvision.transforms.functional": _install_functional,
     "torchvision.transforms.v2.functional._utils": _install_v2,
     "torchvision.io.image": _install_decoders,
+    "torchvision.utils": lambda module: swap(
+        getattr(module, "_Image_fromarray", None), _from_array
+    ),
 }
 
 

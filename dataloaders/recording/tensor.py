@@ -215,14 +215,16 @@ def _constant(tensor: Any) -> Any:
     plain = real.device.type == "cpu" and real.layout == torch.strided and not real.requires_grad
     if not plain or type(real).__name__ not in ("Tensor", "Image", "Mask", "Video"):
         raise Unrecordable(type(tensor).__name__)
-    return new(source(real))
+    made = source(real)
+    return new(made, strides=made.args[-1])
 
 
 def source(real: torch.Tensor) -> Node:
     """Return the step that makes a copy of a tensor."""
     what = program.Tensor(tuple(real.shape), real.dtype, posed(type(real)).__name__)
-    copy = torch.empty(what.shape, dtype=what.dtype).copy_(real.as_subclass(torch.Tensor))
-    return Node("tensor", (), (copy.view(-1).view(torch.uint8).numpy(), *what), (), what)
+    dense = real.as_subclass(torch.Tensor).clone()
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
+    return Node("tensor", (), (data, *what, tuple(dense.stride())), (), what)
 
 
 def _generic(func: Any, name: str, args: Any, kwargs: Any) -> Any:
