@@ -208,7 +208,7 @@ def mixup_by_hand(index: int) -> Any:
 
 @code("all")
 def modes(index: int) -> Any:
-    kinds = ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "CMYK"), ("WEBP", "RGB"), ("BMP", "RGB")
+    kinds = ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "CMYK"), ("WEBP", "RGB"), ("JPEG", "L")
     image = Image.open(path(index, *kinds[index]))
     return F.pil_to_tensor(image.resize((20, 19), 0)), F.to_tensor(image.convert("RGB"))
 
@@ -250,7 +250,7 @@ def split_and_merged(index: int) -> Any:
 
 @code("none")
 def several_frames_and_depths(index: int) -> Any:
-    kinds = ("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("TIFF", "L"), ("GIF", "L")
+    kinds = ("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PPM", "L"), ("BMP", "RGB")
     return F.to_tensor(Image.open(path(index, *kinds[index])).resize((9, 9)))
 
 
@@ -389,6 +389,7 @@ def test_batches_are_torchs(collate_fn: Any, workers: int) -> None:
     assert recorded == [collate_fn in COLLATIONS] * 4
 
 
+@pytest.mark.nightly  # torchvision is imported in the worker, for seconds
 def test_batches_are_torchs_under_spawn_with_pixels_up_to_the_tail() -> None:
     loader: Any = DataLoader(Labelled(), 4, num_workers=1, multiprocessing_context="spawn")
     expected, sent, made = both(loader, "tail")

@@ -42,7 +42,7 @@ __all__ = [
 MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "HSV": 3}
 """Channels of the modes with a byte each."""
 
-_FORMATS = {"JPEG", "PNG", "WEBP", "BMP", "PPM"}
+_FORMATS = {"JPEG", "PNG", "WEBP"}
 _LATE = {"PNG", "WEBP"}  # plugins that add to ``info`` while they read the pixels
 _RESAMPLING = {None, *(int(each) for each in Image.Resampling)}
 _SIDEWAYS = {
@@ -295,6 +295,10 @@ class Recorded:
         if node is None:
             return self.copy()
         return _new(node, state["info"], late=state["_late"], touched=state["_touched"])
+
+    def putpalette(self, *args: Any, **kwargs: Any) -> None:
+        """See Pillow, which changes the mode before it takes ``im``."""
+        self._materialised("Image.putpalette").putpalette(*args, **kwargs)
 
     def thumbnail(self, *args: Any, **kwargs: Any) -> None:
         """See Pillow, whose own code runs; the step of what it resizes becomes this image's."""

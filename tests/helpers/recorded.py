@@ -79,8 +79,7 @@ class Code(Dataset[Any]):
             warnings.simplefilter("ignore")
             try:
                 value = self.function(index)
-            except (ArithmeticError, AssertionError, LookupError, OSError, TypeError, ValueError,
-                    RuntimeError, AttributeError) as error:  # fmt: skip
+            except Exception as error:
                 value = type(error).__name__
         return value, states()
 
