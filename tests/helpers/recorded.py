@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.recording.program import RecordedBatch
-from dataloaders.recording.worker import recording_changes
+from dataloaders.recording.worker import ask_again, recording_changes
 from dataloaders.replaying.evaluate import replayed
 from dataloaders.specification import view_of
 
@@ -94,7 +94,12 @@ def as_recorded(dataset: Any, upto: str = "files", **options: Any) -> tuple[list
     loader = DataLoader(dataset, **options)
     batches = list(view_of(loader, **recording_changes(loader, upto)))
     kinds = [type(batch) is RecordedBatch for batch in batches]
-    made = [replayed(batch) if kind else batch for batch, kind in zip(batches, kinds, strict=True)]
+    made = []
+    for batch, recorded in zip(batches, kinds, strict=True):
+        try:
+            made.append(replayed(batch) if recorded else batch)
+        except Exception:  # the dataset's mistake, which it may catch itself
+            made.append(ask_again(batch.again, loader))
     return made, sum(kinds)
 
 
