@@ -106,7 +106,7 @@ class Replayed(Remainder):
         """See `Remainder`.
 
         Raises:
-            Exception: the dataset's own.
+            Exception: the dataset's own; of a stream, what could not be replayed.
             BackendUnavailable: several batches in a row could not be replayed, and the dataset
                 could make them.
         """
@@ -114,6 +114,8 @@ class Replayed(Remainder):
             self._in_a_row = 0
             return batch
         assert self._asked is not None
+        if batch.recorded.again is None:  # a stream cannot be asked again
+            raise batch.cause.__cause__ or batch.cause
         made = ask_again(batch.recorded.again, self._asked)
         self._in_a_row += 1
         cause = f"{batch.cause}"[:300]
