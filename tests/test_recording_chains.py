@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torchvision.transforms as v1
-from helpers.recorded import Code, as_recorded, equal, path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
+
+from helpers.recorded import Code, as_recorded, equal, path
 
 OF_BOTH = [
     v1.RandomResizedCrop(24), v1.RandomCrop(20, 3, pad_if_needed=True), v1.CenterCrop(30),

@@ -9,7 +9,6 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,16 +113,16 @@ def frozen(value: Any) -> Any:
     raise Unrecordable(kind.__name__)
 
 
-_OURS = str(Path(__file__).parent)
-_LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = {"PIL", "dataloaders", "numpy", "torch", "torchvision"}
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 
 
 def _place() -> str:
-    """Return "file:line" of the innermost frame that is neither ours nor a library's."""
-    frame = innermost = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_OURS, "<", *_LIBRARY)):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
+    """Return "file:line" of the innermost frame of code that is in no library."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in _LIBRARIES and not frame.f_code.co_filename.startswith(_INSTALLED):
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -153,7 +153,7 @@ def _swap_for_images(function: Any, op: str, rule: Callable[..., Any]) -> None:
 
 
 def _same(image: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of an image of bytes comes another of the same mode and size."""
+    """Of an image of bytes comes another of the same mode and size; a mask is no such argument."""
     if image.mode not in ("L", "RGB") or kwargs:
         return None
     return args, program.Image(image.mode, image.size)
@@ -173,27 +173,22 @@ def _pad(image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant"
     return (padding, fill, padding_mode), program.Image(image.mode, (width, height))
 
 
-_IMAGE_OPS = {
-    **dict.fromkeys(("invert", "posterize", "solarize"), _same),
-    "autocontrast": lambda image, cutoff=0: _same(image, cutoff),
-    "equalize": lambda image: _same(image),
-    "expand": lambda image, border=0, fill=0: (
-        (
-            *_same(image, border, fill)[:1],
-            program.Image(image.mode, _padded(image.size[::-1], border)[::-1]),
-        )
-    ),
-}
-_FUNCTIONAL_PIL = {
-    "adjust_hue": lambda image, hue_factor: (
-        _same(image, hue_factor) if -0.5 <= hue_factor <= 0.5 and image.mode == "RGB" else None
-    ),
-    "adjust_gamma": lambda image, gamma, gain=1.0: (
-        _same(image, gamma, gain) if gamma >= 0 else None
-    ),
-    "to_grayscale": _grey,
-    "pad": _pad,
-}
+def _expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
+    height, width = _padded(image.size[::-1], border)
+    return _same(image, border, fill)[0], program.Image(image.mode, (width, height))
+
+
+def _hue(image: Any, hue_factor: float) -> Any:
+    return _same(image, hue_factor) if abs(hue_factor) <= 0.5 and image.mode == "RGB" else None
+
+
+def _gamma(image: Any, gamma: float, gain: float = 1.0) -> Any:
+    return _same(image, gamma, gain) if gamma >= 0 else None
+
+
+_IMAGE_OPS = dict.fromkeys(("invert", "posterize", "solarize", "autocontrast", "equalize"), _same)
+_IMAGE_OPS["expand"] = _expand
+_FUNCTIONAL_PIL = {"adjust_hue": _hue, "adjust_gamma": _gamma, "to_grayscale": _grey, "pad": _pad}
 
 
 def _install_functional(module: Any) -> None:
@@ -320,10 +315,10 @@ def _rotated(shape: Any, /, *args: Any, **kwargs: Any) -> None:
         raise Unrecordable("expand")
 
 
-_COLOUR_NAMES = """adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_gamma invert
-    posterize solarize adjust_sharpness autocontrast equalize rgb_to_grayscale"""
-_OTHER_NAMES = """hflip vflip horizontal_flip vertical_flip convert_image_dtype to_dtype normalize erase
-    gaussian_blur affine perspective elastic"""
+_COLOUR_NAMES = """adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_gamma
+    adjust_sharpness invert posterize solarize autocontrast equalize rgb_to_grayscale"""
+_OTHER_NAMES = """hflip vflip horizontal_flip vertical_flip convert_image_dtype to_dtype normalize
+    erase gaussian_blur affine perspective elastic"""
 _COLOURS = set(_COLOUR_NAMES.split())
 _SIZES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_COLOURS.union(_OTHER_NAMES.split()), lambda shape, /, *args, **kwargs: None),

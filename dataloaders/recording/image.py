@@ -18,7 +18,7 @@ import operator
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from PIL import Image, ImageFile
 
@@ -45,17 +45,17 @@ _LOCK = threading.RLock()
 
 def pose(image: Any) -> Any:
     """Turn what Pillow has just opened into a stand-in, if it has one frame of a common format."""
-    state = vars(image)
+    state, kind = vars(image), cast(Any, type(image))
     if (
         image.format in _FORMATS
-        and type(image).__module__.startswith("PIL.")
+        and kind.__module__.startswith("PIL.")
         and (image.mode in MODES or image.mode == "1")
         and getattr(image, "n_frames", 1) == 1
         and not ImageFile.LOAD_TRUNCATED_IMAGES
         and state.get("fp") is not None
     ):
         state.update(_node=None, _late=image.format in _LATE, _touched=False, _drafts=())
-        image.__class__ = posing(Recorded, type(image))
+        image.__class__ = posing(Recorded, kind)
     return image
 
 
@@ -383,7 +383,7 @@ class _Access:
 @functools.cache
 def _conversions() -> set[tuple[str, str]]:
     """Return the pairs of modes that Pillow converts between without a palette to be made."""
-    found = set()
+    found: set[tuple[str, str]] = set()
     for before in (*MODES, "1"):
         for after in ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"):
             try:

@@ -101,7 +101,7 @@ _MODULES = {
 
 
 @functools.cache
-def function_of(op: str) -> Callable[..., Any]:
+def function_of(op: str) -> Any:
     """Return the function that does ``op``.
 
     It takes the bytes, if the step is a source, or the first input; then the arguments, with

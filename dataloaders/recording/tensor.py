@@ -71,7 +71,9 @@ class Recorded(torch.Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Do what C++ asks for to real tensors."""
         (args, kwargs), given = _reals((args, kwargs or {}), str(func))
         out = func(*args, **kwargs)
@@ -100,8 +102,8 @@ def new(node: Node, *, strides: Any = None, family: list[Any] | None = None) -> 
     shape, dtype, flavour = node.what
     if strides is None:
         strides = torch.empty(shape, dtype=dtype, device="meta").stride()
-    made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-        _class(flavour), shape, strides=strides, dtype=dtype, device="cpu"
+    made: Any = torch.Tensor._make_wrapper_subclass(
+        _class(flavour), shape, strides=strides, dtype=dtype, device=torch.device("cpu")
     )
     made._node, made._real = node, None
     made._header = (tuple(shape), tuple(strides), dtype)
@@ -194,7 +196,7 @@ def _sealed(value: Any, inputs: list[Any]) -> Any:
 
 def _constant(tensor: Any) -> Any:
     """Return a stand-in of a copy of a real tensor."""
-    real = tensor._real if isinstance(tensor, Recorded) else tensor
+    real: Any = tensor._real if isinstance(tensor, Recorded) else tensor
     plain = real.device.type == "cpu" and real.layout == torch.strided and not real.requires_grad
     if not plain or type(real).__name__ not in ("Tensor", "Image", "Mask", "Video"):
         raise Unrecordable(type(tensor).__name__)

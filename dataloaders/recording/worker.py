@@ -12,7 +12,7 @@ import io
 import logging
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -252,10 +252,11 @@ def _real(value: Any) -> Any:
 
 def _memory(size: int) -> torch.Tensor:
     """Return memory that a worker's queue sends without a copy."""
-    blob = torch.empty(0, dtype=torch.uint8)
+    blob: Any = torch.empty(0, dtype=torch.uint8)
     if get_worker_info() is None:
         return torch.empty(size, dtype=torch.uint8)
-    return blob.set_(blob.untyped_storage()._new_shared(size), 0, (size,))  # type: ignore[call-overload,no-any-return]
+    shared: torch.Tensor = blob.set_(blob.untyped_storage()._new_shared(size), 0, (size,))
+    return shared
 
 
 _TAIL = {
@@ -352,7 +353,8 @@ def _equal(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_equal, one, other))
-    return type(one).__eq__ is object.__eq__ or bool(one == other)
+    same = one == other
+    return type(one).__eq__ is cast(Any, object.__eq__) or bool(same)
 
 
 def _self_test() -> str | None:
@@ -370,7 +372,7 @@ def _self_test() -> str | None:
     class Dataset:
         def __getitem__(self, key: int) -> Any:
             image = Image.open(io.BytesIO(file.getvalue())).convert("L").convert("RGB")
-            small = image.crop((2, 3, 18, 20)).resize((9, 8), 2).transpose(0).rotate(20)
+            small = image.crop((2, 3, 18, 20)).resize((9, 8), 2).rotate(180)
             image.thumbnail((7, 7))
             return small, image, np.asarray(small.copy()), Image.fromarray(pixels).resize((3, 3))
 
