@@ -92,6 +92,8 @@ def _arithmetic(tail: Sequence[Node]) -> list[tuple[Callable[..., Tensor], Tenso
     """Return ``tail`` as torchvision computes it; None if it has other steps."""
     steps: list[tuple[Callable[..., Tensor], Tensor]] = []
     for step in tail:
+        if step.what[1] is torch.uint8:
+            continue  # bytes as they are
         if step.op in ("to_tensor", "v1t.convert_image_dtype"):
             steps.append((torch.div, _column(255)))
         elif step.op == "v2.to_dtype":
@@ -99,7 +101,7 @@ def _arithmetic(tail: Sequence[Node]) -> list[tuple[Callable[..., Tensor], Tenso
         elif step.op.endswith(".normalize"):
             given = arguments(step, ("mean", "std"))
             steps += [(torch.sub, _column(given["mean"])), (torch.div, _column(given["std"]))]
-        elif step.op not in ("as_subclass", "pil_to_tensor"):
+        elif step.op != "as_subclass":
             return None
     return steps
 
