@@ -24,7 +24,7 @@ from dataloaders.recording.program import unpack
 from dataloaders.replaying import ReplayError
 from dataloaders.replaying.host import HostReplay
 from dataloaders.replaying.plan import plan
-from helpers.recorded import Photos, both, picture, written
+from helpers.photos import Photos, both, picture, written
 
 SIDES = [(61, 83), (48, 50), (90, 40), (70, 71), (52, 97)]
 PHOTOS = [picture(*sides, seed) for seed, sides in enumerate(SIDES)]

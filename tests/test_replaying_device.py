@@ -24,7 +24,7 @@ from backends.dali.gpu_graph import Graph
 from dataloaders.replaying import DecodeError, ReplayError, kernels
 from dataloaders.replaying.device import DeviceReplay
 from dataloaders.replaying.host import HostReplay
-from helpers.recorded import Photos, both, picture, written
+from helpers.photos import Photos, both, picture, written
 
 CPU = torch.device("cpu")
 COUNT, SIDE = 64, 40

@@ -91,16 +91,6 @@ def _install_pillow() -> None:
         own.sources += 1
         return images.pose(found)
 
-    def from_array(original: Any, obj: Any, mode: Any = None) -> Any:
-        own = recorder()
-        if own is not None and type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size:
-            natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
-            if natural is not None and obj.ndim > 1 and mode in (None, natural):
-                own.sources += 1
-                what = program.Image(natural, (obj.shape[1], obj.shape[0]))
-                return images.made("array", (), (obj.tobytes(), obj.shape, "|u1", natural), what)
-        return original(obj) if mode is None else original(obj, mode)
-
     def enhancer(original: Any, self: Any, image: Any) -> None:
         if isinstance(image, images.Recorded) and image.mode in ("L", "RGB"):
             self.image, self._before = image, image.copy()
@@ -117,8 +107,7 @@ def _install_pillow() -> None:
                 if made is not None:
                     return made
             del self._before
-            images.materialise(before, "ImageEnhance")
-            self._init(self, before)
+            self._init(self, images.materialise(before, "ImageEnhance"))
             self.image = now
         return original(self, factor)
 
@@ -126,12 +115,26 @@ def _install_pillow() -> None:
         return (float(factor),), program.Image(image.mode, image.size)
 
     swap(Image.open, opened)
-    swap(Image.fromarray, from_array)
+    swap(Image.fromarray, _from_array)
     swap(ImageEnhance._Enhance.enhance, enhance)
     for name in ("Color", "Contrast", "Brightness", "Sharpness"):
         swap(getattr(ImageEnhance, name).__init__, enhancer)
     for name, rule in _IMAGE_OPS.items():
         _swap_for_images(getattr(ImageOps, name), f"imageops.{name}", rule)
+
+
+def _from_array(original: Any, obj: Any, mode: Any = None) -> Any:
+    own = recorder()
+    if own is not None and type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size:
+        from dataloaders.recording import image as images
+
+        natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
+        if natural is not None and obj.ndim > 1 and mode in (None, natural):
+            own.sources += 1
+            what = program.Image(natural, (obj.shape[1], obj.shape[0]))
+            args = (obj.tobytes(), obj.shape, "|u1", natural)
+            return images.new(Node("array", (), args, (), what))
+    return original(obj) if mode is None else original(obj, mode)
 
 
 def _swap_for_images(function: Any, op: str, rule: Callable[..., Any]) -> None:
@@ -161,21 +164,11 @@ def _grey(image: Any, num_output_channels: int) -> Any:
     return (num_output_channels,), program.Image(mode, image.size)
 
 
-def _expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
-    if image.mode not in ("L", "RGB"):
-        return None
-    height, width = _padded(image.size[::-1], border)
-    return (border, fill), program.Image(image.mode, (width, height))
-
-
 def _pad(image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    if padding_mode == "constant" or image.mode not in ("L", "RGB"):
-        return None  # a call of ImageOps.expand
     height, width = _padded(image.size[::-1], padding)
-    if (
-        not image.size[0] <= width < 3 * image.size[0]
-        or not image.size[1] <= height < 3 * image.size[1]
-    ):
+    if padding_mode == "constant" or image.mode not in ("L", "RGB"):
+        return None  # a call of ImageOps.expand, which is recorded
+    if width < image.size[0] or height < image.size[1] or max(width, height) > 3 * min(image.size):
         return None
     return (padding, fill, padding_mode), program.Image(image.mode, (width, height))
 
@@ -184,7 +177,12 @@ _IMAGE_OPS = {
     **dict.fromkeys(("invert", "posterize", "solarize"), _same),
     "autocontrast": lambda image, cutoff=0: _same(image, cutoff),
     "equalize": lambda image: _same(image),
-    "expand": _expand,
+    "expand": lambda image, border=0, fill=0: (
+        (
+            *_same(image, border, fill)[:1],
+            program.Image(image.mode, _padded(image.size[::-1], border)[::-1]),
+        )
+    ),
 }
 _FUNCTIONAL_PIL = {
     "adjust_hue": lambda image, hue_factor: (
@@ -218,7 +216,7 @@ def _install_functional(module: Any) -> None:
             bytes_ = pic.dtype == torch.uint8 or (pic.dtype.is_floating_point and natural != "L")
             if natural is not None and mode in (None, natural) and bytes_:
                 what = program.Image(natural, (pic.shape[2], pic.shape[1]))
-                return images.made("to_pil_image", (pic._node,), (mode,), what)
+                return images.new(Node("to_pil_image", (pic._node,), (mode,), (), what))
         return original(pic, mode)
 
     swap(module.to_tensor, partial(of_image, "to_tensor", torch.float32))
@@ -228,7 +226,7 @@ def _install_functional(module: Any) -> None:
     of_tensors = importlib.import_module("torchvision.transforms._functional_tensor")
     for name, rule in _FUNCTIONAL_PIL.items():
         _swap_for_images(getattr(of_images, name), f"fpil.{name}", rule)
-    for name in _V1:
+    for name in _SIZES:
         swap(getattr(of_tensors, name, None), partial(_on_tensor, f"v1t.{name}"))
 
 
@@ -243,7 +241,7 @@ def _on_tensor(op: str, original: Any, image: Any, *args: Any, **kwargs: Any) ->
         try:
             if version == "v1t" and image._node.what.flavour != "Tensor":
                 raise Unrecordable(op)
-            made = _outcome(version, name, image._node.what, args, named)
+            made = _outcome(name, image._node.what, args, named)
             return tensor.derived(op, image, args, named, made, inplace=inplace)
         except Exception:
             pass  # if it is the dataset's mistake, it is raised below
@@ -258,7 +256,7 @@ def _install_v2(module: Any) -> None:
         if issubclass(input_type, tensor.Recorded):
             name = functional.__name__
             # Without a kernel of its flavour (a Mask has no normalize), the input passes through.
-            if name in _V2 and input_type in module._KERNEL_REGISTRY.get(functional, {}):
+            if name in _SIZES and input_type in module._KERNEL_REGISTRY.get(functional, {}):
                 return partial(_on_tensor, f"v2.{name}", kernel)
         return kernel
 
@@ -295,15 +293,14 @@ _TORCHVISION: dict[str, Callable[[Any], None]] = {
     "torchvision.transforms.functional": _install_functional,
     "torchvision.transforms.v2.functional._utils": _install_v2,
     "torchvision.io.image": _install_decoders,
+    "torchvision.utils": lambda module: swap(
+        getattr(module, "_Image_fromarray", None), _from_array
+    ),
 }
 
 
 # What functionals make of a tensor: its height and width, None for those of the input. An error
 # means that the call is not recorded.
-
-
-def _geometry() -> Any:
-    return sys.modules["torchvision.transforms.v2.functional._geometry"]
 
 
 def _padded(shape: Any, padding: Any) -> tuple[int, int]:
@@ -312,78 +309,54 @@ def _padded(shape: Any, padding: Any) -> tuple[int, int]:
     return shape[-2] + top + bottom, shape[-1] + left + right
 
 
+def _sized(shape: Any, size: Any, max_size: Any = None) -> Any:
+    module = sys.modules["torchvision.transforms.functional"]
+    sizes = [size] if type(size) is int else list(size)
+    return module._compute_resized_output_size(shape[-2:], sizes, max_size)
+
+
 def _rotated(shape: Any, /, *args: Any, **kwargs: Any) -> None:
     if kwargs.get("expand") or any(each is True for each in args):
         raise Unrecordable("expand")
 
 
-_SAME = dict.fromkeys(
-    [
-        "adjust_brightness",
-        "adjust_contrast",
-        "adjust_hue",
-        "adjust_saturation",
-        "adjust_gamma",
-        "invert",
-        "posterize",
-        "solarize",
-        "adjust_sharpness",
-        "autocontrast",
-        "equalize",
-        "gaussian_blur",
-        "affine",
-        "perspective",
-        "erase",
-        "normalize",
-        "rgb_to_grayscale",
-    ],
-    lambda *args, **kwargs: None,
-)
-_BOTH: dict[str, Callable[..., Any]] = {
-    **_SAME,
+_COLOUR_NAMES = """adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_gamma invert
+    posterize solarize adjust_sharpness autocontrast equalize rgb_to_grayscale"""
+_OTHER_NAMES = """hflip vflip horizontal_flip vertical_flip convert_image_dtype to_dtype normalize erase
+    gaussian_blur affine perspective elastic"""
+_COLOURS = set(_COLOUR_NAMES.split())
+_SIZES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_COLOURS.union(_OTHER_NAMES.split()), lambda shape, /, *args, **kwargs: None),
     "crop": lambda shape, /, top, left, height, width: (height, width),
+    "center_crop": lambda shape, /, output_size: (
+        (output_size,) * 2 if type(output_size) is int else (output_size[0], output_size[-1])
+    ),
+    "resize": lambda shape, /, size, *args, max_size=None, **kwargs: _sized(shape, size, max_size),
+    "resized_crop": lambda shape, /, top, left, height, width, size, **kwargs: _sized(
+        (height, width), size
+    ),
     "pad": lambda shape, /, padding, *args, **kwargs: _padded(shape, padding),
     "rotate": _rotated,
 }
-_V1 = {
-    **_BOTH,
-    **dict.fromkeys(("hflip", "vflip", "convert_image_dtype"), _SAME["invert"]),
-    "resize": lambda shape, /, size, *args, **kwargs: size,
-}
-_V2 = {
-    **_BOTH,
-    **dict.fromkeys(("horizontal_flip", "vertical_flip", "elastic", "to_dtype"), _SAME["invert"]),
-    "center_crop": lambda shape, /, output_size: _geometry()._center_crop_parse_output_size(
-        output_size
-    ),
-    "resize": lambda shape, /, size, max_size=None, **kwargs: (
-        _geometry()._compute_resized_output_size(shape[-2:], size=size, max_size=max_size)
-    ),
-    "resized_crop": lambda shape, /, top, left, height, width, size, **kwargs: (
-        _geometry()._compute_resized_output_size((height, width), size=size)
-    ),
-}
-_COLOURS = set(_SAME) - {"gaussian_blur", "affine", "perspective", "erase", "normalize"}
 
 
-def _outcome(version: str, name: str, what: Any, args: Any, kwargs: Any) -> Any:
+def _outcome(name: str, what: Any, args: Any, named: Any) -> Any:
     """Return what the functional ``name`` makes."""
     shape, dtype, flavour = what
-    if len(shape) < 3 or (name in _COLOURS and shape[-3] not in (1, 3)):
-        raise Unrecordable(name)
-    height, width = (_V2 if version == "v2" else _V1)[name](shape, *args, **kwargs) or shape[-2:]
-    named = dict(kwargs)
+    height, width = _SIZES[name](shape, *args, **named) or shape[-2:]
+    good = len(shape) > 2 and (name not in _COLOURS or shape[-3] in (1, 3))
     if name in ("to_dtype", "convert_image_dtype"):
-        dtype, scale = (*args, *named.values(), True)[:2]
-        if not isinstance(dtype, torch.dtype):
-            raise Unrecordable(name)
-        if scale and flavour != "Mask" and not dtype.is_floating_point:
-            raise Unrecordable(name)
+        dtype, scale = (*args, *named.values(), name != "to_dtype")[:2]
+        good = isinstance(dtype, torch.dtype)
+        good = good and (dtype.is_floating_point or flavour == "Mask" or not scale)
     elif name == "normalize":
         mean, std = named["mean"], named["std"]
-        if not dtype.is_floating_point or not all(std) or {len(mean), len(std)} - {1, shape[-3]}:
-            raise Unrecordable(name)
+        good = good and dtype.is_floating_point and all(std)
+        good = good and {len(mean), len(std)} <= {1, shape[-3]}
     elif name == "rgb_to_grayscale":
-        channels = (*args, *named.values(), 1)[0]
-        shape = (*shape[:-3], channels, *shape[-2:])
+        shape = (*shape[:-3], (*args, *named.values(), 1)[0], *shape[-2:])
+    elif name in ("posterize", "equalize"):
+        good = good and dtype == torch.uint8
+    if not good:
+        raise Unrecordable(name)
     return program.Tensor((*shape[:-2], int(height), int(width)), dtype, flavour)

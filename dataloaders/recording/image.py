@@ -17,32 +17,23 @@ import math
 import operator
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from PIL import Image, ImageFile
 
 from dataloaders.recording import program
-from dataloaders.recording.context import Unrecordable, frozen, recorder, suspended
+from dataloaders.recording.context import frozen, recorder, suspended
 from dataloaders.recording.ops import run
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Node
 
-__all__ = [
-    "MODES",
-    "Recorded",
-    "derived",
-    "header_of",
-    "made",
-    "materialise",
-    "node_of",
-    "pose",
-    "recorded",
-]
+__all__ = ["MODES", "Recorded", "header_of", "materialise", "new", "node_of", "pose", "recorded"]
 
 MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "HSV": 3}
 """Channels of the modes with a byte each."""
 
-_FORMATS = {"JPEG", "PNG", "WEBP", "BMP", "PPM"}
+_FORMATS = {"JPEG", "PNG", "WEBP"}
 _LATE = {"PNG", "WEBP"}  # plugins that add to ``info`` while they read the pixels
 _RESAMPLING = {None, *(int(each) for each in Image.Resampling)}
 _SIDEWAYS = {
@@ -74,10 +65,9 @@ def node_of(image: Recorded) -> Node | None:
     The file is read and closed here, where Pillow would read it.
     """
     state = vars(image)
-    if state["_node"] is None:
-        with _LOCK:
-            if isinstance(image, Recorded) and state["_node"] is None:
-                _read(image, state)
+    with _LOCK:
+        if isinstance(image, Recorded) and state["_node"] is None:
+            _read(image, state)
     return state.get("_node")
 
 
@@ -114,17 +104,16 @@ def _restore(image: Any) -> None:
         vars(image).pop(name, None)
 
 
-def materialise(image: Any, why: str = "its pixels") -> None:
-    """Decode ``image``, do what was recorded, and make it an ordinary image."""
+def materialise(image: Any, why: str) -> Any:
+    """Decode ``image``, do what was recorded, and return it as an ordinary image."""
     with _LOCK:
         if not isinstance(image, Recorded):
-            return  # another thread did
-        own = recorder()
-        if own is not None:
+            return image  # another thread did
+        if (own := recorder()) is not None:
             own.looked(why)
         node = node_of(image)
         if node is None:
-            return  # Pillow itself loads it
+            return image  # Pillow itself loads it
         state = vars(image)
         try:
             (real,) = run([node])
@@ -139,6 +128,7 @@ def materialise(image: Any, why: str = "its pixels") -> None:
             state["_im"] = real.im.copy()
             state["info"] = dict(state["info"])
             state["palette"] = copy.deepcopy(real.palette)
+        return image
 
 
 def header_of(encoded: bytes) -> program.Image | None:
@@ -154,52 +144,35 @@ def header_of(encoded: bytes) -> program.Image | None:
     return program.Image(image.mode, image.size)
 
 
-def made(op: str, inputs: tuple[Node, ...], args: tuple[Any, ...], what: program.Image) -> Any:
-    """Return a stand-in of what ``op`` makes of bytes or a tensor."""
-    return _new(Node(op, inputs, args, (), what), {}, late=False, touched=False)
-
-
-def derived(image: Recorded, op: str, args: tuple[Any, ...], what: program.Image) -> Any:
-    """Return a stand-in of ``op`` done to ``image``.
-
-    Raises:
-        Unrecordable: an argument may change, or ``image`` has pixels by now.
-    """
-    args = frozen(args)
-    state = vars(image)
-    node = node_of(image)
-    if node is None:
-        raise Unrecordable("it is closed")
-    late, touched = state["_late"], state["_touched"]
-    return _new(Node(op, (node,), args, (), what), state["info"], late=late, touched=touched)
-
-
-def _new(node: Node, info: dict[Any, Any], *, late: bool, touched: bool) -> Any:
+def new(node: Node, like: Recorded | None = None) -> Any:
+    """Return a stand-in of what ``node`` makes, with the ``info`` of another."""
     image = object.__new__(_PLAIN)
-    mode, size = node.what
-    info = {key: value.copy() if isinstance(value, list) else value for key, value in info.items()}
-    vars(image).update(_TEMPLATE)
-    vars(image).update(_node=node, _mode=mode, _size=size, info=info, _late=late, _touched=touched)
+    state = vars(image)
+    state.update(_TEMPLATE, _node=node, _mode=node.what.mode, _size=node.what.size, info={})
+    if like is not None:
+        own = vars(like)
+        state.update(_late=own["_late"], _touched=own["_touched"])
+        for key, value in own["info"].items():
+            state["info"][key] = value.copy() if isinstance(value, list) else value
     return image
 
 
-def recorded(
-    op: str, rule: Callable[..., tuple[tuple[Any, ...], program.Image] | None]
-) -> Callable[..., Any]:
+def recorded(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a stand-in that records ``op``, or returns None if it does not.
 
-    Args:
-        op: the operation.
-        rule: returns what is recorded as arguments, and what comes out; None, or an error, for a
-            call that has to be made on pixels.
+    ``rule`` returns what is recorded as arguments, and what comes out; None, or an error, for a
+    call that has to be made on pixels.
     """
 
     def call(image: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             found = rule(image, *args, **kwargs)
-            return None if found is None else derived(image, op, *found)
+            node = None if found is None else node_of(image)
+            if node is not None:
+                return new(Node(op, (node,), frozen(found[0]), (), found[1]), image)
         except Exception:
-            return None  # if it is the dataset's mistake, it is raised on pixels
+            pass  # if it is the dataset's mistake, it is raised on pixels
+        return None
 
     return call
 
@@ -211,11 +184,24 @@ def _method(rule: Callable[..., Any]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = record(self, *args, **kwargs)
         if made is None:
-            materialise(self, f"Image.{name}{args!r:.60}")
-            made = getattr(self, name)(*args, **kwargs)
+            made = getattr(materialise(self, f"Image.{name}{args!r:.60}"), name)(*args, **kwargs)
         return made
 
     return call
+
+
+def _pixels(name: str) -> Any:
+    """Return a property that decodes first; but who has no palette has none before, either."""
+
+    def get(self: Any) -> Any:
+        if name == "palette" and self.mode not in ("P", "PA"):
+            return vars(self)["palette"]
+        return getattr(materialise(self, f"Image.{name}"), name)
+
+    def put(self: Any, value: Any) -> None:
+        setattr(materialise(self, f"Image.{name} = ..."), name, value)
+
+    return property(get, put)
 
 
 class Recorded:
@@ -224,48 +210,26 @@ class Recorded:
     mode: str
     size: tuple[int, int]
 
-    def _materialised(self, why: str) -> Any:
-        materialise(self, why)
-        return self
-
-    @property
-    def im(self) -> Any:
-        """Pillow's pixels."""
-        return self._materialised("Image.im").im
-
-    @im.setter
-    def im(self, value: Any) -> None:
-        self._materialised("Image.im = ...").im = value
+    im, palette = _pixels("im"), _pixels("palette")
 
     @property
     def info(self) -> Any:
         """See Pillow; decodes where the plugin finds more of it behind the pixels."""
         state = vars(self)
         if state["_late"]:
-            return self._materialised("Image.info").info
+            return materialise(self, "Image.info").info
         state["_touched"] = True
         return state["info"]
 
     @info.setter
     def info(self, value: Any) -> None:
-        self._materialised("Image.info = ...").info = value
-
-    @property
-    def palette(self) -> Any:
-        """See Pillow."""
-        if self.mode in ("P", "PA"):  # type: ignore[attr-defined]
-            return self._materialised("Image.palette").palette
-        return vars(self)["palette"]
-
-    @palette.setter
-    def palette(self, value: Any) -> None:
-        self._materialised("Image.palette = ...").palette = value
+        materialise(self, "Image.info = ...").info = value
 
     def load(self) -> Any:
         """Read the file; what is returned decodes when it is used."""
         if node_of(self) is None:
             return self.load()  # Pillow's, by now
-        return _Pixels(self)
+        return _Access(self)
 
     def close(self) -> None:
         """See Pillow."""
@@ -279,7 +243,7 @@ class Recorded:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._materialised("pickle or copy").__reduce_ex__(protocol)
+        return materialise(self, "pickle or copy").__reduce_ex__(protocol)
 
     def draft(self, mode: Any, size: Any) -> Any:
         """See Pillow; before the file is read."""
@@ -290,21 +254,22 @@ class Recorded:
 
     def copy(self) -> Any:
         """See Pillow; the same step."""
-        state = vars(self)
         node = node_of(self)
-        if node is None:
-            return self.copy()
-        return _new(node, state["info"], late=state["_late"], touched=state["_touched"])
+        return self.copy() if node is None else new(node, self)
+
+    def putpalette(self, *args: Any, **kwargs: Any) -> None:
+        """See Pillow, which changes the mode before it takes ``im``."""
+        materialise(self, "Image.putpalette").putpalette(*args, **kwargs)
 
     def thumbnail(self, *args: Any, **kwargs: Any) -> None:
         """See Pillow, whose own code runs; the step of what it resizes becomes this image's."""
-        before = type(self)
-        self.__class__ = posing(_Thumbnail, posed(before))
-        try:
-            self.thumbnail(*args, **kwargs)
-        finally:
-            if isinstance(self, Recorded):
-                self.__class__ = before
+        probe: Any = _Probe(self)
+        Image.Image.thumbnail(probe, *args, **kwargs)
+        made = probe.made
+        if isinstance(made, Recorded):
+            vars(self).update(_node=node_of(made), _mode=made.mode, _size=made.size)
+        elif made is not None:
+            materialise(self, "Image.thumbnail").thumbnail(*args, **kwargs)
 
     def convert(self, mode: Any = None, *args: Any, **kwargs: Any) -> Any:
         """See Pillow."""
@@ -380,34 +345,23 @@ class Recorded:
         return (chosen,), program.Image(self.mode, self.size)
 
 
-class _Core:
-    """Stands for the pixels of what ``thumbnail`` has resized."""
+class _Probe:
+    """An image for Pillow's ``thumbnail``, which keeps what it resizes."""
 
-    def __init__(self, image: Recorded) -> None:
-        self.im, self.node, self.mode = self, node_of(image), image.mode
+    made: Any = None
 
-
-class _Thumbnail(Recorded):
-    thumbnail = Image.Image.thumbnail
+    def __init__(self, image: Any) -> None:
+        self._image = image
 
     def resize(self, *args: Any, **kwargs: Any) -> Any:
-        made = super().resize(*args, **kwargs)
-        return _Core(made) if isinstance(made, Recorded) else made
+        self.made = self._image.resize(*args, **kwargs)
+        return SimpleNamespace(im=self.made)
 
-    @property
-    def im(self) -> Any:
-        core = vars(self).pop("_core", None)
-        return self._materialised("Image.im").im if core is None else core
-
-    @im.setter
-    def im(self, value: Any) -> None:
-        if isinstance(value, _Core):
-            vars(self).update(_node=value.node, _core=value)
-        else:
-            self._materialised("Image.im = ...").im = value
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._image, name)
 
 
-class _Pixels:
+class _Access:
     """What ``load()`` returns: pixel access that decodes first."""
 
     def __init__(self, image: Any) -> None:
@@ -423,8 +377,7 @@ class _Pixels:
         return getattr(self._loaded(), name)
 
     def _loaded(self) -> Any:
-        materialise(self._image, "Image.load()[...]")
-        return self._image.load()
+        return materialise(self._image, "Image.load()[...]").load()
 
 
 @functools.cache

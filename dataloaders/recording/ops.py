@@ -157,19 +157,17 @@ def _pixels(data: Any, mode: str, size: tuple[int, int]) -> Any:
 
 
 def _tensor(
-    data: Any, shape: tuple[int, ...], dtype: torch.dtype, flavour: str = "Tensor"
+    data: Any, shape: tuple[int, ...], dtype: torch.dtype, flavour: str, strides: tuple[int, ...]
 ) -> torch.Tensor:
-    if not len(data):
-        return torch.empty(shape, dtype=dtype)
-    made = torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0)
+    made = flat.to(dtype).as_strided(shape, strides)
     return made if flavour == "Tensor" else _as_subclass(made, flavour)
 
 
 def _decode(data: Any, function: str, *args: Any) -> Any:
     importlib.import_module("torchvision.io")
-    return DECODERS.get(function, getattr(torch.ops.image, function))(
-        _tensor(data, (len(data),), torch.uint8), *args
-    )
+    operator = DECODERS.get(function) or getattr(torch.ops.image, function)
+    return operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), *args)
 
 
 def _as_subclass(tensor: torch.Tensor, flavour: str) -> Any:

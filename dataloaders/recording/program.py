@@ -11,7 +11,7 @@ Steps without inputs are sources, whose first argument is a slot, the number of 
     decode(slot, function, *args)               an encoded file, as ``torch.ops.image`` decodes it
     array(slot, shape, typestr, mode)           NumPy's pixels, as ``Image.fromarray`` takes them
     pixels(slot, mode, size)                    an image of Pillow's: ``tobytes()``
-    tensor(slot, shape, dtype, flavour)         a contiguous tensor
+    tensor(slot, shape, dtype, flavour, strides)    a dense tensor
 
 While a sample is recorded, the bytes themselves stand where the slot will. Other operations:
 
@@ -193,16 +193,19 @@ def pack(
         empty: returns uint8 memory of so many bytes.
     """
     numbers: dict[Node, int] = {}
+    changed = False
 
     def replaced(value: Any) -> Any:
-        value = sent(value)
-        if isinstance(value, Node):
-            return Ref(ordered([value], numbers)[value])
-        return value if isinstance(value, torch.Tensor) else map_children(value, replaced)
+        nonlocal changed
+        found = sent(value)
+        changed |= found is not value
+        if isinstance(found, Node):
+            return Ref(ordered([found], numbers)[found])
+        return found if isinstance(found, torch.Tensor) else map_children(found, replaced)
 
     rest = replaced(batch)
     if not numbers:
-        return batch
+        return rest if changed else batch
     files: dict[int, Any] = {}
     slots: dict[int, int] = {}
     rows: list[_Row] = []

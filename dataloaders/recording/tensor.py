@@ -39,14 +39,12 @@ class Recorded(torch.Tensor):
         _real: the tensor that stands for it once it was needed; None before.
         _family: weak references to those that may share its memory, with itself.
         _header: shape, strides and dtype.
-        _sure: whether its strides are known.
     """
 
     _node: Node
     _real: torch.Tensor | None
     _family: list[weakref.ref[Recorded]]
     _header: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-    _sure: bool
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,7 +52,7 @@ class Recorded(torch.Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, Recorded) and first._real is None:
-            if func in _HEADER and (first._sure or func not in _STRIDES):
+            if func in _HEADER:
                 with _off():
                     return func(*args, **kwargs)
             if func in _LIKE:
@@ -87,9 +85,9 @@ class Recorded(torch.Tensor):
             return materialise(self, "Tensor.as_subclass").as_subclass(cls)
         if cls is posed(type(self)):
             return self
-        what = self._node.what._replace(flavour=cls.__name__)  # type: ignore[union-attr]
+        what = self._node.what._replace(flavour=cls.__name__)
         node = Node("as_subclass", (self._node,), (cls.__name__,), (), what)
-        return new(node, strides=self._header[1], family=self._family, sure=self._sure)
+        return new(node, strides=self._header[1], family=self._family)
 
     @classmethod
     def wrap(cls, tensor: Any, like: Any, **kwargs: Any) -> Any:
@@ -97,21 +95,15 @@ class Recorded(torch.Tensor):
         return tensor.as_subclass(posed(cls))
 
 
-def new(
-    node: Node,
-    *,
-    strides: Sequence[int] | None = None,
-    family: list[Any] | None = None,
-    sure: bool = True,
-) -> Any:
-    """Return a stand-in of what ``node`` makes; contiguous without ``strides``."""
-    shape, dtype, flavour = node.what  # type: ignore[misc]
+def new(node: Node, *, strides: Any = None, family: list[Any] | None = None) -> Any:
+    """Return a stand-in of what ``node`` makes; said to be contiguous without ``strides``."""
+    shape, dtype, flavour = node.what
     if strides is None:
         strides = torch.empty(shape, dtype=dtype, device="meta").stride()
     made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
         _class(flavour), shape, strides=strides, dtype=dtype, device="cpu"
     )
-    made._node, made._real, made._sure = node, None, sure
+    made._node, made._real = node, None
     made._header = (tuple(shape), tuple(strides), dtype)
     made._family = [] if family is None else family
     made._family.append(weakref.ref(made))
@@ -123,22 +115,13 @@ def derived(
 ) -> Any:
     """Return a stand-in of ``op`` done to the stand-in ``first``, of which it may be a view.
 
-    Args:
-        op: the operation.
-        first: its first input.
-        args: further arguments.
-        kwargs: further arguments.
-        what: what comes out.
-        inplace: the result is written into ``first``, which is returned.
-
-    Raises:
-        Unrecordable: an argument may change.
+    With ``inplace``, the result is written into ``first``, which is returned.
     """
     inputs = [first]
     args, kwargs = _sealed(args, inputs), _sealed(kwargs, inputs)
     nodes = tuple([each._node for each in inputs])
     node = Node(op, nodes, args, tuple(kwargs.items()), what)
-    return _written(first, node) if inplace else new(node, family=first._family, sure=False)
+    return _written(first, node) if inplace else new(node, family=first._family)
 
 
 def _written(tensor: Any, node: Node) -> Any:
@@ -215,14 +198,16 @@ def _constant(tensor: Any) -> Any:
     plain = real.device.type == "cpu" and real.layout == torch.strided and not real.requires_grad
     if not plain or type(real).__name__ not in ("Tensor", "Image", "Mask", "Video"):
         raise Unrecordable(type(tensor).__name__)
-    return new(source(real))
+    made = source(real)
+    return new(made, strides=made.args[-1])
 
 
 def source(real: torch.Tensor) -> Node:
     """Return the step that makes a copy of a tensor."""
     what = program.Tensor(tuple(real.shape), real.dtype, posed(type(real)).__name__)
-    copy = torch.empty(what.shape, dtype=what.dtype).copy_(real.as_subclass(torch.Tensor))
-    return Node("tensor", (), (copy.view(-1).view(torch.uint8).numpy(), *what), (), what)
+    dense = real.as_subclass(torch.Tensor).clone()
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
+    return Node("tensor", (), (data, *what, tuple(dense.stride())), (), what)
 
 
 def _generic(func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -249,8 +234,7 @@ def _generic(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     node = Node(name, nodes, sealed[0], tuple(sealed[1].items()), what)
     if not writes(name):
         family = None if shared is None else inputs[shared]._family
-        sure = all(each._sure for each in inputs)
-        return new(node, strides=strides, family=family, sure=sure)
+        return new(node, strides=strides, family=family)
     if first is not args[0] or not same:
         raise Unrecordable(name)
     return _written(first, node)
@@ -313,9 +297,7 @@ _LIKE = {
     **_functions(torch, "zeros_like ones_like empty_like full_like rand_like randn_like"),
     **_functions(torch.Tensor, "new_zeros new_ones new_empty new_full new_tensor"),
 }
-_STRIDES = _functions(torch.Tensor, "stride is_contiguous")
-_HEADER = {
-    **_STRIDES,
+_HEADER = {  # not strides: those of what torchvision makes are not known
     **_functions(torch, "numel is_floating_point is_complex"),
     **_functions(
         torch.Tensor,

@@ -1,108 +1,68 @@
-"""Image datasets as people have them: folders, files by a protocol, arrays, code of one's own."""
+"""Photographs, and batches of them: as stock makes them, and as they are recorded."""
 
 from __future__ import annotations
 
-import atexit
-import functools
-import shutil
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+import io
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
-from torchvision.datasets import CIFAR10, MNIST, ImageFolder
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from .pictures import smooth as picture
+from dataloaders.recording.program import RecordedBatch
+from dataloaders.recording.worker import recording_changes
 
-__all__ = ["SIZE", "Digits", "Files", "Opened", "Tiny", "folder", "picture", "write_folder"]
-
-SIZE = 11
-"""Images in each: prime, so that no batch size but 1 divides it."""
-
-Transform = Callable[[Any], Any] | None
+__all__ = ["Photos", "both", "picture", "written"]
 
 
-def write_folder(root: Path, images: int = SIZE, format: str = "JPEG") -> Path:
-    """Classes of JPEG files, as ImageFolder reads them."""
-    for number in range(images):
-        place = root / f"class{number % 3}"
-        place.mkdir(parents=True, exist_ok=True)
-        picture(number).save(place / f"{number:03}.{format.lower()}", format, quality=90)
-    return root
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    """Smooth colours with noise: what JPEG's chroma is made for."""
+    rng = np.random.default_rng((seed, height, width))
+    y, x = np.mgrid[:height, :width]
+    planes = [
+        120 + 100 * np.sin(x / rng.uniform(4, 40) + y / rng.uniform(4, 40) + rng.uniform(0, 6))
+        for _ in range(3)
+    ]
+    noisy = np.stack(planes, 2) + rng.normal(0, 6, (height, width, 3))
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
 
-@functools.cache
-def _shared() -> Path:
-    root = Path(tempfile.mkdtemp(prefix="dataloaders-photos-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return write_folder(root)
+def written(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
+    """Return a file of ``image``."""
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
 
 
-def folder(transform: Transform = None, target_transform: Transform = None) -> ImageFolder:
-    """An ImageFolder of `SIZE` JPEG files, the same files in all of this process."""
-    return ImageFolder(_shared(), transform, target_transform)
+class Photos(Dataset[Any]):
+    """``make(image)`` of each file, opened by Pillow as RGB."""
 
-
-class Files(Dataset[Any]):
-    """A dataset with the protocol's two methods, and samples that are dicts."""
-
-    def __init__(self, transform: Transform = None) -> None:
-        self.paths = sorted(_shared().rglob("*.jpeg"))
-        self.transform = transform
+    def __init__(self, files: Sequence[bytes], make: Callable[[Any], Any]) -> None:
+        self.files = list(files)
+        self.make = make
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.files)
 
-    def encoded(self, index: int) -> Path:
-        return self.paths[index]
-
-    def target(self, index: int) -> int:
-        return 3 * index
-
-    def assemble(self, image: Any, target: int) -> dict[str, Any]:
-        return {"image": image, "meta": {"label": target, "name": f"n{target}"}}
-
-    def __getitem__(self, index: int) -> Any:
-        image: Any = Image.open(self.paths[index]).convert("RGB")
-        image = image if self.transform is None else self.transform(image)
-        return self.assemble(image, self.target(index))
+    def __getitem__(self, key: int) -> Any:
+        return self.make(Image.open(io.BytesIO(self.files[key])).convert("RGB"))
 
 
-class Digits(MNIST):
-    """torchvision's MNIST, of noise that is in memory from the start."""
-
-    def __init__(self, transform: Transform = None, target_transform: Transform = None) -> None:
-        self.data = torch.randint(
-            0, 256, (SIZE, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
-        )
-        self.targets = torch.arange(SIZE) % 10
-        self.transform = transform
-        self.target_transform = target_transform
-
-
-class Tiny(CIFAR10):
-    """torchvision's CIFAR10, of noise that is in memory from the start."""
-
-    def __init__(self, transform: Transform = None) -> None:
-        self.data = np.random.default_rng(2).integers(0, 256, (SIZE, 32, 32, 3), np.uint8)
-        self.targets = [number % 10 for number in range(SIZE)]
-        self.transform = transform
-        self.target_transform = None
-
-
-class Opened(Dataset[Any]):
-    """A dataset of somebody's own, which decodes by code of its own and calls its transform."""
-
-    def __init__(self, transform: Transform = None) -> None:
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        image: Any = picture(index)
-        return image if self.transform is None else self.transform(image), index
+def both(
+    dataset: Dataset[Any], collate_fn: Callable[[Any], Any] = default_collate, seed: int = 0
+) -> tuple[Any, RecordedBatch]:
+    """Return ``dataset`` as one batch of stock's, and as it is recorded, with equal draws."""
+    loader = DataLoader(dataset, batch_size=len(dataset), collate_fn=collate_fn)  # type: ignore[arg-type]
+    changes = recording_changes(loader)
+    view = DataLoader(changes["dataset"], len(dataset), collate_fn=changes["collate_fn"])  # type: ignore[arg-type]
+    found = []
+    for each in (loader, view):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        found.append(next(iter(each)))
+    stock, recorded = found
+    assert isinstance(recorded, RecordedBatch)
+    return stock, recorded

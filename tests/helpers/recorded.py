@@ -1,68 +1,120 @@
-"""Photographs, and batches of them: as stock makes them, and as they are recorded."""
+"""Codes of datasets, run as they are and on stand-ins, and compared to the bit."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import io
 import random
-from collections.abc import Callable, Sequence
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.recording.program import RecordedBatch
-from dataloaders.recording.worker import recording_changes
+from dataloaders.recording.worker import ask_again, recording_changes
+from dataloaders.replaying.evaluate import replayed
+from dataloaders.specification import view_of
 
-__all__ = ["Photos", "both", "picture", "written"]
+from .pictures import smooth
 
-
-def picture(height: int, width: int, seed: int = 0) -> Image.Image:
-    """Smooth colours with noise: what JPEG's chroma is made for."""
-    rng = np.random.default_rng((seed, height, width))
-    y, x = np.mgrid[:height, :width]
-    planes = [
-        120 + 100 * np.sin(x / rng.uniform(4, 40) + y / rng.uniform(4, 40) + rng.uniform(0, 6))
-        for _ in range(3)
-    ]
-    noisy = np.stack(planes, 2) + rng.normal(0, 6, (height, width, 3))
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+__all__ = ["Code", "as_recorded", "encoded", "equal", "path", "states"]
 
 
-def written(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
-    """Return a file of ``image``."""
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
+@functools.cache
+def encoded(number: int, format: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
+    """An encoded image, one of five sizes."""
+    size = ((60, 50), (70, 45), (45, 70), (64, 64), (90, 61))[number % 5]
+    file = io.BytesIO()
+    image = smooth(number % 5).resize(size)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 200)
+    elif mode != "RGB":
+        image = image.convert(mode)
+    image.save(file, format, **options)
+    return file.getvalue()
 
 
-class Photos(Dataset[Any]):
-    """``make(image)`` of each file, opened by Pillow as RGB."""
+@functools.cache
+def _folder() -> Any:
+    return tempfile.TemporaryDirectory(prefix="dataloaders-recorded-")
 
-    def __init__(self, files: Sequence[bytes], make: Callable[[Any], Any]) -> None:
-        self.files = list(files)
-        self.make = make
+
+@functools.cache
+def path(number: int, format: str = "JPEG", mode: str = "RGB", **options: Any) -> str:
+    """A file of `encoded`, for the time of this process."""
+    name = f"{number}-{mode.replace(';', '')}-{len(options)}.{format.lower()}"
+    file = Path(_folder().name) / name
+    file.write_bytes(encoded(number, format, mode, **options))
+    return str(file)
+
+
+def states() -> str:
+    """What tells the states of the three generators apart."""
+    now = (torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate())
+    return hashlib.sha256(repr(now[:1]).encode() + repr(now[1:]).encode()).hexdigest()
+
+
+class Code(Dataset[Any]):
+    """A dataset whose sample is what a function of the index returns, or raises, and the states."""
+
+    def __init__(self, function: Callable[[int], Any], count: int = 5) -> None:
+        self.function = function
+        self.count = count
 
     def __len__(self) -> int:
-        return len(self.files)
+        return self.count
 
-    def __getitem__(self, key: int) -> Any:
-        return self.make(Image.open(io.BytesIO(self.files[key])).convert("RGB"))
+    def __getitem__(self, index: int) -> Any:
+        torch.manual_seed(index)
+        np.random.seed(index)
+        random.seed(index)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                value = self.function(index)
+            except Exception as error:
+                value = type(error).__name__
+        return value, states()
 
 
-def both(
-    dataset: Dataset[Any], collate_fn: Callable[[Any], Any] = default_collate, seed: int = 0
-) -> tuple[Any, RecordedBatch]:
-    """Return ``dataset`` as one batch of stock's, and as it is recorded, with equal draws."""
-    loader = DataLoader(dataset, batch_size=len(dataset), collate_fn=collate_fn)  # type: ignore[arg-type]
-    changes = recording_changes(loader)
-    view = DataLoader(changes["dataset"], len(dataset), collate_fn=changes["collate_fn"])  # type: ignore[arg-type]
-    found = []
-    for each in (loader, view):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        found.append(next(iter(each)))
-    stock, recorded = found
-    assert isinstance(recorded, RecordedBatch)
-    return stock, recorded
+def first(batch: Any) -> Any:
+    return batch
+
+
+def as_recorded(dataset: Any, upto: str = "files", **options: Any) -> tuple[list[Any], int]:
+    """Return what a loader of ``dataset`` yields if it records, and how many were recorded."""
+    options = {"batch_size": None, "collate_fn": first, **options}
+    loader = DataLoader(dataset, **options)
+    batches = list(view_of(loader, **recording_changes(loader, upto)))
+    kinds = [type(batch) is RecordedBatch for batch in batches]
+    made = []
+    for batch, recorded in zip(batches, kinds, strict=True):
+        try:
+            made.append(replayed(batch) if recorded else batch)
+        except Exception:  # the dataset's mistake, which it may catch itself
+            made.append(ask_again(batch.again, loader))
+    return made, sum(kinds)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two samples are equal: classes, types, strides, pixels and ``info``."""
+    if isinstance(one, torch.Tensor):
+        same = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return same and one.stride() == other.stride() and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Image.Image):
+        same = type(one) is type(other) and one.mode == other.mode and one.info == other.info
+        return same and one == other
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return bool(one == other)

@@ -1,0 +1,557 @@
+"""What could go wrong with stand-ins: each hazard run as it is and recorded, on five images."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import functools
+import io
+import os
+import pickle
+import random
+import tarfile
+import threading
+import weakref
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import (
+    ContainerIO,
+    Image,
+    ImageChops,
+    ImageDraw,
+    ImageEnhance,
+    ImageFile,
+    ImageFilter,
+    ImageOps,
+    ImageStat,
+    JpegImagePlugin,
+)
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+from dataloaders.recording.worker import recording_changes
+from dataloaders.replaying.evaluate import replayed
+from dataloaders.specification import view_of
+from helpers.recorded import Code, as_recorded, encoded, equal, path
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+Made = Callable[[Any, int], Any]
+HAZARDS: dict[str, Callable[[int], Any]] = {}
+
+
+def opened(index: int) -> Any:
+    return Image.open(path(index))
+
+
+def small(index: int) -> Any:
+    return opened(index).convert("RGB").resize((20, 16))
+
+
+def tensor(index: int) -> Any:
+    return F.to_tensor(small(index))
+
+
+def hazard(function: Callable[[int], Any]) -> Callable[[int], Any]:
+    HAZARDS[function.__name__] = function
+    return function
+
+
+def images(**cases: Made) -> None:
+    """Hazards that start with an image: opened, and made from one."""
+    for name, case in cases.items():
+        HAZARDS[name] = lambda i, case=case: (case(opened(i), i), case(small(i), i))  # type: ignore[misc]
+
+
+def tensors(**cases: Made) -> None:
+    """Hazards that start with a tensor."""
+    for name, case in cases.items():
+        HAZARDS[name] = lambda i, case=case: case(tensor(i), i)  # type: ignore[misc]
+
+
+def after(value: Any, *steps: Any) -> Any:
+    """``value``, when all steps have been done, which have effects."""
+    return value
+
+
+def drawn(image: Any) -> Any:
+    ImageDraw.Draw(image).line((0, 0, 15, 9), fill=200, width=3)
+    return image
+
+
+def written(array: Any, value: Any = 9) -> Any:
+    array[1:3] = value
+    return array
+
+
+images(
+    numpy_copies=lambda im, i: Image.fromarray(written(np.array(im))),
+    numpy_views=lambda im, i: np.asarray(im),
+    getpixel=lambda im, i: im.getpixel((3, 4)),
+    putpixel=lambda im, i: after(im, im.putpixel((3, 4), im.getpixel((5, 6)))),
+    load_reads=lambda im, i: im.load()[3, 4],
+    load_writes=lambda im, i: after(im, im.load().__setitem__((3, 4), im.load()[7, 7])),
+    load_alone=lambda im, i: after(im, im.load()),
+    tobytes=lambda im, i: im.tobytes(),
+    histogram=lambda im, i: (im.histogram(), im.getextrema(), im.getbbox(), im.entropy()),
+    bands=lambda im, i: (im.getbands(), im.getchannel(0), im.split()[-1]),
+    paste_into=lambda im, i: after(im, im.paste(7, (2, 3, 9, 9))),
+    paste_onto=lambda im, i: (lambda back: after(back, back.paste(im, (2, 3))))(
+        Image.new(im.mode, (90, 90))
+    ),
+    draw=lambda im, i: drawn(im),
+    blend=lambda im, i: Image.blend(im, im.transpose(1), 0.3),
+    composite=lambda im, i: Image.composite(im, im.transpose(0), im.convert("L")),
+    alpha=lambda im, i: Image.alpha_composite(*[im.convert("RGBA")] * 2),
+    putalpha=lambda im, i: after(im, im.putalpha(99)),
+    quantize=lambda im, i: im.quantize(8).convert("RGB"),
+    putpalette=lambda im, i: (lambda grey: after(grey, grey.putpalette(bytes(range(256)) * 3)))(
+        im.convert("L")
+    ),
+    pickled=lambda im, i: np.asarray(pickle.loads(pickle.dumps(im))),
+    deep_copied=lambda im, i: copy.deepcopy({"image": im, "same": im}),
+    copied_then_written=lambda im, i: (lambda other: (drawn(other), im))(im.copy()),
+    written_after_a_crop=lambda im, i: (lambda part: (part, drawn(im), part))(im.crop((1, 1, 9, 9))),
+    compared=lambda im, i: (im == im.copy(), im != im.transpose(0), im in [1, im], im == 3),
+    unhashable=lambda im, i: {im},
+    weakly_referenced=lambda im, i: weakref.ref(im)() is im,
+    instances=lambda im, i: (
+        isinstance(im, JpegImagePlugin.JpegImageFile),
+        type(im) == Image.Image,  # noqa: E721
+        {Image.Image: 1, JpegImagePlugin.JpegImageFile: 2}[type(im)],
+        type(im).__name__,
+        repr(im).partition(" at ")[0],
+    ),
+    bad_sizes=lambda im, i: im.resize((0, 5)),
+    bad_filters=lambda im, i: im.resize((5, 5), 77),
+    bad_boxes=lambda im, i: im.crop((9, 9, 1, 1)),
+    odd_boxes=lambda im, i: im.crop((-3.6, 2.5, np.int64(12), np.float64(9.5))),
+    outer_boxes=lambda im, i: im.resize((9, 9), 2, (1.5, 2.5, 10.25, 12.75), reducing_gap=2.0),
+    unknown_modes=lambda im, i: im.convert("XYZ"),
+    matrices=lambda im, i: im.convert("RGB").convert("L", (0.3, 0.3, 0.3, 0)),
+    bilevel=lambda im, i: (im.convert("1"), im.convert("F"), im.convert("I"), F.to_tensor(im.convert("1"))),
+    palettes=lambda im, i: im.convert("P").convert("RGB"),
+    points=lambda im, i: im.point(lambda value: 255 - value),
+    chops=lambda im, i: ImageChops.difference(im, im.transpose(0)),
+    statistics=lambda im, i: ImageStat.Stat(im).mean,
+    kernels=lambda im, i: im.filter(ImageFilter.Kernel((3, 3), [1, 2, 1, 2, 4, 2, 1, 2, 1])),
+    filter_classes=lambda im, i: (im.filter(ImageFilter.SMOOTH), im.filter(ImageFilter.MinFilter)),
+    filters_changed_later=lambda im, i: (
+        lambda blur: (im.filter(blur), setattr(blur, "radius", 9))
+    )(ImageFilter.GaussianBlur(1)),
+    enhancers=lambda im, i: [
+        getattr(ImageEnhance, name)(im).enhance(factor)
+        for name in ("Color", "Contrast", "Brightness", "Sharpness")
+        for factor in (0.0, 0.4, 1, 1.7)
+    ],
+    written_before_enhanced=lambda im, i: (
+        lambda enhancer: after(enhancer, drawn(im)).enhance(0.5)
+    )(ImageEnhance.Contrast(im)),
+    operations=lambda im, i: [
+        ImageOps.expand(im, 3, 7), ImageOps.invert(im), ImageOps.posterize(im, 3),
+        ImageOps.solarize(im, 99), ImageOps.autocontrast(im, 2), ImageOps.equalize(im),
+        ImageOps.fit(im, (9, 8)), ImageOps.pad(im, (30, 30)), ImageOps.contain(im, (9, 9)),
+        ImageOps.grayscale(im), ImageOps.crop(im, 2), ImageOps.scale(im, 0.5),
+    ],
+    transforms=lambda im, i: [
+        im.transform((9, 9), Image.Transform.QUAD, (0, 0, 0, 9, 9, 9, 9, 0), 2),
+        im.transform((9, 9), Image.Transform.EXTENT, (1, 1, 8, 8), fillcolor=(1, 2, 3)),
+        im.transform((9, 9), Image.Transform.MESH, [((0, 0, 9, 9), (0, 0, 0, 9, 9, 9, 9, 0))]),
+        im.rotate(90), im.rotate(33, expand=True, fillcolor=3), im.rotate(10, center=(1, 2)),
+    ],
+    lists_changed_later=lambda im, i: (lambda data: (
+        im.transform((9, 9), Image.Transform.EXTENT, data), data.clear()
+    ))([1, 1, 8, 8]),
+    effects=lambda im, i: (im.reduce(2), im.effect_spread(0), im.getprojection()),
+    information=lambda im, i: (dict(im.info), im.getexif().tobytes(), im.info.update(x=i), im.crop((0, 0, 3, 3)).info),
+    seeking=lambda im, i: (getattr(im, "n_frames", 1), im.tell(), im.seek(0), F.to_tensor(im)),
+    seeking_too_far=lambda im, i: im.seek(1),
+    verified=lambda im, i: after(1, im.verify()),
+    closed_then_used=lambda im, i: after(im, im.close()).convert("L"),
+    drafts=lambda im, i: (im.draft("L", (20, 20)), im.size, im.mode, F.to_tensor(im), im.draft("L", (5, 5))),
+    attributes=lambda im, i: (im.width, im.format, getattr(im, "layers", 0), getattr(im, "filename", ""), im.readonly in (0, 1)),
+    exif_turned=lambda im, i: (ImageOps.exif_transpose(im), getattr(im, "_getexif", int)()),
+    to_tensors=lambda im, i: (F.to_tensor(im), F.pil_to_tensor(im), v2.functional.to_image(im), tv_tensors.Image(im)),
+)  # fmt: skip
+
+
+def scripted(x: Any, i: int) -> Any:
+    return torch.jit.script(torch.nn.ReLU())(x)
+
+
+@dataclass
+class Held:
+    image: Any
+
+
+def with_default_dtype(x: Any, i: int) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return F.to_tensor(small(i))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def with_return_type(x: Any, i: int) -> Any:
+    with tv_tensors.set_return_type("TVTensor"):
+        return tv_tensors.Image(x) * 2
+
+
+def written_through_numpy(x: Any, i: int) -> Any:
+    other = x[1]
+    x.numpy()[:] = 0.5
+    return x, other
+
+
+def written_below(x: Any, i: int) -> Any:
+    part, plus = x[0], x + 1
+    part.mul_(0.5)
+    part[2:4] = 0
+    return x, part, plus
+
+
+def written_above(x: Any, i: int) -> Any:
+    part = x.view(3, -1)[:, 5:9]
+    x += 1
+    x[:, 0] = 7
+    return part, x
+
+
+def mean_changed_later(x: Any, i: int) -> Any:
+    mean, scale = [0.1, 0.2, 0.3], torch.full((3, 1, 1), 2.0)
+    made = F.normalize(x, mean, [0.5] * 3), x * scale
+    mean.clear()
+    scale.zero_()
+    return made
+
+
+tensors(
+    scripted=scripted,
+    mapped=lambda x, i: torch.vmap(lambda y: y.flip(0))(x),
+    grad=lambda x, i: (x * 2).requires_grad_().sum().backward(),
+    numbers=lambda x, i: (float(x.mean()), x.max().item(), bool(x.any()), len(x), x.tolist()[0][0]),
+    iterated=lambda x, i: [row.sum() for row in x],
+    printed=lambda x, i: (repr(x), f"{x.mean():.4f}"),
+    numpied=lambda x, i: (x.numpy(), np.asarray(x), np.add(x, 1)),
+    dlpacked=lambda x, i: torch.from_dlpack(x),
+    addressed=lambda x, i: x.data_ptr() != 0 and x.untyped_storage().nbytes(),
+    transposed=lambda x, i: (x.T, x.mT, x.permute(1, 2, 0).reshape(-1), x.flatten()[3:9].view(2, 3)),
+    indexed=lambda x, i: (x[0], x[..., None], x[:, 1:5:2], x[x > 0.5], x[[0, 2]], x[torch.tensor([1])]),
+    moved=lambda x, i: (x.to("cpu"), x.cpu(), x.double(), x.to(torch.float16), x.type(torch.int32), x.type()),
+    strides=lambda x, i: (x.stride(), x.is_contiguous(), x.permute(1, 2, 0).is_contiguous(), x.size(0), x.storage_offset()),
+    stridden=lambda x, i: (v2.functional.horizontal_flip(x).stride(), x.view(-1).shape),
+    bad_views=lambda x, i: x.permute(1, 2, 0).view(-1),
+    bad_shapes=lambda x, i: x + torch.ones(7),
+    bad_statistics=lambda x, i: F.normalize(x, [0.5], [0.0]),
+    bad_crops=lambda x, i: x.reshape(5, 77),
+    like=lambda x, i: (torch.zeros_like(x), torch.rand_like(x), x.new_zeros(2), torch.randn_like(x)),
+    draws=lambda x, i: (x.bernoulli(), torch.bernoulli(x), torch.normal(x), x.uniform_()),
+    noise=lambda x, i: v2.functional.gaussian_noise(x),
+    sums=lambda x, i: (x.sum(), x.mean((1, 2)), x.std(), torch.einsum("chw->hw", x)),
+    into_real=lambda x, i: after(back := torch.zeros(3, 30, 30), back[:, :16, :20].copy_(x)) + back,
+    out_arguments=lambda x, i: torch.stack([x, x], out=torch.empty(0)),
+    stacked_with_real=lambda x, i: torch.stack([x, torch.ones(3, 16, 20), x.clone().cos()]),
+    in_place=lambda x, i: x.mul_(2).add_(1).clamp_(0, 2).sub_(x),
+    in_place_functions=lambda x, i: (torch.relu_(x), x.neg_()),
+    written_below=written_below,
+    written_above=written_above,
+    written_through_numpy=written_through_numpy,
+    erased=lambda x, i: F.erase(x, 1, 2, 3, 4, torch.rand(3, 1, 1), inplace=i % 2 == 0),
+    normalized_in_place=lambda x, i: (F.normalize(x, [0.5], [0.5], inplace=True), x),
+    mean_changed_later=mean_changed_later,
+    saved=lambda x, i: (lambda file: after(file, torch.save(x, file)).getvalue() and torch.load(
+        io.BytesIO(file.getvalue())))(io.BytesIO()),
+    pickled_tensors=lambda x, i: (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), copy.copy(x)),
+    exact_types=lambda x, i: (type(x) == torch.Tensor, {torch.Tensor: 1}[type(x)], isinstance(x, torch.FloatTensor)),  # noqa: E721
+    flavours=lambda x, i: (tv_tensors.Image(x), tv_tensors.Mask(x), tv_tensors.wrap(x * 2, like=tv_tensors.Image(x))),
+    flavours_lost=lambda x, i: [type(each).__name__ for each in (
+        tv_tensors.Image(x) * 2, tv_tensors.Image(x).clone(), tv_tensors.Mask(x).to(torch.uint8))],
+    masks_pass=lambda x, i: v2.Normalize([0.5], [0.5])(tv_tensors.Mask(x)),
+    masks_keep=lambda x, i: v2.ToDtype(torch.uint8, scale=True)({"m": tv_tensors.Mask(x), "i": tv_tensors.Image(x)}),
+    with_return_type=with_return_type,
+    with_default_dtype=with_default_dtype,
+    dataclasses=lambda x, i: (Held(x).image, vars(Held(x))["image"]),
+    to_pil=lambda x, i: (F.to_pil_image(x), F.to_pil_image(x[:1]), F.to_pil_image((x * 255).byte())),
+    expanded=lambda x, i: (x[:1].expand(3, -1, -1), torch.cat([x, x], 1), x.repeat(1, 2, 1), torch.roll(x, 2, 0)),
+    resized=lambda x, i: torch.nn.functional.interpolate(x[None], scale_factor=0.5),
+    unlisted=lambda x, i: (torch.where(x > 0.5, x, -x), x.sort().values, x**2, torch.ops.aten.add(x, 1)),
+)  # fmt: skip
+
+
+@hazard
+def deleted_files(index: int) -> Any:
+    file = path(index) + f".{threading.get_ident()}"
+    with open(file, "wb") as out:
+        out.write(encoded(index))
+    image, later = Image.open(file), Image.open(file)
+    image.load()
+    os.remove(file)
+    return F.to_tensor(image), F.to_tensor(later)
+
+
+@hazard
+def overwritten_files(index: int) -> Any:
+    file = path(index) + ".again"
+    with open(file, "wb") as out:
+        out.write(encoded(index))
+    image = Image.open(file).convert("RGB")
+    with open(file, "wb") as out:
+        out.write(encoded(index + 1))
+    return F.to_tensor(image)
+
+
+@hazard
+def reused_buffers(index: int) -> Any:
+    buffer = io.BytesIO(encoded(index))
+    image = Image.open(buffer).convert("RGB")
+    buffer.seek(0)
+    buffer.write(bytes(300))
+    return F.to_tensor(image), buffer.closed
+
+
+@hazard
+def handles_closed_early(index: int) -> Any:
+    with open(path(index), "rb") as file:
+        image = Image.open(file)
+        size = image.size
+    return size, F.to_tensor(image)
+
+
+@hazard
+def with_blocks(index: int) -> Any:
+    with Image.open(path(index)) as image:
+        inside = image.convert("RGB")
+    with open(path(index), "rb") as file, Image.open(file) as image:
+        other = image.resize((9, 9))
+    return F.to_tensor(inside), other, image.size
+
+
+@hazard
+def with_blocks_left_unread(index: int) -> Any:
+    with Image.open(path(index)) as image:
+        pass
+    return F.to_tensor(image)
+
+
+@hazard
+def containers(index: int) -> Any:
+    zipped, tarred = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("a", encoded(index))
+    with tarfile.open(fileobj=tarred, mode="w") as tar:
+        entry = tarfile.TarInfo("a")
+        entry.size = len(encoded(index))
+        tar.addfile(entry, io.BytesIO(encoded(index)))
+    tarred.seek(0)
+    whole = io.BytesIO(b"head" + encoded(index) + b"tail")
+    with zipfile.ZipFile(zipped) as archive, tarfile.open(fileobj=tarred) as tar:
+        member = tar.extractfile("a")
+        assert member is not None
+        part = ContainerIO.ContainerIO(whole, 4, len(encoded(index)))
+        return [F.to_tensor(Image.open(each)) for each in (archive.open("a"), member, part)]
+
+
+@hazard
+def pipes(index: int) -> Any:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as out:
+        out.write(encoded(index))
+    with os.fdopen(reading, "rb") as file:
+        return F.to_tensor(Image.open(file))
+
+
+@hazard
+def formats(index: int) -> Any:
+    kinds = [("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PNG", "P"), ("PNG", "LA"),
+             ("PNG", "1"), ("WEBP", "RGBA"), ("JPEG", "L"), ("JPEG", "CMYK"), ("PPM", "RGB")]  # fmt: skip
+    found = [Image.open(path(index, *kind)) for kind in kinds]
+    return [(each.resize((9, 9)), each.mode, each.info) for each in found]
+
+
+@hazard
+def transparency(index: int) -> Any:
+    image = Image.open(io.BytesIO(encoded(index, "PNG", "P", transparency=3)))
+    return [F.to_tensor(image.convert(mode)) for mode in ("RGBA", "RGB", "L")], image.info
+
+
+@hazard
+def text_behind_the_pixels(index: int) -> Any:
+    image = Image.open(io.BytesIO(encoded(index, "PNG", "RGB", dpi=(30, 30))))
+    return image.crop((0, 0, 4, 4)).info, image.getexif().tobytes(), image.info
+
+
+@hazard
+def several_frames(index: int) -> Any:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (9, 9), (k * 50, 0, 0)) for k in range(3)]
+    frames[0].save(file, ("GIF", "WEBP", "PNG")[index % 3], save_all=True, append_images=frames[1:])
+    image = Image.open(file)
+    image.seek(2)
+    return np.asarray(image.convert("RGB")), image.n_frames
+
+
+@hazard
+def truncated_files(index: int) -> Any:
+    kind = ("JPEG", "PNG", "WEBP", "BMP", "PPM")[index]
+    data = encoded(index, kind)[: -len(encoded(index, kind)) // 3]
+    try:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+    except (OSError, SyntaxError) as error:
+        return type(error).__name__
+    return F.to_tensor(image)
+
+
+@hazard
+def truncated_files_that_are_loaded(index: int) -> Any:
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        return F.to_tensor(Image.open(io.BytesIO(encoded(index)[:-200])))
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+@hazard
+def files_that_are_none(index: int) -> Any:
+    return Image.open(io.BytesIO(b"no image"))
+
+
+CACHE: dict[tuple[int, str], Any] = {}
+
+
+@functools.lru_cache
+def remembered(index: int) -> Any:
+    return small(index)
+
+
+@hazard
+def escaped_to_caches(index: int) -> Any:
+    image = remembered(index % 2)
+    other = CACHE.setdefault((index % 2, "image"), opened(index % 2))
+    kept = CACHE.setdefault((index % 2, "tensor"), tensor(index % 2))
+    return F.to_tensor(image), F.to_tensor(other.convert("RGB")), kept + 1
+
+
+@hazard
+def threads_inside(index: int) -> Any:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return list(pool.map(tensor, range(5)))
+
+
+@hazard
+def many_threads_materialise_one(index: int) -> Any:
+    image, x = small(index), tensor(index)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda k: (np.asarray(image).sum(), float(x.sum())), range(8)))
+
+
+EARLY = Image.open(io.BytesIO(encoded(3)))
+
+
+@hazard
+def opened_outside(index: int) -> Any:
+    return F.to_tensor(EARLY.resize((9, 9)))
+
+
+@hazard
+def its_own_jpeg(index: int) -> Any:
+    file = io.BytesIO()
+    small(index).save(file, "JPEG", quality=30)
+    opened(index).save(file2 := io.BytesIO(), "JPEG", quality="keep")
+    return F.to_tensor(Image.open(file)), F.to_tensor(Image.open(file2))
+
+
+@hazard
+def draws_after_an_error(index: int) -> Any:
+    if random.random() < 0.5:
+        raise ValueError("of the dataset")
+    return tensor(index) * random.random()
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_a_hazard_is_as_without_recording(name: str) -> None:
+    dataset = Code(HAZARDS[name])
+    expected = [dataset[index] for index in range(len(dataset))]
+    CACHE.clear()
+    remembered.cache_clear()
+    for upto in ("files", "tail"):
+        made, _ = as_recorded(dataset, upto)
+        assert [equal(*pair) for pair in zip(made, expected, strict=True)] == [True] * len(dataset)
+
+
+def test_code_outside_of_the_recording_gets_no_stand_in() -> None:
+    def sample(index: int) -> Any:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: Image.open(io.BytesIO(encoded(index)))).result()
+        return type(found) is JpegImagePlugin.JpegImageFile
+
+    assert all(value is True for (value, _) in as_recorded(Code(sample))[0])
+    assert sample(0)
+
+
+def exactly_typed(image: Any) -> Any:
+    if type(image) is not torch.Tensor:
+        raise TypeError("not a tensor")
+    return image
+
+
+class Fails:
+    """Whose code works on real images only."""
+
+    runs = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        self.runs += 1
+        return exactly_typed(tensor(index)) * random.random()
+
+
+def test_a_dataset_that_fails_on_stand_ins_is_asked_again_once() -> None:
+    dataset = Fails()
+    loader: Any = DataLoader(dataset, 2)
+    random.seed(1)
+    made = list(view_of(loader, **recording_changes(loader)))
+    assert dataset.runs == 8 + 1  # the first sample twice
+    random.seed(1)
+    assert all(map(equal, made, loader))
+
+
+class Wrong(Fails):
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(io.BytesIO(encoded(index)))
+        assert image.size == (1, 1), "the dataset's own"
+        return image
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_datasets_own_error_is_raised(workers: int) -> None:
+    loader: Any = DataLoader(Wrong(), 2, num_workers=workers)
+    with pytest.raises(AssertionError, match="the dataset's own"):
+        next(iter(view_of(loader, **recording_changes(loader))))
+
+
+def opens(samples: Any) -> Any:
+    return torch.stack([F.to_tensor(small(index % 5)) for _, index in samples])
+
+
+class Pairs(Fails):
+    def __getitem__(self, index: int) -> Any:
+        return Held(small(index)) if index > 90 else (tensor(index), index)
+
+
+def test_images_opened_in_collation_are_recorded() -> None:
+    loader: Any = DataLoader(Pairs(), 4, num_workers=1, collate_fn=opens)
+    sent = list(view_of(loader, **recording_changes(loader)))
+    assert all(equal(replayed(one), other) for one, other in zip(sent, loader, strict=True))
