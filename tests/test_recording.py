@@ -58,20 +58,53 @@ tail = v1.ToTensor(), v1.Normalize(MEAN, STD)
 floats = v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)
 chain("v1_train", v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *tail)
 chain("v1_eval", v1.Resize(48), v1.CenterCrop(40), *tail)
-chain("v1_colour", v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomGrayscale(), v1.GaussianBlur(5),
-      v1.ToTensor(), v1.RandomErasing(0.7), v1.Normalize(MEAN, STD, inplace=True))  # fmt: skip
+chain(
+    "v1_colour",
+    v1.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    v1.RandomGrayscale(),
+    v1.GaussianBlur(5),
+    v1.ToTensor(),
+    v1.RandomErasing(0.7),
+    v1.Normalize(MEAN, STD, inplace=True),
+)
 chain("v1_randaugment", v1.RandomResizedCrop(32), v1.RandAugment(), *tail)
 chain("v1_autoaugment", v1.RandomCrop(40, 4, padding_mode="reflect"), v1.AutoAugment(), *tail)
-chain("v1_warps", v1.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), 5), v1.RandomPerspective(),
-      v1.RandomRotation(30, expand=True), v1.Resize((30, 30)), *tail)  # fmt: skip
-chain("v1_on_tensors", v1.ToTensor(), v1.Resize(48), v1.RandomCrop(32, 3), v1.RandomVerticalFlip(),
-      v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.GaussianBlur(3), v1.RandomAffine(20), tail[1])  # fmt: skip
+chain(
+    "v1_warps",
+    v1.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), 5),
+    v1.RandomPerspective(),
+    v1.RandomRotation(30, expand=True),
+    v1.Resize((30, 30)),
+    *tail,
+)
+chain(
+    "v1_on_tensors",
+    v1.ToTensor(),
+    v1.Resize(48),
+    v1.RandomCrop(32, 3),
+    v1.RandomVerticalFlip(),
+    v1.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    v1.GaussianBlur(3),
+    v1.RandomAffine(20),
+    tail[1],
+)
 chain("v1_to_pil", v1.ToTensor(), v1.ToPILImage(), v1.Resize(40), v1.PILToTensor())
 chain("v2_image_first", v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats)
 chain("v2_trivial", v2.RandomResizedCrop(32), v2.TrivialAugmentWide(), v2.ToImage(), *floats)
-chain("v2_photometric", v2.ToImage(), v2.Resize(40), v2.RandomPhotometricDistort(),
-      v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.GaussianBlur(3), v2.RandomRotation(20),
-      v2.CenterCrop(36), v2.Pad(2), floats[0], v2.RandomErasing(0.5), v2.ToPureTensor())  # fmt: skip
+chain(
+    "v2_photometric",
+    v2.ToImage(),
+    v2.Resize(40),
+    v2.RandomPhotometricDistort(),
+    v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    v2.GaussianBlur(3),
+    v2.RandomRotation(20),
+    v2.CenterCrop(36),
+    v2.Pad(2),
+    floats[0],
+    v2.RandomErasing(0.5),
+    v2.ToPureTensor(),
+)
 chain("v2_augmix", v2.Resize((32, 32)), v2.AugMix(), v2.ToImage())
 
 
@@ -379,9 +412,14 @@ def both(loader: Any, upto: str = "files") -> tuple[list[Any], list[Any], list[A
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_torchs(collate_fn: Any, workers: int) -> None:
     loader: Any = DataLoader(
-        Labelled(), 4, shuffle=True, num_workers=workers, collate_fn=collate_fn,
-        worker_init_fn=shown, multiprocessing_context="fork" if workers else None,
-    )  # fmt: skip
+        Labelled(),
+        4,
+        shuffle=True,
+        num_workers=workers,
+        collate_fn=collate_fn,
+        worker_init_fn=shown,
+        multiprocessing_context="fork" if workers else None,
+    )
     expected, sent, made = both(loader)
     assert all(map(equal, made, expected))
     assert len(made) == len(expected) == 4
@@ -398,8 +436,15 @@ def test_batches_are_torchs_under_spawn_with_pixels_up_to_the_tail() -> None:
     assert sent[0].files.is_shared()
 
 
-@pytest.mark.parametrize("dataset", [Bulk(), Stream(), Subset(Labelled(), range(3, 9)),
-                                     ConcatDataset([Labelled(), Labelled("arrays")])])  # fmt: skip
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Bulk(),
+        Stream(),
+        Subset(Labelled(), range(3, 9)),
+        ConcatDataset([Labelled(), Labelled("arrays")]),
+    ],
+)
 def test_kinds_of_datasets(dataset: Any) -> None:
     expected, sent, made = both(DataLoader(dataset, 3, num_workers=2, drop_last=True))
     assert all(map(equal, made, expected))

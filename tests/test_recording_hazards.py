@@ -119,7 +119,9 @@ images(
     pickled=lambda im, i: np.asarray(pickle.loads(pickle.dumps(im))),
     deep_copied=lambda im, i: copy.deepcopy({"image": im, "same": im}),
     copied_then_written=lambda im, i: (lambda other: (drawn(other), im))(im.copy()),
-    written_after_a_crop=lambda im, i: (lambda part: (part, drawn(im), part))(im.crop((1, 1, 9, 9))),
+    written_after_a_crop=lambda im, i: (lambda part: (part, drawn(im), part))(
+        im.crop((1, 1, 9, 9))
+    ),
     compared=lambda im, i: (im == im.copy(), im != im.transpose(0), im in [1, im], im == 3),
     unhashable=lambda im, i: {im},
     weakly_referenced=lambda im, i: weakref.ref(im)() is im,
@@ -137,7 +139,12 @@ images(
     outer_boxes=lambda im, i: im.resize((9, 9), 2, (1.5, 2.5, 10.25, 12.75), reducing_gap=2.0),
     unknown_modes=lambda im, i: im.convert("XYZ"),
     matrices=lambda im, i: im.convert("RGB").convert("L", (0.3, 0.3, 0.3, 0)),
-    bilevel=lambda im, i: (im.convert("1"), im.convert("F"), im.convert("I"), F.to_tensor(im.convert("1"))),
+    bilevel=lambda im, i: (
+        im.convert("1"),
+        im.convert("F"),
+        im.convert("I"),
+        F.to_tensor(im.convert("1")),
+    ),
     palettes=lambda im, i: im.convert("P").convert("RGB"),
     points=lambda im, i: im.point(lambda value: 255 - value),
     chops=lambda im, i: ImageChops.difference(im, im.transpose(0)),
@@ -156,31 +163,63 @@ images(
         lambda enhancer: after(enhancer, drawn(im)).enhance(0.5)
     )(ImageEnhance.Contrast(im)),
     operations=lambda im, i: [
-        ImageOps.expand(im, 3, 7), ImageOps.invert(im), ImageOps.posterize(im, 3),
-        ImageOps.solarize(im, 99), ImageOps.autocontrast(im, 2), ImageOps.equalize(im),
-        ImageOps.fit(im, (9, 8)), ImageOps.pad(im, (30, 30)), ImageOps.contain(im, (9, 9)),
-        ImageOps.grayscale(im), ImageOps.crop(im, 2), ImageOps.scale(im, 0.5),
+        ImageOps.expand(im, 3, 7),
+        ImageOps.invert(im),
+        ImageOps.posterize(im, 3),
+        ImageOps.solarize(im, 99),
+        ImageOps.autocontrast(im, 2),
+        ImageOps.equalize(im),
+        ImageOps.fit(im, (9, 8)),
+        ImageOps.pad(im, (30, 30)),
+        ImageOps.contain(im, (9, 9)),
+        ImageOps.grayscale(im),
+        ImageOps.crop(im, 2),
+        ImageOps.scale(im, 0.5),
     ],
     transforms=lambda im, i: [
         im.transform((9, 9), Image.Transform.QUAD, (0, 0, 0, 9, 9, 9, 9, 0), 2),
         im.transform((9, 9), Image.Transform.EXTENT, (1, 1, 8, 8), fillcolor=(1, 2, 3)),
         im.transform((9, 9), Image.Transform.MESH, [((0, 0, 9, 9), (0, 0, 0, 9, 9, 9, 9, 0))]),
-        im.rotate(90), im.rotate(33, expand=True, fillcolor=3), im.rotate(10, center=(1, 2)),
+        im.rotate(90),
+        im.rotate(33, expand=True, fillcolor=3),
+        im.rotate(10, center=(1, 2)),
     ],
-    lists_changed_later=lambda im, i: (lambda data: (
-        im.transform((9, 9), Image.Transform.EXTENT, data), data.clear()
-    ))([1, 1, 8, 8]),
+    lists_changed_later=lambda im, i: (
+        lambda data: (im.transform((9, 9), Image.Transform.EXTENT, data), data.clear())
+    )([1, 1, 8, 8]),
     effects=lambda im, i: (im.reduce(2), im.effect_spread(0), im.getprojection()),
-    information=lambda im, i: (dict(im.info), im.getexif().tobytes(), im.info.update(x=i), im.crop((0, 0, 3, 3)).info),
+    information=lambda im, i: (
+        dict(im.info),
+        im.getexif().tobytes(),
+        im.info.update(x=i),
+        im.crop((0, 0, 3, 3)).info,
+    ),
     seeking=lambda im, i: (getattr(im, "n_frames", 1), im.tell(), im.seek(0), F.to_tensor(im)),
     seeking_too_far=lambda im, i: im.seek(1),
     verified=lambda im, i: after(1, im.verify()),
     closed_then_used=lambda im, i: after(im, im.close()).convert("L"),
-    drafts=lambda im, i: (im.draft("L", (20, 20)), im.size, im.mode, F.to_tensor(im), im.draft("L", (5, 5))),
-    attributes=lambda im, i: (im.width, im.format, getattr(im, "layers", 0), getattr(im, "filename", ""), im.readonly in (0, 1)),
+    drafts=lambda im, i: (
+        im.draft("L", (20, 20)),
+        im.size,
+        im.mode,
+        F.to_tensor(im),
+        im.draft("L", (5, 5)),
+    ),
+    attributes=lambda im, i: (
+        im.width,
+        im.format,
+        getattr(im, "layers", 0),
+        getattr(im, "filename", ""),
+        im.readonly in (0, 1),
+    ),
     exif_turned=lambda im, i: (ImageOps.exif_transpose(im), getattr(im, "_getexif", int)()),
-    to_tensors=lambda im, i: (F.to_tensor(im), F.pil_to_tensor(im), v2.functional.to_image(im), tv_tensors.Image(im)),
-)  # fmt: skip
+    to_tensors=lambda im, i: (
+        F.to_tensor(im),
+        F.pil_to_tensor(im),
+        v2.functional.to_image(im),
+        tv_tensors.Image(im),
+    ),
+)
 
 
 def scripted(x: Any, i: int) -> Any:
@@ -244,16 +283,46 @@ tensors(
     numpied=lambda x, i: (x.numpy(), np.asarray(x), np.add(x, 1)),
     dlpacked=lambda x, i: torch.from_dlpack(x),
     addressed=lambda x, i: x.data_ptr() != 0 and x.untyped_storage().nbytes(),
-    transposed=lambda x, i: (x.T, x.mT, x.permute(1, 2, 0).reshape(-1), x.flatten()[3:9].view(2, 3)),
-    indexed=lambda x, i: (x[0], x[..., None], x[:, 1:5:2], x[x > 0.5], x[[0, 2]], x[torch.tensor([1])]),
-    moved=lambda x, i: (x.to("cpu"), x.cpu(), x.double(), x.to(torch.float16), x.type(torch.int32), x.type()),
-    strides=lambda x, i: (x.stride(), x.is_contiguous(), x.permute(1, 2, 0).is_contiguous(), x.size(0), x.storage_offset()),
+    transposed=lambda x, i: (
+        x.T,
+        x.mT,
+        x.permute(1, 2, 0).reshape(-1),
+        x.flatten()[3:9].view(2, 3),
+    ),
+    indexed=lambda x, i: (
+        x[0],
+        x[..., None],
+        x[:, 1:5:2],
+        x[x > 0.5],
+        x[[0, 2]],
+        x[torch.tensor([1])],
+    ),
+    moved=lambda x, i: (
+        x.to("cpu"),
+        x.cpu(),
+        x.double(),
+        x.to(torch.float16),
+        x.type(torch.int32),
+        x.type(),
+    ),
+    strides=lambda x, i: (
+        x.stride(),
+        x.is_contiguous(),
+        x.permute(1, 2, 0).is_contiguous(),
+        x.size(0),
+        x.storage_offset(),
+    ),
     stridden=lambda x, i: (v2.functional.horizontal_flip(x).stride(), x.view(-1).shape),
     bad_views=lambda x, i: x.permute(1, 2, 0).view(-1),
     bad_shapes=lambda x, i: x + torch.ones(7),
     bad_statistics=lambda x, i: F.normalize(x, [0.5], [0.0]),
     bad_crops=lambda x, i: x.reshape(5, 77),
-    like=lambda x, i: (torch.zeros_like(x), torch.rand_like(x), x.new_zeros(2), torch.randn_like(x)),
+    like=lambda x, i: (
+        torch.zeros_like(x),
+        torch.rand_like(x),
+        x.new_zeros(2),
+        torch.randn_like(x),
+    ),
     draws=lambda x, i: (x.bernoulli(), torch.bernoulli(x), torch.normal(x), x.uniform_()),
     noise=lambda x, i: v2.functional.gaussian_noise(x),
     sums=lambda x, i: (x.sum(), x.mean((1, 2)), x.std(), torch.einsum("chw->hw", x)),
@@ -268,23 +337,56 @@ tensors(
     erased=lambda x, i: F.erase(x, 1, 2, 3, 4, torch.rand(3, 1, 1), inplace=i % 2 == 0),
     normalized_in_place=lambda x, i: (F.normalize(x, [0.5], [0.5], inplace=True), x),
     mean_changed_later=mean_changed_later,
-    saved=lambda x, i: (lambda file: after(file, torch.save(x, file)).getvalue() and torch.load(
-        io.BytesIO(file.getvalue())))(io.BytesIO()),
+    saved=lambda x, i: (
+        lambda file: (
+            after(file, torch.save(x, file)).getvalue() and torch.load(io.BytesIO(file.getvalue()))
+        )
+    )(io.BytesIO()),
     pickled_tensors=lambda x, i: (pickle.loads(pickle.dumps(x)), copy.deepcopy(x), copy.copy(x)),
-    exact_types=lambda x, i: (type(x) == torch.Tensor, {torch.Tensor: 1}[type(x)], isinstance(x, torch.FloatTensor)),  # noqa: E721
-    flavours=lambda x, i: (tv_tensors.Image(x), tv_tensors.Mask(x), tv_tensors.wrap(x * 2, like=tv_tensors.Image(x))),
-    flavours_lost=lambda x, i: [type(each).__name__ for each in (
-        tv_tensors.Image(x) * 2, tv_tensors.Image(x).clone(), tv_tensors.Mask(x).to(torch.uint8))],
+    exact_types=lambda x, i: (
+        type(x) == torch.Tensor,  # noqa: E721
+        {torch.Tensor: 1}[type(x)],
+        isinstance(x, torch.FloatTensor),
+    ),
+    flavours=lambda x, i: (
+        tv_tensors.Image(x),
+        tv_tensors.Mask(x),
+        tv_tensors.wrap(x * 2, like=tv_tensors.Image(x)),
+    ),
+    flavours_lost=lambda x, i: [
+        type(each).__name__
+        for each in (
+            tv_tensors.Image(x) * 2,
+            tv_tensors.Image(x).clone(),
+            tv_tensors.Mask(x).to(torch.uint8),
+        )
+    ],
     masks_pass=lambda x, i: v2.Normalize([0.5], [0.5])(tv_tensors.Mask(x)),
-    masks_keep=lambda x, i: v2.ToDtype(torch.uint8, scale=True)({"m": tv_tensors.Mask(x), "i": tv_tensors.Image(x)}),
+    masks_keep=lambda x, i: v2.ToDtype(torch.uint8, scale=True)(
+        {"m": tv_tensors.Mask(x), "i": tv_tensors.Image(x)}
+    ),
     with_return_type=with_return_type,
     with_default_dtype=with_default_dtype,
     dataclasses=lambda x, i: (Held(x).image, vars(Held(x))["image"]),
-    to_pil=lambda x, i: (F.to_pil_image(x), F.to_pil_image(x[:1]), F.to_pil_image((x * 255).byte())),
-    expanded=lambda x, i: (x[:1].expand(3, -1, -1), torch.cat([x, x], 1), x.repeat(1, 2, 1), torch.roll(x, 2, 0)),
+    to_pil=lambda x, i: (
+        F.to_pil_image(x),
+        F.to_pil_image(x[:1]),
+        F.to_pil_image((x * 255).byte()),
+    ),
+    expanded=lambda x, i: (
+        x[:1].expand(3, -1, -1),
+        torch.cat([x, x], 1),
+        x.repeat(1, 2, 1),
+        torch.roll(x, 2, 0),
+    ),
     resized=lambda x, i: torch.nn.functional.interpolate(x[None], scale_factor=0.5),
-    unlisted=lambda x, i: (torch.where(x > 0.5, x, -x), x.sort().values, x**2, torch.ops.aten.add(x, 1)),
-)  # fmt: skip
+    unlisted=lambda x, i: (
+        torch.where(x > 0.5, x, -x),
+        x.sort().values,
+        x**2,
+        torch.ops.aten.add(x, 1),
+    ),
+)
 
 
 @hazard
@@ -371,8 +473,18 @@ def pipes(index: int) -> Any:
 
 @hazard
 def formats(index: int) -> Any:
-    kinds = [("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PNG", "P"), ("PNG", "LA"),
-             ("PNG", "1"), ("WEBP", "RGBA"), ("JPEG", "L"), ("JPEG", "CMYK"), ("PPM", "RGB")]  # fmt: skip
+    kinds = [
+        ("GIF", "RGB"),
+        ("TIFF", "RGB"),
+        ("PNG", "I;16"),
+        ("PNG", "P"),
+        ("PNG", "LA"),
+        ("PNG", "1"),
+        ("WEBP", "RGBA"),
+        ("JPEG", "L"),
+        ("JPEG", "CMYK"),
+        ("PPM", "RGB"),
+    ]
     found = [Image.open(path(index, *kind)) for kind in kinds]
     return [(each.resize((9, 9)), each.mode, each.info) for each in found]
 

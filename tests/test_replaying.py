@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
-from torch.utils.data import default_collate
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.io import ImageReadMode, decode_image
@@ -24,7 +24,7 @@ from dataloaders.recording.program import unpack
 from dataloaders.replaying import ReplayError
 from dataloaders.replaying.host import HostReplay
 from dataloaders.replaying.plan import plan
-from helpers.recorded import Photos, both, picture, written
+from helpers.replayed import Photos, both, picture, written
 
 SIDES = [(61, 83), (48, 50), (90, 40), (70, 71), (52, 97)]
 PHOTOS = [picture(*sides, seed) for seed, sides in enumerate(SIDES)]
@@ -78,6 +78,7 @@ MAKES: dict[str, Callable[[Any], Any]] = {
     "erasing": v1.Compose([v1.RandomResizedCrop(32), *NORMAL, v1.RandomErasing(0.7)]),
     "bytes": v1.Compose([v1.RandomCrop(32), v1.PILToTensor()]),
     "v2 image": v2.Compose([v2.RandomResizedCrop(32), v2.RandomVerticalFlip(), v2.ToImage(), *V2]),
+    "v2 guide": v2.Compose([v2.ToImage(), v2.ToDtype(torch.uint8), v2.RandomResizedCrop(32), *V2]),
     "v2 tensor": v2.Compose(
         [v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *V2]
     ),
@@ -194,12 +195,12 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
 
 
 def test_only_windows_are_decoded_and_each_view_has_its_own() -> None:
-    class Noting(WindowDecoder):
-        seen: list[Any] = []
+    seen: list[Any] = []
 
+    class Noting(WindowDecoder):
         def decode(self, files: Any) -> Any:
             made = super().decode(files)
-            self.seen.extend(
+            seen.extend(
                 (window, None if a is None else a.shape)
                 for (_, window), a in zip(files, made, strict=True)
             )
@@ -208,8 +209,8 @@ def test_only_windows_are_decoded_and_each_view_has_its_own() -> None:
     stock, recorded = both(Photos(FILES[:5], two_views))
     replay = HostReplay(Noting(), 2)
     assert same(replay.apply(recorded), stock)
-    assert len(Noting.seen) == 10
-    for (left, upper, right, lower), shape in Noting.seen:
+    assert len(seen) == 10
+    for (left, upper, right, lower), shape in seen:
         assert shape == (lower - upper, right - left, 3)
     nodes, _ = unpack(recorded)
     stacks, apart = plan([nodes[ref.number] for ref in recorded.rest])
@@ -233,7 +234,7 @@ def test_a_file_that_fails_is_named_and_leaves_the_others_alone(exactly: HostRep
 @pytest.mark.parametrize("progressive", [False, True])
 def test_windows_of_files_are_pillows(subsampling: Any, progressive: bool) -> None:
     file = written(picture(61, 83), subsampling=subsampling, progressive=progressive)
-    whole = np.asarray(Image.open(__import__("io").BytesIO(file)))
+    whole = np.asarray(Image.open(BytesIO(file)))
     rng = np.random.default_rng(0)
     boxes = []
     for _ in range(40):

@@ -46,6 +46,10 @@ class WindowDecoder:
         images = [stream if stream is None else next(found) for stream in streams]
         return [image if image is None else np.asarray(image) for image in images]
 
+    def takes(self, file: Any) -> bool:
+        """Whether ``file`` is a JPEG file as `decode` knows them, by its header."""
+        return _stream(file, None) is not None
+
     def _decoder(self) -> Any:
         decoder = getattr(self._own, "decoder", None)
         if decoder is None:

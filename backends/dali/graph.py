@@ -41,6 +41,7 @@ _ARGUMENTS = {"start": 2, "shape": 2, "size": 2, "start2": 2, "shape2": 2, "flip
 class _Run:
     files: list[Array]
     values: dict[str, Array]
+    batch: int
     first: int
     pixels: int
     last: bool = False
@@ -80,6 +81,7 @@ class Graph:
         self._waiting: deque[_Run] = deque()
         self._running: deque[_Run] = deque()
         self._copied: _Run | None = None
+        self._fed = 0
         self._lock = Lock()
         self._closed = False
         _ALIVE.add(self)
@@ -92,8 +94,8 @@ class Graph:
         resized: Array,
         crops: Array,
         flips: Array,
-    ) -> None:
-        """Start on a batch.
+    ) -> int:
+        """Start on a batch, and return its number.
 
         Args:
             files: bytes of each, which are read where they are and must not change until taken.
@@ -110,7 +112,7 @@ class Graph:
         for place, file in enumerate(files):
             full = not runs or len(runs[-1].files) == self._batch_size
             if full or runs[-1].pixels + pixels[place] > self._most_pixels // self._depth:
-                runs.append(_Run([], {}, place, 0))
+                runs.append(_Run([], {}, self._fed, place, 0))
             runs[-1].files.append(np.frombuffer(file, np.uint8))
             runs[-1].pixels += pixels[place]
         runs[-1].last = True
@@ -120,39 +122,52 @@ class Graph:
         with self._turn():
             self._waiting.extend(runs)
             self._schedule()
+            self._fed += 1
+            return runs[-1].batch
 
-    def take(self, out: torch.Tensor) -> None:
-        """Fill ``out``, uint8 [n, height, width, 3] on the device, with the oldest batch's images.
+    def take(self, batch: int, out: torch.Tensor) -> None:
+        """Fill ``out``, uint8 [n, height, width, 3] on the device, with a batch's images.
 
-        It is filled in the order of the current stream.
+        It is filled in the order of the current stream. Batches that were fed before are dropped.
+
+        Args:
+            batch: what `feed` returned.
+            out: where to.
 
         Raises:
-            DecodeError: a file cannot be decoded. The batch is dropped; the others go on.
+            DecodeError: a file cannot be decoded. This batch is dropped; the others go on.
             RuntimeError: any other error of DALI's, such as a lack of memory.
         """
         with self._turn():
-            last = False
-            while not last:
+            while self._running and self._running[0].batch <= batch:
                 run = self._running[0]
-                last = run.last
+                wanted = run.batch == batch
                 try:
                     (made,) = self._pipeline.share_outputs(self._stream())  # type: ignore[union-attr]
                 except RuntimeError as error:
                     failure = _failure(error, run.first)
                     self._drop()
-                    raise failure from None
-                self._running.popleft()
-                place = ctypes.c_void_p(out[run.first].data_ptr())
-                if made.shape() != [tuple(out.shape[1:])] * len(run.files):
-                    raise ValueError(f"images of {made.shape()[:1]} do not fit {tuple(out.shape)}")
-                if self._device.type == "cuda":
-                    stream = types._raw_cuda_stream_ptr(self._stream())
-                    made.copy_to_external(place, stream, non_blocking=True)
-                else:
-                    made.copy_to_external(place)
+                    if wanted:
+                        raise failure from None
+                    continue
+                if wanted:
+                    self._copy(made, out[run.first : run.first + len(run.files)])
                 self._pipeline.release_outputs()  # type: ignore[union-attr]
-                self._copied = run  # a device may still be reading its files
+                self._copied = self._running.popleft()  # a device may still be reading its files
                 self._schedule()
+                if wanted and run.last:
+                    return
+            raise RuntimeError(f"batch {batch} was dropped")
+
+    def _copy(self, made: Any, out: torch.Tensor) -> None:
+        if made.shape() != [tuple(out.shape[1:])] * len(out):
+            raise ValueError(f"images of {made.shape()[0]} do not fit {tuple(out.shape)}")
+        place = ctypes.c_void_p(out.data_ptr())
+        if self._device.type == "cuda":
+            stream = types._raw_cuda_stream_ptr(self._stream())
+            made.copy_to_external(place, stream, non_blocking=True)
+        else:
+            made.copy_to_external(place)
 
     def close(self) -> None:
         """End the pipeline and its threads; drop batches in progress."""

@@ -188,7 +188,12 @@ def _gamma(image: Any, gamma: float, gain: float = 1.0) -> Any:
 
 _IMAGE_OPS = dict.fromkeys(("invert", "posterize", "solarize", "autocontrast", "equalize"), _same)
 _IMAGE_OPS["expand"] = _expand
-_FUNCTIONAL_PIL = {"adjust_hue": _hue, "adjust_gamma": _gamma, "to_grayscale": _grey, "pad": _pad}
+_FUNCTIONAL_PIL: dict[str, Callable[..., Any]] = {
+    "adjust_hue": _hue,
+    "adjust_gamma": _gamma,
+    "to_grayscale": _grey,
+    "pad": _pad,
+}
 
 
 def _install_functional(module: Any) -> None:

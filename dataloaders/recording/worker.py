@@ -1,7 +1,7 @@
 """A loader whose workers run the user's dataset and collate_fn on stand-ins.
 
 recording_changes(loader) ──> dataset, collate_fn, worker_init_fn for a view of it
-batch                     ──> a RecordedBatch; as the user's code returned it, if no stand-in is left
+batch                     ──> a RecordedBatch; the user's own, if no stand-in is left
 an error on stand-ins     ──> the generators' states put back, the batch asked for again, for real;
                               if that works, this worker does not record any more
 """

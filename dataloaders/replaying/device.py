@@ -25,7 +25,7 @@ from dataloaders.recording.program import Node, RecordedBatch, unpack
 
 from . import DecodeError, kernels
 from .evaluate import put_back
-from .host import HostReplay, Tails, finished, wanted_of
+from .host import HostReplay, Tails, complete, finished, wanted_of
 from .kernels import Array, upload
 from .plan import Head, Row, Stack, plan
 
@@ -46,17 +46,18 @@ class Graph(Protocol):
         resized: Array,
         crops: Array,
         flips: Array,
-    ) -> None:
-        """Start on a batch."""
+    ) -> int:
+        """Start on a batch, and return its number."""
 
-    def take(self, out: Tensor) -> None:
-        """Fill ``out`` with the oldest batch; raises `DecodeError`."""
+    def take(self, batch: int, out: Tensor) -> None:
+        """Fill ``out`` with a batch's images; raises `DecodeError`."""
 
 
 class _Part(NamedTuple):
     """A stack that was begun: which rows the graph makes, their steps, and the other rows."""
 
     stack: Stack
+    batch: int
     places: list[int]
     steps: list[list[tuple[Any, Any]]]
     others: dict[int, Tensor]
@@ -111,7 +112,7 @@ class DeviceReplay:
         return batch, wanted, slots, parts, values, begun
 
     def finish(self, begun: Any) -> Any:
-        """Return a batch that was begun, the oldest. See `apply`."""
+        """Return a batch that was begun; those that were begun before are given up. See `apply`."""
         batch, wanted, slots, parts, values, jobs = begun
         self._host.wait(jobs)
         known = {node: _there(value, self._device) for node, value in values.items()}
@@ -123,7 +124,8 @@ class DeviceReplay:
 
     def _begun(self, stack: Stack, slots: Sequence[Any]) -> _Part:
         _, height, width = stack.node.inputs[0].what.shape
-        part = _Part(stack, [], [], {})
+        places: list[int] = []
+        own: list[list[tuple[Any, Any]]] = []
         heads: list[Head] = []
         files: list[Any] = []
         for place, row in enumerate(stack.rows):
@@ -131,15 +133,14 @@ class DeviceReplay:
             if steps is None or row.head is None:
                 continue
             file = slots[row.head.source.args[0]]
-            if bytes(file[:2]) != b"\xff\xd8" or _mark(file) in self._refused:
+            if not self._host.decoder.takes(file) or _mark(file) in self._refused:
                 continue
-            part.places.append(place)
-            part.steps.append(steps)
+            places.append(place)
+            own.append(steps)
             heads.append(row.head)
             files.append(file)
-        if files:
-            self._graph.feed(files, *_columns(heads))
-        return part
+        batch = self._graph.feed(files, *_columns(heads)) if files else -1
+        return _Part(stack, batch, places, own, {})
 
     def _stacked(self, part: _Part, wanted: Sequence[Node], slots: Sequence[Any]) -> Tensor:
         stack, places = part.stack, part.places
@@ -148,7 +149,7 @@ class DeviceReplay:
         others = part.others
         if places:
             try:
-                self._graph.take(images)
+                self._graph.take(part.batch, images)
             except DecodeError as error:
                 rows = [(k, stack.rows[k]) for k in places]
                 if error.sample is not None:
@@ -178,8 +179,7 @@ class DeviceReplay:
         )
         tail(images, out)
         for place, row in enumerate(stack.rows):
-            if row.last is not row.done:
-                out[place].copy_(run([row.last], slots, {row.done: out[place].clone()})[0])
+            complete(row, out[place], slots)
         return out
 
 
@@ -218,6 +218,7 @@ _KERNELS: dict[Any, Callable[[Tensor, Sequence[Any]], Tensor]] = {
     "saturation": lambda x, n: kernels.saturation(x, _factors(x, n)),
     "sharpness": lambda x, n: kernels.sharpness(x, _factors(x, n)),
     "hue": lambda x, n: kernels.hue(x, upload(np.array(n, np.int32), x.device)),
+    "tint": lambda x, n: kernels.tint(x, _factors(x, n)),
     "affine": _warped,
     0: lambda x, n: x.flip(2),  # Pillow's Transpose
     1: lambda x, n: x.flip(1),
@@ -231,6 +232,7 @@ _FACTORS = {
     "enhance.Color": "saturation",
     "enhance.Sharpness": "sharpness",
     "v2.adjust_contrast": "contrast",
+    "v2.adjust_hue": "tint",
     "v2.adjust_saturation": "saturation",
     "v2.adjust_sharpness": "sharpness",
 }
@@ -276,7 +278,7 @@ def _kinds(row: Row, height: int, width: int) -> list[tuple[Any, Any]] | None:
 def _kind(step: Node, height: int, width: int) -> tuple[Any, Any] | None:
     given = [*step.args, *(value for _, value in step.kwargs)]
     op = step.op
-    if op in ("pil_to_tensor", "to_pil_image", "as_subclass"):
+    if op in ("pil_to_tensor", "to_pil_image", "as_subclass", "v2.to_dtype"):
         return "same", None
     if op in ("enhance.Brightness", "v2.adjust_brightness"):
         table = np.clip(_LEVELS * np.float32(given[0]), 0, 255).astype(np.uint8)
@@ -289,8 +291,8 @@ def _kind(step: Node, height: int, width: int) -> tuple[Any, Any] | None:
         return "table", _table(op.replace("v2.", "imageops."), step.args, step.kwargs)
     if op in _GREYS:
         return "saturation", 0.0
-    if op in ("fpil.adjust_hue", "v2.adjust_hue"):
-        return ("hue", int(given[0] * 255) & 255) if abs(given[0]) <= 0.5 else None
+    if op == "fpil.adjust_hue":
+        return "hue", int(given[0] * 255) & 255
     if op == "pil.transform":
         return _warp(step.args, height, width)
     return (int(given[0]), None) if op == "pil.transpose" and given[0] < 5 else None

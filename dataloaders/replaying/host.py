@@ -36,6 +36,9 @@ class Decoder(Protocol):
     def decode(self, files: Sequence[tuple[Any, Box | None]]) -> Sequence[Any]:
         """Return uint8 [H, W, 3] for each file and window; None: Pillow has to do it."""
 
+    def takes(self, file: Any) -> bool:
+        """Whether ``file`` is a common JPEG file, by its header."""
+
 
 class HostReplay:
     """Batches on the CPU.
@@ -57,7 +60,7 @@ class HostReplay:
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._exact = exact
         self._finish = partial(finished, dtype=dtype, memory_format=memory_format)
         self._last = memory_format is torch.channels_last
@@ -80,8 +83,8 @@ class HostReplay:
         for stack in stacks:
             tail = self._tails.of(stack, wanted)
             out = known[stack.node] = self._empty(stack, tail.dtype)
-            for place, row in enumerate(stack.rows):
-                jobs.append((place, partial(self._fill, row, slots, tail, out[place : place + 1])))
+            for rows in _sharing(stack):
+                jobs.append((rows[0][0], partial(self._fill, rows, slots, tail, out)))
         begun = self._shares.start(jobs) + self.start_values(apart, slots, known)
         self.wait(begun)
         values = map(self._finish, run(wanted, slots, known))
@@ -91,20 +94,22 @@ class HostReplay:
         """End the threads."""
         self._shares.close()
 
-    def image(self, row: Row, slots: Sequence[Any]) -> Tensor:
-        """Return the bytes of ``row.image``, uint8 [H, W, 3]."""
+    def image(self, row: Row, slots: Sequence[Any], shared: dict[Node, Any]) -> Tensor:
+        """Return the bytes of ``row.image``, uint8 [H, W, 3]; ``shared``: what rows share."""
         if row.head is not None and not row.steps:
             pixels = self._pixels(row.head, slots)
             if pixels is not None:
                 return pixels
-        value = self._value(row.image, slots, row.head is None or bool(row.steps))
+            value = run([row.image], slots)[0]
+        else:
+            value = self._value(row.image, slots, shared)
         if isinstance(value, Tensor):
             return value.as_subclass(Tensor).permute(1, 2, 0)
         return torch.from_numpy(np.array(value))
 
     def start(self, rows: Iterable[tuple[int, Row]], slots: Sequence[Any], put: Any) -> list[Any]:
         """Begin to ``put(place, image(row))`` in the threads; to be waited for with `wait`."""
-        jobs = [(k, lambda k=k, row=row: put(k, self.image(row, slots))) for k, row in rows]
+        jobs = [(k, lambda k=k, row=row: put(k, self.image(row, slots, {}))) for k, row in rows]
         return self._shares.start(jobs)
 
     def start_values(
@@ -119,25 +124,30 @@ class HostReplay:
         """Wait for what was started; raises `ReplayError`."""
         self._shares.wait(begun)
 
-    def _fill(self, row: Row, slots: Sequence[Any], tail: Pointwise, out: Tensor) -> None:
-        tail(self.image(row, slots).unsqueeze(0), out)
-        if row.last is not row.done:
-            out[0].copy_(run([row.last], slots, {row.done: out[0].clone()})[0])
+    def _fill(
+        self, rows: Sequence[tuple[int, Row]], slots: Sequence[Any], tail: Pointwise, out: Tensor
+    ) -> None:
+        shared: dict[Node, Any] = {}
+        for place, row in rows:
+            tail(self.image(row, slots, shared).unsqueeze(0), out[place : place + 1])
+            complete(row, out[place], slots)
 
     def _make(self, node: Node, slots: Sequence[Any], known: dict[Node, Any]) -> None:
-        known[node] = self._value(node, slots)
+        known[node] = self._value(node, slots, {})
 
-    def _value(self, node: Node, slots: Sequence[Any], heads: bool = True) -> Any:
-        known = {}
-        for head in heads_of(node) if heads else ():
-            pixels = self._pixels(head, slots)
+    def _value(self, node: Node, slots: Sequence[Any], shared: dict[Node, Any]) -> Any:
+        known = dict(shared)
+        for head in heads_of(node):
+            pixels = None if head.node in known else self._pixels(head, slots)
             if pixels is not None:
                 known[head.node] = _as_recorded(pixels, head)
+                if head.node.uses > 1:
+                    shared[head.node] = known[head.node]
         return run([node], slots, known)[0]
 
     def _pixels(self, head: Head, slots: Sequence[Any]) -> Tensor | None:
         """Return uint8 [H, W, 3]; None: Pillow has to decode the file."""
-        (found,) = self._decoder.decode([(slots[head.source.args[0]], head.window)])
+        (found,) = self.decoder.decode([(slots[head.source.args[0]], head.window)])
         if found is None:
             return None
         if head.size is None:
@@ -164,6 +174,21 @@ class HostReplay:
             return self._pool.empty((len(stack.rows), channels, height, width), dtype)
         out = self._pool.empty((len(stack.rows), height, width, channels), dtype)
         return out.permute(0, 3, 1, 2)
+
+
+def complete(row: Row, out: Tensor, slots: Sequence[Any]) -> None:
+    """Do to ``out``, in place, what follows the stack's tail in ``row``: an erased box."""
+    if row.last is not row.done:
+        out.copy_(run([row.last], slots, {row.done: out.clone()})[0])
+
+
+def _sharing(stack: Stack) -> list[list[tuple[int, Row]]]:
+    """Return the rows of ``stack`` and their places; those that share a first step together."""
+    groups: dict[Node, list[tuple[int, Row]]] = {}
+    for place, row in enumerate(stack.rows):
+        shares = row.head is not None and row.head.node.uses > 1
+        groups.setdefault(row.head.node if shares else row.last, []).append((place, row))  # type: ignore[union-attr]
+    return list(groups.values())
 
 
 class Tails:

@@ -31,6 +31,7 @@ __all__ = [
     "reaches",
     "saturation",
     "sharpness",
+    "tint",
     "upload",
 ]
 
@@ -178,6 +179,22 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
         # Whole numbers below 2**24 over 65025: never near enough to a half for float32 to err.
         drop = shade.mul(part).float().div_(divisor).round_()
         out[..., channel] = value - drop
+    return out
+
+
+def tint(images: Tensor, factor: Tensor) -> Tensor:
+    """Return the images with their hue moved on, in floats as torchvision does it to tensors."""
+    red, green, blue = images.float().unbind(-1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    span = chroma.clamp(min=1)
+    other = torch.where(green == value, (blue - red) / span + 2, (red - green) / span + 4)
+    turned = torch.where(red == value, (green - blue) / span, other) + factor.view(-1, 1, 1) * 6
+    out = torch.empty_like(images)
+    for channel, place in enumerate((5, 3, 1)):
+        k = (turned + place) % 6
+        part = torch.minimum(k, 4 - k).clamp_(0, 1)
+        out[..., channel] = (value - chroma * part) * (255.999 / 255)
     return out
 
 

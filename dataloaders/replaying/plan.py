@@ -37,6 +37,9 @@ _POINTWISE = {
 }
 """Steps of one image and numbers, whose values depend on a byte and its channel only."""
 
+_SAME = ("pil_to_tensor", "as_subclass", "v2.to_dtype")
+"""Steps that make bytes of bytes, the same ones."""
+
 _CROP = ("top", "left", "height", "width")
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "crop": _CROP,
@@ -156,14 +159,17 @@ def _stack(node: Node) -> Stack | None:
     rows, tails = [], []
     for each in node.inputs:
         path = [each]
-        while not _is_bytes(path[-1]) or path[-1].op in ("pil_to_tensor", "as_subclass"):
-            if len(path[-1].inputs) != 1 or path[-1].uses > 1:
+        while not _is_bytes(path[-1]) or path[-1].op in _SAME:
+            others = path[-1].inputs[1:]  # such as the values of an erased box
+            if not path[-1].inputs or path[-1].uses > 1 or any(one.inputs for one in others):
                 return None
             path.append(path[-1].inputs[0])
         path.reverse()
-        end = next(
-            (i for i, step in enumerate(path[1:]) if step.op not in _POINTWISE), len(path) - 1
-        )
+        end = 0
+        for step in path[1:]:
+            if step.op not in _POINTWISE or len(step.inputs) > 1:
+                break
+            end += 1
         tail = path[1 : end + 1]
         rows.append(Row(path[0], *_chain(path[0]), each, path[end]))
         tails.append(tail)
@@ -215,7 +221,7 @@ def _chain(image: Node) -> tuple[Head | None, list[Node]]:
 
 def _added(head: Head, step: Node) -> bool:
     """Add ``step`` to ``head``, if that can be."""
-    if step.op == "as_subclass":
+    if step.op in ("as_subclass", "v2.to_dtype"):  # bytes as they are
         return True
     if step.op == "pil.convert":
         return step.args == ("RGB",) and step.inputs[0] is head.source

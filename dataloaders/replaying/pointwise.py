@@ -79,9 +79,8 @@ def _made_of(levels: Tensor, tail: Sequence[Node], of: program.Image | program.T
         node = Node("array", (), (0, (16, 16, 3), "|u1", "RGB"), (), program.Image("RGB", (16, 16)))
     else:
         levels = levels.permute(2, 0, 1).contiguous()
-        node = Node("tensor", (), (0, (3, 16, 16), levels.dtype), (), of)
-        if of.flavour != "Tensor":
-            node = Node("as_subclass", (node,), (of.flavour,), (), of)
+        layout = (3, 16, 16), levels.dtype, of.flavour, levels.stride()
+        node = Node("tensor", (), (0, *layout), (), of)
     for step in tail:
         node = Node(step.op, (node,), step.args, step.kwargs, step.what)
     made: Tensor = run([node], [levels.numpy().tobytes()])[0]
@@ -92,6 +91,8 @@ def _arithmetic(tail: Sequence[Node]) -> list[tuple[Callable[..., Tensor], Tenso
     """Return ``tail`` as torchvision computes it; None if it has other steps."""
     steps: list[tuple[Callable[..., Tensor], Tensor]] = []
     for step in tail:
+        if step.what[1] is torch.uint8:
+            continue  # bytes as they are
         if step.op in ("to_tensor", "v1t.convert_image_dtype"):
             steps.append((torch.div, _column(255)))
         elif step.op == "v2.to_dtype":
@@ -99,7 +100,7 @@ def _arithmetic(tail: Sequence[Node]) -> list[tuple[Callable[..., Tensor], Tenso
         elif step.op.endswith(".normalize"):
             given = arguments(step, ("mean", "std"))
             steps += [(torch.sub, _column(given["mean"])), (torch.div, _column(given["std"]))]
-        elif step.op not in ("as_subclass", "pil_to_tensor"):
+        elif step.op != "as_subclass":
             return None
     return steps
 
