@@ -402,5 +402,5 @@ def test_an_image_row_is_one_copy(tmp_path: Path) -> None:
 )
 @given(st.lists(st.none() | st.text(max_size=5), min_size=1, max_size=9))
 def test_none_among_strings(tmp_path: Path, texts: list[str | None]) -> None:
-    build(tmp_path / "a.h5", texts, 2)
+    build(tmp_path / "a.h5", texts)
     assert list(CachedDataset(tmp_path / "a.h5")) == texts

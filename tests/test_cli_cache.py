@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dataloaders.cache.lock import BuildLock
 from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
 from dataloaders.cli.cache import add_parsers

@@ -25,7 +25,6 @@ TRIES = {
     "shown": 12,
     "batches": 40,
     "cell": 600,
-    "journal": 60,
     "joined": 60,
     "build": 6,
 }

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from dataloaders.cache.compress import Compressed
     from dataloaders.cache.estimation import Estimate
     from dataloaders.cache.images import Encoded
-    from dataloaders.cache.joining import join
+    from dataloaders.cache.joining import join, merge
     from dataloaders.cache.progress import BuildProgress
     from dataloaders.cache.reader import CachedDataset
     from dataloaders.cache.verification import verify
@@ -68,6 +68,7 @@ __all__ = [
     "Estimate",
     "estimate",
     "join",
+    "merge",
     "precompute",
     "verify",
 ]
@@ -80,6 +81,7 @@ _WHERE = {
     "Estimate": "estimation",
     "estimate": "build",
     "join": "joining",
+    "merge": "joining",
     "precompute": "build",
     "verify": "verification",
 }

@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 from hashlib import blake2b
+from pathlib import Path
 from typing import NamedTuple
 
 from dataloaders.errors import CacheError
@@ -28,13 +29,14 @@ __all__ = [
     "block_for",
     "digest_at",
     "open_file",
+    "parts_folder",
     "read_block",
     "seal",
 ]
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
-VERSION = 3
-"""What is written. Version 2 said less, and is read."""
+VERSION = 4
+"""What is written. Version 3 had shards in the same folder only, 2 said less; both are read."""
 _OLDEST = 2
 HEADER = 64
 DIGEST = 16
@@ -82,12 +84,10 @@ def open_file(name: str) -> int:
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        from dataloaders.cache.folder import building_folder
-
-        unfinished = building_folder(name)
+        unfinished = parts_folder(name)
         if unfinished.is_dir():
             raise CacheError(
-                f"there is no cache at {name} yet: {unfinished} holds an unfinished build; the "
+                f"there is no cache at {name} yet: {unfinished} holds the parts of a build; the "
                 "command or call that began it goes on with it"
             ) from error
         raise CacheError(f"there is no cache at {name}; build one with precompute()") from error
@@ -100,6 +100,12 @@ def open_file(name: str) -> int:
         what = "a folder" if stat.S_ISDIR(mode) else "no plain file"
         raise CacheError(f"{name} is {what}; give the path of a file that precompute() built")
     return descriptor
+
+
+def parts_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of the parts of the cache at ``path``: ``train.parts`` of ``train.h5``."""
+    target = Path(os.path.realpath(path))
+    return target.with_name(target.name.removesuffix(".h5") + ".parts")
 
 
 def block_for(text: int) -> int:

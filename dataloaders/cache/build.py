@@ -1,11 +1,11 @@
-"""Precompute a dataset's samples into one file, in parallel, so that nothing is lost half-way.
+"""Precompute a dataset's samples into a cache, part by part, so that nothing is lost half-way.
 
-    dataset ──study──> cut, estimate
-            ──Chunks, in workers──> train.h5.building/chunk-000017.5e1f + a line of the journal
-            ──assemble──> train.h5.building/assembled ──rename──> train.h5 ──> CachedDataset
+    dataset ──a few samples, elsewhere──> Findings ──> cut, rows of a part, estimate
+    samples 500 to 999 ──a worker──> train.parts/00500.h5, finished, synced, renamed
+    all parts there ──joined, or copied into one file──> train.h5 ──> CachedDataset
 
-Whatever is killed, and whenever: what the journal names is kept, and the next call goes on. The
-finished file is the same to the bit.
+Whatever is killed, and whenever: finished parts stay, and the next call makes the others. Ranks do
+the same with a range of samples each, and know of each other only by the parts that they see.
 """
 
 from __future__ import annotations
@@ -13,58 +13,53 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from dataloaders.cache.advice import advice_for
-from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.codecs import refuse_missing
 from dataloaders.cache.compress import Compressed, compressed_of
-from dataloaders.cache.crew import AHEAD, Crew
 from dataloaders.cache.cut import Cut, Finish
-from dataloaders.cache.disk import writing
+from dataloaders.cache.entries import is_shard_name
 from dataloaders.cache.estimation import (
+    ONE_FILE_BYTES,
     Estimate,
-    chunking_for,
     estimate_of,
     refuse_small_disk,
+    rows_of_part,
     workers_for,
 )
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.fingerprint import fingerprint_of, length_of
-from dataloaders.cache.folder import BuildFolder, building_folder
+from dataloaders.cache.hdf5 import refuse_no_h5py
 from dataloaders.cache.images import Choice, Images
-from dataloaders.cache.journal import Record
-from dataloaders.cache.layout import first_columns
-from dataloaders.cache.lock import BuildLock, builder_of
+from dataloaders.cache.index import Index
+from dataloaders.cache.joining import combined
+from dataloaders.cache.locks import Busy, locked
 from dataloaders.cache.observed import Observed
 from dataloaders.cache.opening import calls_text, open_unread
-from dataloaders.cache.placing import placeable
+from dataloaders.cache.parts import BuildFolder, Part, missing_in, range_of
 from dataloaders.cache.progress import BuildProgress, Pace
-from dataloaders.cache.rows import Job
-from dataloaders.cache.shards import check_shard, range_of, shard_text
+from dataloaders.cache.rows import Job, Made, Maker, other_structure
+from dataloaders.cache.shards import check_shard, folder_of
 from dataloaders.cache.study import Study
-from dataloaders.cache.work import Piece, Work, studied_by
-from dataloaders.errors import CacheError, CacheWarning, MissingDependency, OptionError, add_note
+from dataloaders.cache.verification import verify
+from dataloaders.cache.workers import make_parts
+from dataloaders.cache.writing import About
+from dataloaders.errors import CacheError, CacheWarning, OptionError, add_note
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
 
 if TYPE_CHECKING:
-    from dataloaders.cache.about import About
-    from dataloaders.cache.index import Index
     from dataloaders.cache.reader import CachedDataset
 
-__all__ = ["BuildProgress", "Estimate", "building_folder", "estimate", "precompute"]
+__all__ = ["BuildProgress", "Estimate", "estimate", "precompute"]
 
 _POLL_S = 0.1
 _TELL_S = 0.5
-_LAST_CHUNKS = 2  # of each worker, which are not on the disk when the file is put together
+_STALL_S = 60.0
 
 Report = Callable[[BuildProgress], None]
 
@@ -89,8 +84,9 @@ def precompute(
     shard: tuple[int, int] | None = None,
     check: Literal["contents"] | None = None,
     expect: Mapping[str, Any] | None = None,
+    single_file: bool | None = None,
 ) -> CachedDataset:
-    """Return the samples of ``dataset`` from the file at ``path``; build it if it is missing.
+    """Return the samples of ``dataset`` from the cache at ``path``; build it if it is missing.
 
     If the dataset's transforms are a torchvision Compose that a few samples prove to be separable,
     the file holds the result of its members before the first one that draws random numbers or is
@@ -99,8 +95,9 @@ def precompute(
     stored as uint8. For any other dataset, whole samples are stored, and they must be the same each
     time they are read.
 
-    Nothing is lost: after Ctrl-C, a crash or a power cut the same call continues from
-    ``<path>.building``, and the finished file is the same to the bit.
+    Workers build parts, each a finished file in the folder ``train.parts`` of ``train.h5``, which
+    joins them; a cache of less than 128 MiB is one file. Finished parts are not lost: after Ctrl-C,
+    a crash or a power cut the same call makes those that are missing.
 
     Args:
         dataset: map-style, with samples made of tensors, arrays, numbers, bool, str, bytes, PIL
@@ -112,9 +109,8 @@ def precompute(
             or a dataset with ``encoded`` and ``target`` methods, with all transforms live. None:
             raw; an existing file is used as it is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
-        rows: samples in a chunk, the unit that is kept or lost when a build is interrupted; a
-            worker loses the one that it reads, and sometimes the one before. None: by their size
-            and cost. The file does not depend on it.
+        rows: samples in a part, which a worker loses when it is interrupted. None: by their size,
+            some 96 MiB. A part that takes a worker longer than half a minute is closed early.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
             ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
             seeds it while any sample's stored part is made, and one of which a few samples differ
@@ -124,8 +120,8 @@ def precompute(
         resume: continue an unfinished build; False begins again.
         overwrite: build even if there is a file, or an unfinished build of something else. The
             old file stays in place until the new one is finished.
-        compress: "zstd" (small), "blosc" (fast to read) or a `Compressed` with its level: columns
-            that are large enough are compressed, in pieces of 64 KiB or a row. None: build without
+        compress: "zstd", "gzip" or a `Compressed` with its level: columns that are large enough are
+            compressed by HDF5's filters, in chunks of 64 KiB or a row. None: build without
             compression; an existing file may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
         announce: called with the `Estimate` before anything is computed, on this thread. None: its
@@ -134,15 +130,17 @@ def precompute(
         multiprocessing_context: how workers start, as a DataLoader takes it.
         worker_init_fn: called in each worker with its number, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
-            dataset and path: each builds its part of the samples beside ``path`` (the fourth of
-            eight: ``train.00003-of-00008.h5``), and when all are there, one of them joins them by a
-            file at ``path``, which each returns. With ``wait=False`` a rank returns its own shard
-            as soon as it is built, and nothing is joined: see `join`.
+            dataset and path: each builds the parts of its samples, and when all are there, one of
+            them joins them at ``path``, which each returns. With ``wait=False`` a rank returns a
+            cache of its own samples as soon as these are built, and nothing is joined: see `join`.
         check: "contents" reads a few samples again, in another process, and compares them with the
             file that is there. None: its class, length, transforms and classes are compared, and no
             sample is read.
         expect: entries of the fingerprint (see `fingerprint`) that a file that is there must have:
             ``{"torchvision": "0.29.2"}`` refuses one of another version.
+        single_file: True: one file, however large it is; its parts are copied, so the disk has to
+            hold the rows twice meanwhile. False: parts are never copied. None: they are, if all
+            take less than 128 MiB.
 
     Warns:
         CacheWarning: images are stored as large as they are decoded, because the first transform
@@ -169,31 +167,18 @@ def precompute(
         worker_init_fn=worker_init_fn,
         check=check,
         expect=expect,
+        one_file=single_file,
+        resume=resume,
+        overwrite=overwrite,
+        wait=wait,
     )
     target = Path(os.path.realpath(path))
     _refuse_no_folder(target)
-    if shard is None:
-        builder = _Builder(dataset, target, options)
-        _have_built(builder, resume=resume, overwrite=overwrite, wait=wait)
-        return builder.open(target)
-    from dataloaders.cache.ranks import Ranks
-
-    check_shard(shard)
-    ranks = Ranks(target, shard)
-    builder = _Builder(dataset, ranks.own, options, shard)
-    builder.others = partial(ranks.others_to_write, length=length_of(dataset), wait=wait)
-    if not overwrite and ranks.have_built():
-        for each in (builder, _Builder(dataset, target, options)):
-            each.remove_leftover()
-        return builder.open(target)
-    if overwrite:
-        ranks.begin_anew()
-    _have_built(builder, resume=resume, overwrite=overwrite, wait=wait)
-    cached = builder.open(ranks.own)
-    if not wait:
-        return cached
-    ranks.join(builder.of_dataset, options.report, anew=overwrite)
-    return builder.open(target)
+    if shard is not None:
+        check_shard(shard)
+    builder = _Builder(dataset, target, options, shard)
+    builder.have_built()
+    return builder.open(builder.own if shard is not None and not wait else target)
 
 
 def _refuse_no_folder(target: Path) -> None:
@@ -212,29 +197,6 @@ def _refuse_no_folder(target: Path) -> None:
         )
 
 
-def _have_built(builder: _Builder, *, resume: bool, overwrite: bool, wait: bool) -> None:
-    """Have the builder's file in place."""
-    target = builder.path
-    before = _identity(target)  # once: another builder may rename its file into place meanwhile
-    if before is not None and not overwrite:
-        builder.remove_leftover()
-        return
-    lock = BuildLock(builder.folder.path)
-    builder.await_lock(lock, wait=wait)
-    empty = False
-    try:
-        # Whoever was waited for has built it: also where each was told to overwrite.
-        if _identity(target) == before:
-            builder.build(resume=resume, overwrite=overwrite)
-        builder.folder.wipe()
-        empty = True
-    except BaseException as error:
-        empty = builder.tell_how_to_go_on(error)
-        raise
-    finally:
-        lock.release(remove=empty)
-
-
 def estimate(
     dataset: Any,
     path: str | os.PathLike[str],
@@ -242,6 +204,7 @@ def estimate(
     images: Choice = None,
     num_workers: int | Literal["auto"] = "auto",
     multiprocessing_context: Any = None,
+    single_file: bool | None = None,
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
     options = _Options(
@@ -250,6 +213,7 @@ def estimate(
         allow_random=True,
         skip=True,
         context=multiprocessing_context,
+        one_file=single_file,
     )
     target = Path(os.path.realpath(path))
     _refuse_no_folder(target)
@@ -283,10 +247,6 @@ def _silent(told: Any) -> None:
     pass
 
 
-def _nobody(each: float) -> tuple[int, int]:
-    return 0, 0
-
-
 def _warn(told: Estimate) -> None:
     if told.advice:
         warnings.warn(told.advice, CacheWarning, stacklevel=2)
@@ -313,6 +273,10 @@ class _Options:
     observed: Observed | None = None
     check: Literal["contents"] | None = None
     expect: Mapping[str, Any] | None = None
+    one_file: bool | None = None
+    resume: bool = True
+    overwrite: bool = False
+    wait: bool = True
 
     def __post_init__(self) -> None:
         workers, rows = self.num_workers, self.rows
@@ -320,7 +284,7 @@ class _Options:
             raise OptionError(f'num_workers={workers!r}: it must be "auto" or an int from 0 on')
         if rows is not None and (type(rows) is not int or rows < 1):
             raise OptionError(
-                f"rows={rows!r}: it must be None or an int from 1 on, samples in a chunk"
+                f"rows={rows!r}: it must be None or an int from 1 on, samples in a part"
             )
         if self.check not in (None, "contents"):
             raise OptionError(f'check={self.check!r}: it must be None or "contents"')
@@ -330,10 +294,9 @@ class _Builder:
     """One call of `precompute`.
 
     Attributes:
-        folder: what the build has so far.
-        path: of the file.
-        others: bytes that other ranks are still to write on this disk, where a sample takes so
-            many; and how many ranks do.
+        folder: the parts so far.
+        path: of the cache.
+        own: with a shard, the cache of this rank's samples, once these are built.
     """
 
     def __init__(
@@ -345,74 +308,54 @@ class _Builder:
     ) -> None:
         self.folder = BuildFolder(path)
         self.path = path
-        self.others: Callable[[float], tuple[int, int]] = _nobody
+        self.own = path
         self._dataset = dataset
         self._options = options
         self._shard = shard
         self._length = length_of(dataset)
-        self._part = range(self._length) if shard is None else range_of(*shard, self._length)
+        self._range = range_of(*(shard or (0, 1)), self._length)
         self._images = Images.of(options.images)
         self._encode = True
-        self._observed = options.observed or Observed.of(dataset, options.context)
+        self._observed = options.observed
         self._studied: _Studied | None = None
+        self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     # What the dataset is
 
     @property
     def _known(self) -> _Studied:
-        """What the dataset is; it is studied once: by a build's workers, else by a look at it."""
+        """What the dataset is; it is studied once, in a process of its own or in this one."""
         if self._studied is None:
-            study = self._study()
-            found = self._observed.findings(study, encode=self._encode)
+            options = self._options
+            study = Study(
+                self._dataset,
+                self._length,
+                skip=options.skip,
+                images=self._images,
+                encode=self._encode,
+            )
+            if options.num_workers == 0 and self._observed is None:
+                found = study()
+            else:
+                if self._observed is None:
+                    self._observed = Observed.of(
+                        self._dataset, options.context, options.worker_init_fn
+                    )
+                found = self._observed.findings(study, encode=self._encode)
             self._studied = self._learned(study, found)
         return self._studied
-
-    def _study(self) -> Study:
-        return Study(
-            self._dataset,
-            self._length,
-            skip=self._options.skip,
-            images=self._images,
-            encode=self._encode,
-        )
-
-    @contextmanager
-    def _crew(self) -> Iterator[Crew]:
-        """Workers for the chunks, who have studied the dataset if nobody had."""
-        study = self._study() if self._studied is None else self._studied.study
-        most, context = self._most_workers, self._options.context
-        start = self._options.worker_init_fn
-        with Crew(
-            Work(study), self._dataset, most=most, context=context, worker_init_fn=start
-        ) as crew:
-            if self._studied is None:
-                # In workers: a file that a sample opens must not be shared by all later ones.
-                found = studied_by(crew, study, self._most_workers if self._length else 0)
-                self._studied = self._learned(study, found)
-            yield crew
-
-    @property
-    def _most_workers(self) -> int:
-        if self._options.num_workers == "auto":
-            return self._cores
-        return self._options.num_workers
 
     @property
     def _cores(self) -> int:
         """All of the machine's, where no shard is built: then the other ranks wait for this one."""
         return machine_cores() if self._shard is None else usable_cores()
 
-    @property
-    def _memory(self) -> int:
-        return available_memory() * (ranks_here() if self._shard is None else 1)
-
     def _learned(self, study: Study, found: Findings) -> _Studied:
         options = self._options
-        if found.failure is not None:
-            found.failure.reraise()
         study.refuse_no_images(found)
         if options.num_workers == "auto":
-            most = workers_for(found, len(self._part), cores=self._cores, memory=self._memory)
+            memory = available_memory() * (ranks_here() if self._shard is None else 1)
+            most = workers_for(found, len(self._range), cores=self._cores, memory=memory)
             workers = max(1, most)  # "auto" never opens the dataset's files in this process
         else:
             workers = options.num_workers
@@ -424,41 +367,27 @@ class _Builder:
 
     def estimate(self) -> Estimate:
         """What it will take."""
+        options, found = self._options, self._known.found
         return estimate_of(
-            self._known.found,
-            self.folder.path.parent,
-            samples=len(self._part),
+            found,
+            self.path.parent,
+            samples=len(self._range),
             num_workers=self._known.workers,
             cores=self._cores,
-            rows=self._options.rows or self._chunking().rows,
-            placed=self._placed_part(),
-            advice=advice_for(self._dataset, self._known.found, self._images),
+            rows=self.folder.rows or options.rows or rows_of_part(found, len(self._range)),
+            one_file=options.one_file,
+            advice=advice_for(self._dataset, found, self._images),
         )
 
-    def _chunking(self) -> Chunking:
-        """The chunks of a build that is not told how large they are."""
-        return chunking_for(self._known.found, len(self._part), self._known.workers)
-
-    @property
-    def of_dataset(self) -> dict[str, Any]:
-        """The fingerprint of the whole dataset."""
-        return self._known.fingerprint
-
-    @property
-    def _of_file(self) -> dict[str, Any]:
-        """The fingerprint of the file."""
-        part = {} if self._shard is None else {"shard": shard_text(*self._shard)}
-        return {**self.of_dataset, **part}
+    # Opening
 
     def open(self, path: Path) -> CachedDataset:
-        """The finished file, or the one that it is joined into, compared with the dataset now."""
+        """The finished cache, or that of one rank, compared with the dataset now."""
         from dataloaders.cache.reader import CachedDataset
 
         options = self._options
         if options.check is None and self._studied is None:
             wanted = dict(options.expect or {})
-            if path == self.path and self._shard is not None:
-                wanted["shard"] = shard_text(*self._shard)
             if options.compress is not None:
                 wanted["compress"] = str(options.compress)
             unread = open_unread(self._dataset, path, images=options.images, expect=wanted)
@@ -467,7 +396,7 @@ class _Builder:
         self._read_as_file(path)
         known = self._known
         tails, calls = known.cut.tails, known.found.calls or ()
-        expect = {**(self._of_file if path == self.path else self.of_dataset)}
+        expect = dict(known.fingerprint)
         del expect["images"]  # compared already
         expect.pop("calls", None)  # files of earlier versions do not have them
         expect.update(options.expect or {})
@@ -497,266 +426,332 @@ class _Builder:
             # Nothing is encoded where a file is only opened.
             self._images, self._encode, self._studied = like, False, None
 
-    # Waiting
-
-    def await_lock(self, lock: BuildLock, *, wait: bool) -> None:
-        """Take ``lock``, telling meanwhile how far its owner is.
-
-        Raises:
-            CacheError: somebody has it, and it is not to be waited for.
-        """
-        started, told = time.monotonic(), float("-inf")
-        while not lock.try_acquire():
-            if not wait:
-                raise CacheError(
-                    f"{self.path} is being built by {builder_of(self.folder.path)} (wait=False); "
-                    "wait for it, or give another path"
-                )
-            now = time.monotonic()
-            if now - told >= _TELL_S:
-                told = now
-                self._options.report(self.folder.progress_of_others(now - started))
-            time.sleep(_POLL_S)
-
     # Building
 
-    def build(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the file; the lock is held."""
-        if find_spec("h5py") is None:  # needed at the very end: told at the beginning
-            raise MissingDependency(
-                "building a cache needs h5py, which is not installed; install it with: "
-                "pip install h5py"
-            )
-        if self._options.compress is not None:
-            refuse_missing(self._options.compress.codec)
-        if self.folder.is_leftover() or not resume:
-            self.folder.wipe()
-        with self._crew() as crew:
-            self._build(crew, overwrite=overwrite)
+    def have_built(self) -> None:
+        """Have the cache in place, or this rank's parts of it."""
+        options, rank = self._options, self._rank
+        if self._before is not None and not options.overwrite and not self._lacks_parts():
+            self._remove_leftover()
+            if self._shard is None or options.wait:
+                return
+        told = float("-inf")
 
-    def _build(self, crew: Crew, *, overwrite: bool) -> None:
-        folder, options = self.folder, self._options
-        if not options.allow_random:
-            self._known.study.refuse_random(self._known.found)
-        chunking = folder.settle(
-            self._of_file,
-            len(self._part),
-            options.rows,
-            overwrite=overwrite,
-            default=self._chunking,
-        )
-        folder.drop_bad(self._part, chunking, with_failures=not options.skip)
-        folder.sweep()
-        told = replace(self.estimate(), rows=chunking.rows)
-        kept = sum(record.bytes + record.placed for record in folder.records)
-        others, ranks = self.others(told.low_needed / max(1, told.samples))
-        refuse_small_disk(told, folder.path.parent, kept, others=others, ranks=ranks)
-        options.announce(told)
-        if self._is_placeable:
-            folder.place(self._laid_out, self._first_columns())
-        token = os.urandom(4).hex()
-        self._compute(crew, told, chunking, token)
-        if folder.drop_damaged() or self._missing(chunking):
-            self._compute(crew, told, chunking, token)
-        self._refuse_missing(chunking)
-        self._refuse_nothing_left()
-        self._assemble()
+        def waiting(seconds: float) -> None:
+            nonlocal told
+            if seconds - told >= _TELL_S:
+                told = seconds
+                options.report(self._progress_of_others(seconds))
+
+        is_waiting = waiting if options.wait or self._shard is not None else None
+        with locked(self.path, rank, waiting=is_waiting):
+            # Whoever was waited for has built it: also where each was told to overwrite.
+            if self._shard is None and _identity(self.path) != self._before:
+                self._remove_leftover(is_locked=True)
+                return
+            try:
+                self._build()
+            except BaseException as error:
+                self._tell_how_to_go_on(error)
+                raise
+        if self._shard is not None and options.wait:
+            self._meet_others()
 
     @property
-    def _is_placeable(self) -> bool:
-        # What is drawn anew each time must not be written by two: a killed builder's workers live
-        # on for a moment. And where compressed rows will stand is not known before.
-        found = self._known.found
-        if found.random or self._options.compress is not None:
-            return False
-        return placeable(found.layouts, len(self._part))
+    def _rank(self) -> str:
+        return "" if self._shard is None else f"{self._shard[0]:05d}-of-{self._shard[1]:05d}"
 
-    def _placed_part(self) -> float:
-        """How many of the bytes are written where they stand in the file, from 0 to 1."""
-        layouts, rows = self._known.found.layouts, len(self._part)
-        if layouts is None or not self._is_placeable:
-            return 0.0
-        sizes = [each.size * np.dtype(each.dtype).itemsize for each in layouts.done(rows)]
-        return sum(sizes[number] for number in self._first_columns()) / sum(sizes)
+    def _lacks_parts(self) -> bool:
+        """Whether a part of the joined cache that is there is not."""
+        folder = folder_of(self.path)
+        shards = Index.parse(str(self.path)).shards
+        return any(not os.path.lexists(folder / shard.name) for shard in shards)
 
-    def _first_columns(self) -> list[int]:
-        layouts = self._known.found.layouts
-        assert layouts is not None
-        rows = len(self._part)
-        return first_columns(layouts.done(rows), rows)
+    def _remove_leftover(self, *, is_locked: bool = False) -> None:
+        """Remove what a builder that was killed at the very end has left behind.
 
-    def _laid_out(self, path: Path) -> Index:
-        from dataloaders.cache.file import lay_out
-
-        layouts = self._known.found.layouts
-        assert layouts is not None
-        return lay_out(path, layouts, self._about(), len(self._part))
-
-    def _about(self) -> About:
-        from dataloaders.cache.about import About
-
-        failed = [
-            (index - self._part.start, why)
-            for record in self._in_order()
-            for index, why in record.failed
-        ]
-        known = self._known
-        return About(
-            samples=len(self._part),
-            failed=failed,
-            fingerprint=self._of_file,
-            head=known.cut.head,
-            tail=known.cut.tail,
-            compress=self._options.compress,
-            attributes=known.found.attributes,
-        )
-
-    def _in_order(self) -> list[Record]:
-        return sorted(self.folder.records, key=lambda record: record.chunk)
-
-    def _compute(self, crew: Crew, told: Estimate, chunking: Chunking, token: str) -> None:
-        folder, options, found = self.folder, self._options, self._known.found
-        missing = self._missing(chunking)
-        workers = min(self._known.workers, len(missing))
-        placement = None
-        if folder.placed is not None:
-            sizes = folder.sizes(f"sizes.{token}", len(chunking))
-            placement = folder.placed.placement(str(sizes))
-        job = Job(
-            choice=found.choice,
-            calls=found.calls,
-            allow_random=options.allow_random,
-            folder=str(folder.path),
-            token=token,
-            chunking=chunking,
-            first=self._part.start,
-            skip=options.skip,
-            images=self._images,
-            placement=placement,
-            put_off=_sure_of_more(missing, workers),
-        )
-        pace = Pace(len(self._part), told.bytes)
-        options.report(pace.computing(folder.records))
-        if not missing:
-            return
-        crew.dismiss(keep=workers)
-        crew.hire(workers)
-        finished = crew.answers(
-            [Piece(job, number) for number in missing],
-            named=lambda piece: (
-                f"samples {job.numbers(piece.chunk)[0]} to {job.numbers(piece.chunk)[-1]}"
-            ),
-        )
-        with (
-            _told_to_stop(job.stop),
-            folder.syncing() as syncing,
-        ):  # its thread begins behind the workers' fork
-            for done, made in enumerate(finished, 1):
-                for record in made.records:
-                    self._refuse_other_structure(record, job)
-                    folder.keep(record)
-                    options.report(pace.computing([record], more=True))
-                if made.failure is not None:
-                    made.failure.reraise()
-                if len(missing) - done == _LAST_CHUNKS * max(1, workers):
-                    syncing.soon()
-        crew.dismiss()  # they end while the file is put together
-
-    def _missing(self, chunking: Chunking) -> list[int]:
-        """The numbers of the chunks that are not finished."""
-        return [number for number in range(len(chunking)) if not self.folder.has(number)]
-
-    def _refuse_missing(self, chunking: Chunking) -> None:
-        missing = self._missing(chunking)
-        if missing:  # a file without them would be finished, and short
-            raise CacheError(
-                f"{len(missing)} chunks were not made, and no worker said why; call precompute "
-                "again with the same arguments to go on"
-            )
-
-    def _refuse_other_structure(self, new: Record, job: Job) -> None:
-        known = (record for record in self.folder.records if record.structure)
-        first = next(known, None)
-        if first is not None and new.structure not in ("", first.structure):
-            one, other = (job.numbers(record.chunk).start for record in (first, new))
-            raise CacheError(
-                f"samples from {one} on and from {other} on are built differently; a cache needs "
-                "the same keys in the same order, and the same lengths, in all of them. Return "
-                "what varies as one tensor, array, str or plain list"
-            )
-
-    def _refuse_nothing_left(self) -> None:
-        if self._shard is not None:  # the others may have some: it is seen when they are joined
-            return
-        failed = [one for record in self.folder.records for one in record.failed]
-        if failed and not any(record.rows for record in self.folder.records):
-            index, why = min(failed)
-            raise CacheError(
-                f"none of the {len(self._part)} samples could be read; the first failed with "
-                f"{why!r} (sample {index})"
-            )
-
-    def _assemble(self) -> None:
-        from dataloaders.cache.file import become, lay_out, layouts_of
-        from dataloaders.cache.filling import Known, fill
-
-        folder, records, about = self.folder, self._in_order(), self._about()
-        pace = Pace(len(self._part), 0)
-        pace.computing(records)
-
-        def report(done: int, whole: int) -> None:
-            self._options.report(pace.assembling(done, whole))
-
-        placed = folder.placed
-        with writing(folder.path):
-            try:
-                layouts = layouts_of(folder.chunks(records))
-                index = lay_out(folder.assembled, layouts, about)
-                whole, there = folder.assembled, 0
-                known: Known = ()
-                if placed is not None and folder.in_place(index, records):
-                    # It may have more in it, of a call that was killed here: that is written again.
-                    become(placed.path, folder.assembled, index)
-                    whole, known = placed.path, folder.known_blocks(records)
-                    there = sum(record.placed for record in records)
-                chunks = folder.chunks(records, complete=not there)
-                fill(chunks, whole, index, about, placed=there, known=known, progress=report)
-                folder.put_in_place(whole)
-            except BaseException:
-                folder.drop_assembled()
-                raise
-
-    # Endings
-
-    def remove_leftover(self) -> None:
-        """Remove the folder if its file is in place and nobody builds."""
-        if not self.folder.path.is_dir():
+        An interrupted build that is to replace the cache stays, to go on.
+        """
+        if not self.folder.is_begun:
+            self.folder.remove_if_empty()
             return
         with suppress(OSError, CacheError):  # it may well be a disk that can only be read
-            lock = BuildLock(self.folder.path)
-            if lock.try_acquire():
-                leftover = self.folder.is_leftover()
-                if leftover:
-                    self.folder.wipe()
-                lock.release(remove=leftover)
+            names = [Path(shard.name).name for shard in Index.parse(str(self.path)).shards]
+            if not self.folder.watch() or self.folder.names.token != self._token_there():
+                return
+            if is_locked:
+                self.folder.keep_only(names)
+            else:
+                with locked(self.path):
+                    self.folder.keep_only(names)
 
-    def tell_how_to_go_on(self, error: BaseException) -> bool:
-        """Add to ``error`` what is kept; whether nothing is, and the folder may be removed."""
-        done = self.folder.samples_kept()
+    def _build(self) -> None:
+        """Make the parts that are missing, and unless there are other ranks the cache."""
+        options, folder, shard = self._options, self.folder, self._shard
+        refuse_no_h5py()  # before the first sample is read
+        if options.compress is not None:
+            refuse_missing(options.compress.codec)
+        if not is_shard_name(f"{folder.path.name}/x"):
+            raise CacheError(
+                f"the parts of {str(self.path)!r} would be in a folder {folder.path.name!r}, which "
+                "has unprintable characters or a backslash; give another path"
+            )
+        if not options.allow_random:
+            self._known.study.refuse_random(self._known.found)
+        if shard is None:
+            self._settle()
+        else:
+            with locked(self.path, "build", waiting=_silent):
+                self._settle()
+        if not options.resume:
+            folder.drop(folder.finished(self._range))
+        folder.sweep(self._range)
+        parts = folder.finished(self._range)
+        if not options.skip:
+            folder.drop(part for part in parts if part.index.failed is not None)
+            parts = folder.finished(self._range)
+        told = self.estimate()
+        if told.is_copied:  # with checksums of its own: what flipped since would not be seen later
+            folder.drop(part for part in parts if verify(part.path))
+            parts = folder.finished(self._range)
+        self._refuse_small_disk(told, sum(part.index.file_bytes for part in parts))
+        options.announce(told)
+        self._make(missing_in(self._range, parts), parts, told)
+        parts = folder.finished(self._range)
+        if missing := missing_in(self._range, parts):  # a cache without them would be short
+            raise CacheError(
+                f"samples {missing[0].start} to {missing[0].stop - 1} were not made, and no worker "
+                "said why; call precompute again with the same arguments to go on"
+            )
+        if shard is None:
+            self._finish(parts)
+        elif not options.wait:
+            self._make_own(parts)
+
+    def _settle(self) -> None:
+        options, known = self._options, self._known
+        token = ""
+        if self._before is not None:
+            # What is there is read until the new cache is finished, and what lacks a part keeps the
+            # names of the others.
+            token = f"-{os.urandom(4).hex()}" if options.overwrite else self._token_there()
+        self.folder.settle(
+            known.fingerprint,
+            self._length,
+            rows=options.rows,
+            default=rows_of_part(known.found, self._length),
+            token=token,
+            overwrite=options.overwrite,
+        )
+
+    def _token_there(self) -> str:
+        names = [Path(shard.name).stem for shard in Index.parse(str(self.path)).shards]
+        _, dash, token = names[0].partition("-") if names else ("", "", "")
+        return dash + token
+
+    def _refuse_small_disk(self, told: Estimate, written: int) -> None:
+        if self._shard is None:
+            refuse_small_disk(told, self.path.parent, written)
+            return
+        rank, of = self._shard
+        # Ranks that wait for each other write into one folder. Of those that do not, these are on
+        # one machine that torchrun says are: each machine may have a disk of its own.
+        ranks = range(of) if self._options.wait else _on_this_machine(rank, of)
+        parts = self.folder.finished()
+        left = [
+            sum(map(len, missing_in(range_of(other, of, self._length), parts)))
+            for other in ranks
+            if other != rank
+        ]
+        others = round(told.low_needed / max(1, told.samples) * sum(left))
+        busy = sum(each > 0 for each in left)
+        refuse_small_disk(told, self.path.parent, written, others=others, ranks=busy)
+
+    def _make(self, missing: list[range], parts: list[Part], told: Estimate) -> None:
+        options, known, rows = self._options, self._known, self.folder.rows
+        about = About(
+            samples=0,
+            fingerprint=known.fingerprint,
+            head=known.cut.head,
+            tail=known.cut.tail,
+            compress=options.compress,
+            attributes=known.found.attributes,
+        )
+        job = Job(
+            known.found.calls,
+            options.allow_random,
+            options.skip,
+            self._images,
+            self.folder.names,
+            about,
+        )
+        tasks = [
+            range(max(first, each.start), min(first + rows, each.stop))
+            for each in missing
+            for first in range(each.start // rows * rows, each.stop, rows)
+        ]
+        if not self._length and not parts:
+            tasks = [range(0)]
+        pace = Pace(len(self._range), told.bytes)
+        failed = sum(
+            0 if part.index.failed is None else part.index.failed[0].size for part in parts
+        )
+        done = sum(len(part.samples) for part in parts)
+        options.report(pace.computing(done, failed, sum(p.index.file_bytes for p in parts)))
+        like = [
+            (part.samples.start, part.index.structure)
+            for part in parts
+            if part.index.structure is not None
+        ]
+
+        def finished(made: Made) -> None:
+            if made.structure is not None:
+                like.append((made.samples.start, made.structure))
+                if like[0][1] != made.structure:
+                    raise other_structure(*like[0], *like[-1])
+            options.report(pace.computing(len(made.samples), made.failed, made.bytes))
+
+        if tasks:
+            make_parts(
+                Maker(known.cut, job),
+                tasks,
+                finished,
+                dataset=self._dataset,
+                workers=min(known.workers, len(tasks)),
+                context=options.context,
+                worker_init_fn=options.worker_init_fn,
+            )
+
+    def _finish(self, parts: list[Part]) -> None:
+        """Make the cache of all parts, and remove what it does not need."""
+        options = self._options
+        failed = [part for part in parts if part.index.failed is not None]
+        if failed and not any(part.index.rows for part in parts):
+            raise self._nothing_left(failed[0])
+        size = sum(part.index.file_bytes for part in parts)
+        one_file = size <= ONE_FILE_BYTES if options.one_file is None else options.one_file
+        if len(parts) == 1:
+            parts[0].path.rename(self.path)
+        else:
+            pace = Pace(self._length, 0)
+
+            def report(done: int, whole: int) -> None:
+                options.report(pace.assembling(done, whole))
+
+            combined(self.path, parts, one_file=one_file, progress=report)
+        is_joined = len(parts) > 1 and not one_file
+        self.folder.keep_only([part.path.name for part in parts] if is_joined else [])
+
+    def _nothing_left(self, part: Part) -> CacheError:
+        from dataloaders.cache.reader import CachedDataset
+
+        number, why = CachedDataset(part.path).failed[0]
+        return CacheError(
+            f"none of the {self._length} samples could be read; the first failed with "
+            f"{why!r} (sample {number})"
+        )
+
+    def _make_own(self, parts: list[Part]) -> None:
+        """Have a cache of this rank's samples, beside its parts."""
+        if len(parts) == 1:
+            self.own = parts[0].path
+            return
+        self.own = self.folder.path / f"{self._rank}.h5"
+        if parts:
+            combined(self.own, parts)
+        else:  # fewer samples than ranks
+            raise CacheError(
+                f"there are no samples for rank {self._rank}: the dataset has {self._length}; use "
+                "fewer ranks"
+            )
+
+    # Other builders
+
+    def _meet_others(self) -> None:
+        """Wait for the parts of the other ranks; one of them makes the cache.
+
+        Warns:
+            CacheWarning: nothing has changed for a long time; says which samples are missing.
+        """
+        started, told = time.monotonic(), float("-inf")
+        seen, since, patience = -1, 0.0, _STALL_S
+        while True:
+            if not self.folder.is_begun and self.path.exists():
+                return
+            parts = self.folder.finished()
+            missing = missing_in(range(self._length), parts)
+            if not missing:
+                with suppress(Busy), locked(self.path, "build"):
+                    if self.folder.is_begun:
+                        self._finish(self.folder.finished())
+                    return
+            now = time.monotonic() - started
+            done = self._length - sum(map(len, missing))
+            if done != seen:
+                seen, since, patience = done, now, _STALL_S
+            elif missing and now - since >= patience:
+                patience *= 2
+                texts = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
+                warnings.warn(
+                    f"{self.path} waits for samples {', '.join(texts)} of other ranks, and none "
+                    f"was finished for {now - since:.0f} s. If a rank has ended, start it again: "
+                    "what is finished is kept",
+                    CacheWarning,
+                    stacklevel=2,
+                )
+            if now - told >= _TELL_S:
+                told = now
+                self._options.report(self._progress_of_others(now, missing))
+            time.sleep(_POLL_S)
+
+    def _progress_of_others(
+        self, seconds: float, missing: list[range] | None = None
+    ) -> BuildProgress:
+        """How far the process that builds is, or all ranks."""
+        if not self.folder.names.length and not self.folder.watch():
+            return BuildProgress("compute", True, 0, 0, 0, 0, 0, seconds, None, None)
+        parts = self.folder.finished()
+        ranks = 0
+        if missing is not None and self._shard is not None:
+            of = self._shard[1]
+            ranges = [range_of(rank, of, self._length) for rank in range(of)]
+            ranks = sum(bool(missing_in(each, parts)) for each in ranges)
+        return BuildProgress(
+            phase="compute",
+            waiting=True,
+            samples=self.folder.names.length,
+            samples_done=sum(len(part.samples) for part in parts),
+            failed=sum(part.index.failed[0].size for part in parts if part.index.failed),
+            bytes_done=sum(part.index.file_bytes for part in parts),
+            bytes_expected=0,
+            seconds=seconds,
+            samples_per_second=None,
+            seconds_left=None,
+            shards_left=ranks,
+        )
+
+    def _tell_how_to_go_on(self, error: BaseException) -> None:
+        """Add to ``error`` what is kept; remove the folder if nothing is."""
+        parts = self.folder.finished(self._range) if self.folder.names.length else []
+        done = sum(len(part.samples) for part in parts)
         if not done:
-            if self.folder.is_open:
-                self.folder.wipe()
-            return self.folder.is_empty()
-        self.folder.close()
+            if self.folder.names.length and self._shard is None and not self._is_joined():
+                self.folder.keep_only([])
+            return
         text = (
-            f"{done} of {len(self._part)} samples are kept in {self.folder.path}; call precompute "
+            f"{done} of {len(self._range)} samples are kept in {self.folder.path}; call precompute "
             "again with the same arguments to go on"
         )
         if isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")
-        return False
+
+    def _is_joined(self) -> bool:
+        try:
+            return bool(Index.parse(str(self.path)).shards)
+        except CacheError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -774,34 +769,19 @@ class _Studied:
         return self.study.cuts[self.found.choice]
 
 
-@contextmanager
-def _told_to_stop(stop: str) -> Iterator[None]:
-    """If the block ends with an error, workers, who look for the file ``stop``, end where they are.
-
-    Ctrl-C is one, too; whatever it is, it goes on.
-    """
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # then they end with their chunks
-            Path(stop).touch()
-        raise
-
-
-def _sure_of_more(missing: list[int], workers: int) -> int:
-    """Return the chunk before which a worker is usually given another one after the one it has.
-
-    Each worker has AHEAD chunks while chunks are left. It is not certain: a fast worker may take
-    all that are left while a slow one makes its last. A chunk that the slow worker then puts off is
-    not finished, and is made again by another `_compute`.
-    """
-    return missing[-(AHEAD + 1) * workers] if 0 < (AHEAD + 1) * workers <= len(missing) else 0
-
-
 def _is_skip(on_error: object) -> bool:
     if on_error not in ("raise", "skip"):
         raise OptionError(f'on_error={on_error!r}: it must be "raise" or "skip"')
     return on_error == "skip"
+
+
+def _on_this_machine(rank: int, of: int) -> range:
+    """The ranks that torchrun has started beside this one, and this one."""
+    local, here = os.environ.get("LOCAL_RANK", ""), ranks_here()
+    if not local.isdecimal() or int(local) >= here:
+        return range(rank, rank + 1)
+    first = max(0, rank - int(local))
+    return range(first, min(of, first + here))
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ import torch
 
 from dataloaders.cache.decode import decoded, decoded_file, is_encoded
 from dataloaders.cache.palette import PALETTE, contents, files
-from dataloaders.cache.planes import PLANES, Planes, has_planes
+from dataloaders.cache.planes import PLANES, has_planes, planes_of
 from dataloaders.datasets.files import EncodedFile
 from dataloaders.errors import CacheError, MissingDependency
 
@@ -146,33 +145,19 @@ class Cell:
             ``none``, ``json`` (a list of what JSON keeps), ``array``, ``scalar`` (NumPy's),
             ``tensor:<dtype>``, ``tv_tensor:<class>:<dtype>``, ``image:<mode>``,
             ``encoded:<format>:<mode>`` or ``file:<mode>``.
-        array: its values in C order; an image's planes one after the other, (channels, height,
-            width), perhaps not joined yet; of an encoded image the bytes of its file.
+        values: in C order; of an image its planes, (channels, height, width); of an encoded image
+            the bytes of its file.
         pixels: of an encoded image, width times height; 0 of anything else.
     """
 
     kind: str
-    array: npt.NDArray[Any] | Planes
+    values: npt.NDArray[Any]
     pixels: int = 0
-
-    @property
-    def values(self) -> npt.NDArray[Any]:
-        """The array, joined if it was not."""
-        array = self.array
-        return array.joined() if isinstance(array, Planes) else array
 
     @property
     def is_image(self) -> bool:
         """Whether it was made of a PIL image, and may be encoded in another way."""
         return self.kind.startswith("image:") or self.kind == PALETTE
-
-    @property
-    def pieces(self) -> Sequence[bytes | memoryview]:
-        """The bytes of the array, in C order."""
-        array = self.array
-        if isinstance(array, Planes):
-            return array.pieces
-        return (array.reshape(-1).view("|u1").data,)
 
 
 def cell_of(value: Any, where: str) -> Cell:
@@ -285,7 +270,7 @@ def _image_cell(value: Any, where: str) -> Cell:
     dtype, channels = _MODES[value.mode]
     kind = f"image:{value.mode}"
     if has_planes(value):
-        return Cell(kind, Planes(value))
+        return Cell(kind, planes_of(value))
     pixels = np.asarray(value).reshape(value.height, value.width, channels)
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     return Cell(kind, planes.astype(dtype, copy=False))

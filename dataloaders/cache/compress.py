@@ -15,9 +15,9 @@ class Compressed:
     """Compress columns that are large enough with ``codec``.
 
     Attributes:
-        codec: "zstd": small files; "blosc" (LZ4): larger ones that are faster to read.
-        level: 1 to 22 for zstd, 1 to 9 for blosc. Higher is smaller and slower to build, but not
-            slower to read. None: 3 and 9.
+        codec: "zstd": smaller and faster; "gzip": reads and builds without further packages.
+        level: 1 to 22 for zstd, 1 to 9 for gzip. Higher is smaller and slower to build, but not
+            slower to read. None: 3 and 4.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -36,6 +36,12 @@ class Compressed:
                 f"Compressed({self.codec!r}, level={self.level!r}): the level must be an int from "
                 f"{levels[0]} to {levels[-1]}, or None for {usual}"
             )
+
+    @classmethod
+    def like(cls, told: object) -> Compressed | None:
+        """Return what this text of a fingerprint stands for; None: not compressed."""
+        codec, _, level = str(told).partition(", level ")
+        return cls(codec, int(level)) if codec in LEVELS and level.isdecimal() else None
 
     @property
     def chosen_level(self) -> int:

@@ -72,7 +72,7 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
 
     name, mode = how.format.upper(), cell.kind.rpartition(":")[2]
     palette = leaf_of(cell.kind, cell.values) if cell.kind == PALETTE else None
-    width, height = palette.size if palette is not None else cell.array.shape[:0:-1]
+    width, height = palette.size if palette is not None else cell.values.shape[:0:-1]
     told = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]

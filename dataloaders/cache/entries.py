@@ -6,23 +6,29 @@ Shard "train.00003-of-00008.h5", 160_000 rows        a file beside the one that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from dataloaders.cache.chunk import Variant
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 __all__ = [
     "LARGEST_PIECE",
     "LARGEST_ROW",
     "MOST_FIXED",
     "MOST_SHARDS",
+    "MOST_VARIANTS",
     "ColumnEntry",
     "Extent",
     "Packing",
     "Shard",
+    "Variant",
     "is_shard_name",
 ]
+
+Variant: TypeAlias = "tuple[str, int]"
+"""A cell's kind, and how many dimensions it has."""
+
+MOST_VARIANTS = 255
 
 MOST_FIXED = 31
 """Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
@@ -122,10 +128,15 @@ class ColumnEntry:
         return self.shape is not None
 
     def parts(self) -> Iterable[tuple[str, str, Extent]]:
-        """What there is of it in the file: name, dtype and place; compressed values left out."""
-        if self.packing is None:
-            yield "values", self.dtype, self.values
-        else:
+        """Yield what of it has a place in the file: name, dtype and place."""
+        for name, dtype, extent in self.sized():
+            if name != "values" or self.packing is None:
+                yield name, dtype, extent
+
+    def sized(self) -> Iterable[tuple[str, str, Extent]]:
+        """Yield name, dtype and place of each of its datasets, compressed values included."""
+        yield "values", self.dtype, self.values
+        if self.packing is not None:
             yield "pieces", "<u8", self.packing.pieces
         if self.offsets is not None:
             yield "offsets", "<u8", self.offsets
@@ -134,12 +145,79 @@ class ColumnEntry:
         if self.codes is not None:
             yield "codes", "|u1", self.codes
 
+    def shape_of(self, part: str, rows: int) -> tuple[int, ...]:
+        """Return the shape of one of its datasets."""
+        if part == "values":
+            return (self.values.size,) if self.shape is None else (rows, *self.shape)
+        if part == "pieces" and self.packing is not None:
+            return self.packing.pieces.size // 2, 2
+        if part == "shapes":
+            return rows, self.dimensions
+        return (rows + (part == "offsets"),)
+
+    def placed(self, where: Callable[[str, int], Extent]) -> ColumnEntry:
+        """Return the entry with each of its datasets at the place that ``where`` gives."""
+        found = {
+            name: where(name, extent.size) if extent.size else extent
+            for name, _, extent in self.sized()
+        }
+        packing = self.packing
+        if packing is not None:
+            packing = replace(packing, pieces=found["pieces"])
+        return replace(
+            self,
+            values=found["values"],
+            offsets=found.get("offsets"),
+            shapes=found.get("shapes"),
+            codes=found.get("codes"),
+            packing=packing,
+        )
+
+    @classmethod
+    def of_rows(
+        cls,
+        name: str,
+        dtype: str,
+        variants: tuple[Variant, ...],
+        shape: tuple[int, ...] | None,
+        rows: int,
+        *,
+        size: int = 0,
+        most_values: int | None = None,
+        most_pixels: int | None = None,
+    ) -> ColumnEntry:
+        """Return the entry of a column of so many rows that is still to be written.
+
+        Args:
+            name, dtype, variants, shape: of the column.
+            rows: how many there are.
+            size: how many values, of a variable column.
+            most_values, most_pixels: as in the entry.
+        """
+        dimensions = max((of for _, of in variants), default=0)
+        fixed = shape is not None
+        return cls(
+            name,
+            dtype,
+            variants,
+            shape,
+            dimensions,
+            Extent(0, size if shape is None else rows * math.prod(shape)),
+            None if fixed else Extent(0, rows + 1),
+            Extent(0, rows * dimensions) if not fixed and dimensions > 1 else None,
+            Extent(0, rows) if len(variants) > 1 else None,
+            most_values=None if fixed else most_values,
+            most_pixels=most_pixels,
+        )
+
 
 def is_shard_name(name: str) -> bool:
-    """Whether ``name`` is that of a file in the same folder, and can be shown."""
-    return (
-        name not in ("", ".", "..")
-        and name.isprintable()
-        and not set(name) & set("/\\")
-        and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
+    """Whether ``name`` is that of a file beside this one or in a folder there, and can be shown."""
+    names = name.split("/")
+    return len(names) <= 2 and all(
+        each not in ("", ".", "..")
+        and each.isprintable()
+        and "\\" not in each
+        and len(each.encode("utf-8", "replace")) <= _LONGEST_NAME
+        for each in names
     )

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from dataloaders.cache.block import DIGEST, HEADER
-from dataloaders.cache.chunk import MOST_VARIANTS, Variant
 from dataloaders.cache.codecs import CODECS
 from dataloaders.cache.decode import is_encoded
 from dataloaders.cache.entries import (
@@ -22,10 +21,12 @@ from dataloaders.cache.entries import (
     LARGEST_ROW,
     MOST_FIXED,
     MOST_SHARDS,
+    MOST_VARIANTS,
     ColumnEntry,
     Extent,
     Packing,
     Shard,
+    Variant,
     is_shard_name,
 )
 from dataloaders.cache.fields import (

@@ -8,22 +8,26 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.disk import free_bytes, size_of
 from dataloaders.cache.findings import Findings
-from dataloaders.cache.rows import BYTES_PER_CELL, PART_BYTES
+from dataloaders.cache.rows import PART_BYTES
 from dataloaders.errors import CacheError
 
-__all__ = ["Estimate", "chunking_for", "estimate_of", "refuse_small_disk", "workers_for"]
+__all__ = [
+    "ONE_FILE_BYTES",
+    "Estimate",
+    "estimate_of",
+    "refuse_small_disk",
+    "rows_of_part",
+    "workers_for",
+]
 
-_CHUNK_BYTES = 32 << 20
-_CHUNK_SECONDS = 5.0
-_CHUNKS_PER_WORKER = 16
-_SHORT_CHUNK_SECONDS = 0.2  # that another worker waits so long at the end is little
-_SMALLER = 4  # times, the last chunks
-_BYTES_PER_WORKER = 4 * PART_BYTES + (300 << 20)
+ONE_FILE_BYTES = 128 << 20
+"""Parts that take less together are put into one file."""
+
+_BYTES_PER_WORKER = 2 * PART_BYTES + (300 << 20)
 _FEW_SECONDS = 2.0
-_NEARLY_ALL = 0.98  # of the bytes that are written once
+_MOST_PARTS, _PART_SECONDS = 64, 1.0  # of what becomes one file
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,14 @@ class Estimate:
 
     Attributes:
         samples: the number of samples in the dataset.
-        bytes: the size of the finished file.
+        bytes: the size of the finished cache, before any compression.
         low_bytes: a size that it will hardly fall below: ``bytes`` minus two standard errors.
         seconds: the time of the phase that reads the samples, with these workers.
-        disk_needed: the peak number of bytes on the disk: the file, and again what is kept in
-            chunks until the file is made (small columns, and large ones except the largest whose
-            rows are of several shapes).
+        disk_needed: the peak number of bytes on the disk: the cache, and where it becomes one file
+            its parts as well.
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: only this one.
-        rows: samples in a chunk, which is what each worker loses on an interruption.
+        rows: samples in a part, which is what each worker loses on an interruption.
         advice: why rows are larger than they need to be, and what to do; "" if they are not.
     """
 
@@ -58,6 +61,11 @@ class Estimate:
     def low_needed(self) -> float:
         """Bytes of disk, at once, that it will hardly do with fewer of."""
         return self.disk_needed / max(1, self.bytes) * self.low_bytes
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether parts are put into one file at the end."""
+        return self.disk_needed > self.bytes
 
     def __str__(self) -> str:
         by = "this process"
@@ -86,16 +94,17 @@ def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> in
     return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
 
 
-def chunking_for(found: Findings, samples: int, num_workers: int) -> Chunking:
-    """Chunks of about 32 MiB, 5 seconds, and enough of them for all workers; smaller at the end."""
-    size = _mean(found.bytes) + BYTES_PER_CELL * found.cells
-    seconds = max(1e-9, _seconds(found))
-    each = samples / max(1, num_workers)
-    fair = math.ceil(each / _CHUNKS_PER_WORKER)
-    most = _CHUNK_BYTES / max(1.0, size)
-    rows = max(1, int(min(fair, most, _CHUNK_SECONDS / seconds)))
-    is_short = num_workers < 2 or rows * seconds < _SHORT_CHUNK_SECONDS
-    return Chunking(samples, rows, rows if is_short else -(-rows // _SMALLER))
+def rows_of_part(found: Findings, samples: int) -> int:
+    """Return the samples of a part: as many as fit into a worker's memory.
+
+    What becomes one file is made of more and smaller parts, so that all workers have some.
+    """
+    memory = statistics.fmean(found.proved) if found.proved else 1.0
+    rows = max(1, int(PART_BYTES / max(1.0, memory)))
+    if _mean(found.bytes) * samples > ONE_FILE_BYTES:
+        return rows
+    parts = min(_MOST_PARTS, round(_seconds(found) * samples / _PART_SECONDS))
+    return max(1, min(rows, math.ceil(samples / max(1, parts))))
 
 
 def estimate_of(
@@ -106,10 +115,10 @@ def estimate_of(
     num_workers: int,
     cores: int,
     rows: int,
-    placed: float,
+    one_file: bool | None,
     advice: str = "",
 ) -> Estimate:
-    """What building in ``folder`` will take.
+    """Return what building in ``folder`` will take.
 
     Args:
         found: what the dataset is.
@@ -117,21 +126,22 @@ def estimate_of(
         samples: to be read.
         num_workers: processes that read them.
         cores: that these may use.
-        rows: of a chunk.
-        placed: how much of it is written only once, from 0 to 1.
+        rows: of a part.
+        one_file: whether parts are put into one file; None: if they are small.
         advice: what would make it smaller.
     """
-    again = 1 - placed if placed < _NEARLY_ALL else 0.0
     mean = _mean(found.bytes)
     spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
     low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
+    size = round(mean * samples)
+    is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
     busy = max(1, min(num_workers, cores))
     return Estimate(
         samples=samples,
-        bytes=round(mean * samples),
+        bytes=size,
         low_bytes=round(low * samples),
         seconds=_seconds(found) * samples / busy,
-        disk_needed=round((1 + again) * round(mean * samples)),
+        disk_needed=2 * size if is_copied else size,
         disk_free=free_bytes(folder),
         num_workers=num_workers,
         rows=rows,
@@ -159,7 +169,7 @@ def refuse_small_disk(
         meanwhile = ""
         times = estimate.disk_needed / max(1, estimate.bytes)
         if times > 1:
-            meanwhile = f", and {times:.2g} times that while the file is made of its parts"
+            meanwhile = f", and {times:.2g} times that while its parts are copied into one file"
         beside = f", of which {size_of(others)} for {ranks} other ranks," if others else ""
         raise CacheError(
             f"{estimate.samples} samples will take about {size_of(estimate.bytes)}{meanwhile}: "

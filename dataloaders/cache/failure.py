@@ -10,11 +10,9 @@ import pickle
 import traceback
 from dataclasses import dataclass
 
-from torch.utils.data import get_worker_info
-
 from dataloaders.errors import CacheError
 
-__all__ = ["Failure", "fail", "not_interrupted", "told"]
+__all__ = ["Failure", "not_interrupted", "told"]
 
 _LONGEST_MESSAGE = 1000
 
@@ -63,14 +61,6 @@ def not_interrupted(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
-
-
-def fail(error: BaseException) -> Failure:
-    """``error`` to be sent to the parent; raised at once where there is none."""
-    # Out of an iterator StopIteration would be its end, and the samples left would be lost.
-    if get_worker_info() is None and not isinstance(error, StopIteration):
-        raise error
-    return Failure.of(error)
 
 
 def told(error: BaseException) -> str:

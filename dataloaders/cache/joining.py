@@ -1,77 +1,123 @@
-"""Shards put together into one cache: a small file that names them, and HDF5 that reads them.
+"""Make one cache of its parts: a small file that names them, or one with all of their rows.
 
-    shards ──indexes──> compared: one dataset, one build, all parts of it
-           ──merge────> offsets, shapes and codes of all rows; values virtual, where they are
-           ──────────> train.h5.building/joined ──rename──> train.h5
+    parts ──compared: one build, all of its samples──> Combined ──┬─> train.h5, values virtual
+                                                                  └─> one file, values copied
 
-Only indexes, offsets, shapes and codes are read, and written once more. The same shards give the
-same file to the bit.
+The same parts give the same file to the bit; a copy is the file that one process would write.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.about import About
 from dataloaders.cache.attributes import attributes_in, differences
 from dataloaders.cache.columns import mapped
-from dataloaders.cache.disk import sync, writing
-from dataloaders.cache.entries import ColumnEntry, Extent, Shard
+from dataloaders.cache.combining import Combined, MappedPart
+from dataloaders.cache.compress import Compressed
+from dataloaders.cache.disk import free_bytes, size_of, sync, writing
+from dataloaders.cache.entries import Shard
 from dataloaders.cache.fields import Malformed
-from dataloaders.cache.filling import filled
-from dataloaders.cache.folder import building_folder
-from dataloaders.cache.hdf5 import Virtual
 from dataloaders.cache.index import Index
-from dataloaders.cache.laying import Planned, laid_out
-from dataloaders.cache.lock import BuildLock, builder_of
-from dataloaders.cache.merge import Part, merged_columns, piece_of, rows_of, values_in
-from dataloaders.cache.putting import Progress, Writer
+from dataloaders.cache.locks import locked
+from dataloaders.cache.parts import BuildFolder, Part, complete_builds
 from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.shards import open_beside, range_of, shard_text, shards_beside
+from dataloaders.cache.shards import first_of, folder_of, open_shard
+from dataloaders.cache.verification import verify
+from dataloaders.cache.writing import About, write_cache
 from dataloaders.errors import CacheError
 
-__all__ = ["join", "joined_into"]
+__all__ = ["Progress", "combined", "join", "merge"]
 
-_AT_ONCE = 1 << 20  # rows whose offsets are in memory together
+Progress = Callable[[int, int], None]
 
 
 def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Index:
-    """Join the shards next to ``path`` into one cache at ``path``, and return its index.
-
-    Shards are named ``train.00003-of-00008.h5``, as ``precompute(..., shard=(3, 8))`` names them.
-    An existing joined file is replaced.
+    """Join the parts in ``train.parts`` into one cache at ``path``, and return its index.
 
     Args:
-        path: the path of the joined file.
-        progress: called with the bytes written and checked so far, and those in all.
+        path: the path of the joined file; one that is there is replaced.
+        progress: called with the bytes written so far, and those in all.
 
     Raises:
-        CacheError: shards are missing, are of different builds, or do not fit into one cache; or
+        CacheError: parts are missing, are of different builds, or do not fit into one cache; or
             the file at ``path`` is not a joined one.
         MissingDependency: h5py is not installed.
     """
     target = Path(os.path.realpath(path))
-    paths = shards_beside(target)
+    parts = complete_builds(target)
     if target.exists() and not _is_joined(target):
         raise CacheError(
             f"{target} exists and is not a joined cache; delete it, or give another path"
         )
-    folder = building_folder(target)
-    lock = BuildLock(folder)
-    if not lock.try_acquire():
-        raise CacheError(f"{target} is being built by {builder_of(folder)}; wait for it")
-    try:
-        return joined_into(target, paths, progress=progress)
-    finally:
-        lock.release(remove=True)
+    with locked(target):
+        index = combined(target, parts, progress=progress)
+        BuildFolder(target).keep_only(part.path.name for part in parts)
+    return index
+
+
+def merge(
+    path: str | os.PathLike[str],
+    one_file: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> Index:
+    """Copy the rows of the cache at ``path`` into a cache of one file, and return its index.
+
+    The copy takes as much disk as the cache. The cache stays as it is.
+
+    Args:
+        path: the path of the cache, with its parts beside it.
+        one_file: the path of the copy, where nothing may be yet.
+        progress: called with the bytes written so far, and those in all.
+
+    Raises:
+        CacheError: a part is missing or another one; the disk is too small or full; or there is a
+            file at ``one_file``.
+        MissingDependency: h5py is not installed.
+    """
+    source, target = Path(os.path.realpath(path)), Path(os.path.realpath(one_file))
+    if target.exists():
+        raise CacheError(f"{target} exists; delete it, or give another path")
+    index = CachedDataset(source).index
+    files = index.shards or [Shard(source.name, index.rows, index.samples, index.file_bytes, "")]
+    parts, first = [], 0
+    for file in files:
+        path_of_file = source.parent / file.name
+        if index.shards:
+            os.close(open_shard(folder_of(source), file, source))
+        parts.append(
+            Part(path_of_file, range(first, first + file.samples), Index.parse(str(path_of_file)))
+        )
+        first += file.samples
+    refuse_small_disk_for_copy(index.all_bytes, target)
+    if damages := verify(source):
+        raise CacheError(
+            f"the cache {source} is damaged: {damages[0].shard} {damages[0].what}; delete what "
+            "verify() names, and build again"
+        )
+    with locked(target):
+        return combined(target, parts, one_file=True, progress=progress)
+
+
+def refuse_small_disk_for_copy(size: int, target: Path) -> None:
+    """Do nothing if there is room for so many bytes.
+
+    Raises:
+        CacheError: there is not.
+    """
+    free = free_bytes(target.parent)
+    if size > free:
+        raise CacheError(
+            f"one file takes a copy of {size_of(size)}, and {size_of(free)} are free in "
+            f"{target.parent}; make room, give a path on another disk, or keep the parts"
+        )
 
 
 def _is_joined(path: Path) -> bool:
@@ -81,83 +127,125 @@ def _is_joined(path: Path) -> bool:
         return False
 
 
-def joined_into(target: Path, paths: Sequence[Path], *, progress: Progress | None = None) -> Index:
-    """The same, of these shards, in their order; the lock is held.
+def combined(
+    target: Path,
+    parts: Sequence[Part],
+    *,
+    one_file: bool = False,
+    progress: Progress | None = None,
+) -> Index:
+    """Write the cache of these parts, in their order; the lock is held.
+
+    Args:
+        target: where it then is.
+        parts: in the order of their samples.
+        one_file: whether it has all rows itself.
+        progress: as in `join`.
 
     Raises:
         CacheError: as `join`.
     """
-    unfinished = building_folder(target) / "joined"
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    done = whole = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None and one_file:
+            progress(min(done, whole), whole)
+
     try:
-        with _opened(paths) as parts:
-            _refuse_strangers(parts)
-            with writing(target.parent):
-                index = _write(parts, unfinished, _failed(paths, parts), progress)
-                unfinished.rename(target)
-                sync(target.parent)
+        with _mapped(parts, target) as maps, writing(target.parent):
+            about = _about(parts, maps)
+            columns = Combined(maps, copied=one_file)
+            whole = sum(
+                extent.size * np.dtype(dtype).itemsize
+                for entry in columns.entries
+                for _, dtype, extent in entry.sized()
+            )
+            structure = next((each.index.structure for each in maps if each.index.rows), None)
+            numbers = range(0 if one_file else len(columns.entries))
+            write_cache(
+                unfinished,
+                about,
+                structure,
+                columns.rows,
+                columns.entries,
+                columns.blocks,
+                sources=None if one_file else {n: columns.sources(n) for n in numbers},
+                shards=() if one_file else [_shard(each) for each in maps],
+                progress=told,
+            )
+            unfinished.rename(target)
+            sync(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
-    return index
+    return Index.parse(str(target))
+
+
+def _shard(part: MappedPart) -> Shard:
+    index = part.index
+    return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
 
 
 @contextmanager
-def _opened(paths: Sequence[Path]) -> Iterator[list[Part]]:
-    """The shards, mapped; each is let go of at the end."""
+def _mapped(parts: Sequence[Part], target: Path) -> Iterator[list[MappedPart]]:
+    """Give the parts, mapped; each is let go of at the end."""
     with ExitStack() as stack:
-        parts = []
-        for path in paths:
-            descriptor = open_beside(path, f"shard {path.name}")
+        found: list[MappedPart] = []
+        stack.callback(found.clear)
+        for part in parts:
+            name = os.path.relpath(part.path, target.parent)
+            descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                index = Index.parse(descriptor, str(path))
-                found = mmap.mmap(descriptor, index.file_bytes, access=mmap.ACCESS_READ)
+                memory = mmap.mmap(descriptor, part.index.file_bytes, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
-                raise CacheError(f"the shard {path} cannot be mapped: {error}") from error
+                raise CacheError(f"the part {part.path} cannot be mapped: {error}") from error
             finally:
                 os.close(descriptor)
-            parts.append(Part(path.name, index, np.frombuffer(found, np.uint8)))
-        stack.callback(parts.clear)
-        yield parts
+            found.append(MappedPart(name, part.index, np.frombuffer(memory, np.uint8)))
+        yield found
 
 
-def _refuse_strangers(parts: Sequence[Part]) -> None:
-    """Raise if they are not all the shards of one build, each in its place."""
-    first, of = parts[0], len(parts)
-    length = first.index.fingerprint.get("length")
-    for rank, part in enumerate(parts):
-        index = part.index
-        says = index.fingerprint.get("shard")
-        if index.shards or says is None:
-            raise CacheError(
-                f"{part.name} is not a shard: it was not built with shard=({rank}, {of}); put the "
-                "right file there"
-            )
-        if says != shard_text(rank, of):
-            raise CacheError(
-                f"{part.name} is shard {str(says)[:40]} (counted from 0): it was renamed or "
-                "swapped with another one; give each shard the name that it was built with"
-            )
-        differs = _difference(first.index, index)
+def _about(parts: Sequence[Part], maps: Sequence[MappedPart]) -> About:
+    first = parts[0]
+    for part in parts:
+        differs = _difference(first.index, part.index)
         if differs:
             raise CacheError(
-                f"the shards {first.name} and {part.name} are from different builds: {differs}; "
-                "build all of them of one dataset, with the same packages"
+                f"the parts {first.path.name} and {part.path.name} are from different builds: "
+                f"{differs}; build all of them of one dataset, with the same packages"
             )
-        if type(length) is not int or index.samples != len(range_of(rank, of, length)):
-            raise CacheError(
-                f"{part.name} is of {index.samples} samples, and should have another part of the "
-                f"{length} samples of the dataset; build it again"
-            )
-    if not any(part.index.rows for part in parts) and any(part.index.failed for part in parts):
-        raise CacheError(
-            f"none of the {length} samples could be read; the shards' lists of failed samples say "
-            f"why: dataloaders cache info {first.name}"
-        )
+    says = _common(first.index.fingerprint)
+    failed: list[tuple[int, str]] = []
+    for part in parts:
+        if part.index.failed is not None:
+            shift = part.samples.start - first_of(part.index)
+            failed += [(shift + number, text) for number, text in CachedDataset(part.path).failed]
+    start = parts[0].samples.start
+    samples = sum(part.index.samples for part in parts)
+    if samples != says.get("length", samples):  # of one rank
+        says["first"] = start
+    return About(
+        samples=samples,
+        failed=[(number - start, text) for number, text in failed],
+        fingerprint=says,
+        head=first.index.head,
+        tail=first.index.tail,
+        compress=Compressed.like(says.get("compress")),
+        attributes=_attributes(maps),
+    )
+
+
+def _common(fingerprint: Any) -> dict[str, Any]:
+    """Return the entries that the parts of one build share."""
+    return {name: each for name, each in fingerprint.items() if name not in ("first", "shard")}
 
 
 def _difference(one: Index, other: Index) -> str:
-    """What two shards were not built alike from; "" if nothing."""
-    ours = {**one.fingerprint, "shard": "", "head": list(one.head), "tail": list(one.tail)}
-    theirs = {**other.fingerprint, "shard": "", "head": list(other.head), "tail": list(other.tail)}
+    """Say what two parts were not built alike from; "" if nothing."""
+    ours = {**_common(one.fingerprint), "head": list(one.head), "tail": list(one.tail)}
+    theirs = {**_common(other.fingerprint), "head": list(other.head), "tail": list(other.tail)}
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):
             values = [str(each.get(name, "nothing"))[:200] for each in (ours, theirs)]
@@ -165,19 +253,8 @@ def _difference(one: Index, other: Index) -> str:
     return ""
 
 
-def _failed(paths: Sequence[Path], parts: Sequence[Part]) -> list[tuple[int, str]]:
-    """The samples that were left out, of all shards."""
-    failed: list[tuple[int, str]] = []
-    for path, part in zip(paths, parts, strict=True):
-        if part.index.failed is not None:
-            failed.extend(CachedDataset(path).failed)
-    if any(one[0] >= other[0] for one, other in pairwise(failed)):
-        raise CacheError("the shards' lists of failed samples are not in order: build them again")
-    return failed
-
-
-def _attributes(parts: Sequence[Part]) -> dict[str, Any]:
-    """What all shards say of the dataset's classes; those of an older version say nothing.
+def _attributes(parts: Sequence[MappedPart]) -> dict[str, Any]:
+    """Return what all parts say of the dataset's classes.
 
     Raises:
         CacheError: one of them says something else.
@@ -188,103 +265,20 @@ def _attributes(parts: Sequence[Part]) -> dict[str, Any]:
         text = b"" if place is None else mapped(part.data, "|u1", place).tobytes()
         texts.setdefault(text, part.name)
     said = {}
-    for each, name in texts.items():
+    for text, name in texts.items():
         try:
-            said[name] = attributes_in(each) if each else {}
+            said[name] = attributes_in(text) if text else {}
         except Malformed as error:
             raise CacheError(
-                f"the shard {name} is damaged: what it says of classes: {error}"
+                f"the part {name} is damaged: what it says of classes: {error}"
             ) from error
     (first, found), *others = said.items()
     for name, other in others:
         changed = differences(found, other)
         if changed:
             raise CacheError(
-                f"the shards {first} and {name} are from different builds: {'; '.join(changed)}; "
+                f"the parts {first} and {name} are from different builds: {'; '.join(changed)}; "
                 "build all of them of one dataset"
             )
         found = {key: value for key, value in found.items() if key in other}
     return found
-
-
-def _virtual(column: Planned, number: int, parts: Sequence[Part]) -> Virtual | None:
-    """The values of this column of all shards; None if there are none."""
-    dtype, shape = column.layout.datasets(column.rows)["values"]
-    pieces = []
-    rows = values = 0
-    for part in parts:
-        if part.index.rows:
-            entry = part.index.columns[number]
-            if values_in(entry, part.index.rows):
-                pieces.append(piece_of(entry, part, column.layout, rows, values))
-                values += values_in(entry, part.index.rows)
-        rows += part.index.rows
-    return Virtual(dtype, shape, tuple(pieces)) if pieces else None
-
-
-def _write(
-    parts: Sequence[Part], path: Path, failed: Sequence[tuple[int, str]], progress: Progress | None
-) -> Index:
-    rows = sum(part.index.rows for part in parts)
-    columns = [Planned(layout, rows, elsewhere=True) for layout in merged_columns(parts)]
-    one = next((part for part in parts if part.index.rows), parts[0]).index
-    about = About(
-        samples=sum(part.index.samples for part in parts),
-        failed=failed,
-        fingerprint={name: each for name, each in one.fingerprint.items() if name != "shard"},
-        head=one.head,
-        tail=one.tail,
-        attributes=_attributes(parts),
-    )
-    virtual = {
-        column.path_of("values"): values
-        for number, column in enumerate(columns)
-        if (values := _virtual(column, number, parts)) is not None
-    }
-    shards = [_shard(part) for part in parts]
-    index = laid_out(str(path), about, one.structure, rows, columns, virtual=virtual, shards=shards)
-
-    def write(writer: Writer) -> Index:
-        for number, column in enumerate(columns):
-            _write_rows(column, number, index.columns[number], parts, writer)
-        return index
-
-    size = sum(
-        extent.size * np.dtype(dtype).itemsize
-        for entry in index.columns
-        for _, dtype, extent in index.parts(entry)
-    )
-    return filled(path, index, about, write, size=size, progress=progress)
-
-
-def _shard(part: Part) -> Shard:
-    index = part.index
-    return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
-
-
-def _write_rows(
-    column: Planned, number: int, entry: ColumnEntry, parts: Sequence[Part], writer: Writer
-) -> None:
-    """Write what the column's rows have besides values."""
-    if entry.offsets is None and entry.codes is None:
-        return
-
-    def put(extent: Extent | None, before: int, values: Any) -> None:
-        if extent is not None:
-            writer.write(extent.offset + before * values.itemsize, values)
-            writer.advance(values.nbytes)
-
-    rows = values = 0
-    put(entry.offsets, 0, np.zeros(1, "<u8"))
-    for part in parts:
-        if not part.index.rows:
-            continue
-        own = part.index.columns[number]
-        for first in range(0, part.index.rows, _AT_ONCE):
-            some = range(first, min(first + _AT_ONCE, part.index.rows))
-            found = rows_of(own, part, column.layout, some, values)
-            put(entry.offsets, rows + 1, found.ends.astype("<u8"))
-            put(entry.shapes, rows * entry.dimensions, found.shapes.astype("<u8"))
-            put(entry.codes, rows, found.codes)
-            rows += len(some)
-        values += values_in(own, part.index.rows)

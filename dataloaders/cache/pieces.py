@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.codecs import codec_of
-from dataloaders.cache.codecs.codec import Undecodable
+from dataloaders.cache.codecs import Undecodable, codec_of
 from dataloaders.cache.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry
 from dataloaders.errors import CacheError
 

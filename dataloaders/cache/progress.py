@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
-
-from dataloaders.cache.journal import Record
 
 __all__ = ["BuildProgress", "Pace"]
 
@@ -28,7 +25,7 @@ class BuildProgress:
         seconds: the time since this call began this phase.
         samples_per_second: the rate of this call; None before the first samples are finished.
         seconds_left: the time until the end of this phase at this rate; None if unknown.
-        shards_left: the shards of other ranks that this one waits for.
+        shards_left: the ranks that this one waits for.
     """
 
     phase: Literal["compute", "assemble"]
@@ -43,61 +40,41 @@ class BuildProgress:
     seconds_left: float | None
     shards_left: int = 0
 
-    @classmethod
-    def of_records(cls, records: Collection[Record], samples: int, seconds: float) -> BuildProgress:
-        """Of the phase that reads samples: what these records say, and no more."""
-        return cls(
-            phase="compute",
-            waiting=False,
-            samples=samples,
-            samples_done=sum(record.rows + len(record.failed) for record in records),
-            failed=sum(len(record.failed) for record in records),
-            bytes_done=sum(record.bytes + record.placed for record in records),
-            bytes_expected=0,
-            seconds=seconds,
-            samples_per_second=None,
-            seconds_left=None,
-        )
-
 
 class Pace:
-    """How fast it goes, from when this call began; ``expected`` bytes in all."""
+    """How fast a build is, from when this call began.
+
+    Args:
+        samples: of the build.
+        expected: bytes of it; 0: not known.
+    """
 
     def __init__(self, samples: int, expected: int) -> None:
-        self._samples = samples
-        self._expected = expected
         self._started = time.monotonic()
         self._before: int | None = None
-        self._told = BuildProgress.of_records((), samples, 0.0)
+        self._told = BuildProgress("compute", False, samples, 0, 0, 0, expected, 0.0, None, None)
 
-    def computing(self, records: Collection[Record], *, more: bool = False) -> BuildProgress:
-        """Of the phase that reads samples.
-
-        Args:
-            records: of all finished chunks.
-            more: whether they are only those of chunks that were finished since this was last
-                called; of many chunks, all would take long each time.
-        """
-        now = self._now(records)
-        if more:
-            now = replace(
-                now,
-                samples_done=self._told.samples_done + now.samples_done,
-                failed=self._told.failed + now.failed,
-                bytes_done=self._told.bytes_done + now.bytes_done,
-            )
-        self._told = now
+    def computing(self, samples: int, failed: int, size: int) -> BuildProgress:
+        """Return the progress of the phase that reads samples, after so many more."""
+        seconds = time.monotonic() - self._started
+        done = self._told.samples_done + samples
         if self._before is None:
-            self._before = now.samples_done
-        made = now.samples_done - self._before
-        rate = made / now.seconds if made and now.seconds else None
-        left = (self._samples - now.samples_done) / rate if rate else None
-        return replace(
-            now, bytes_expected=self._expected, samples_per_second=rate, seconds_left=left
+            self._before = done
+        made = done - self._before
+        rate = made / seconds if made and seconds else None
+        self._told = replace(
+            self._told,
+            samples_done=done,
+            failed=self._told.failed + failed,
+            bytes_done=self._told.bytes_done + size,
+            seconds=seconds,
+            samples_per_second=rate,
+            seconds_left=(self._told.samples - done) / rate if rate else None,
         )
+        return self._told
 
     def assembling(self, done: int, whole: int) -> BuildProgress:
-        """Of the phase that makes the file, of the chunks that `computing` was last told of."""
+        """Return the progress of the phase that makes the file."""
         seconds, done = time.monotonic() - self._started, min(done, whole)
         return replace(
             self._told,
@@ -107,7 +84,3 @@ class Pace:
             seconds=seconds,
             seconds_left=seconds * (whole - done) / done if done else None,
         )
-
-    def _now(self, records: Collection[Record]) -> BuildProgress:
-        seconds = time.monotonic() - self._started
-        return BuildProgress.of_records(records, self._samples, seconds)

@@ -9,7 +9,10 @@ from dataloaders.cache.failure import not_interrupted
 from dataloaders.cache.sample import Cell, Structure, split
 from dataloaders.errors import CacheError, add_note
 
-__all__ = ["draws_refused", "read_row"]
+__all__ = ["BYTES_PER_CELL", "draws_refused", "read_row"]
+
+BYTES_PER_CELL = 400
+"""What a cell takes in memory besides its values, about."""
 
 
 def read_row(

@@ -1,359 +1,292 @@
-"""Chunks of rows, made in workers: read, split into columns, written, and told about.
+"""Make one part of a cache: samples read one by one, their leaves copied, one finished file.
 
-chunk number ──> samples first .. last ──> cells, images encoded
-             ──64 MiB──> Chunk ──> chunk-000017.5e1f ──> Record
+    samples 1200 to 1699 ──read──> cells, images encoded ──> Gathered ──writing.py──> 01200.h5
 
-A chunk whose place in the file is not known when all of its rows are read is put off: they stay in
-memory while the next chunk is read, until the chunks before it are.
+A part is closed early when its rows take too much memory or too long; the rest is another part.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+import numpy.typing as npt
 
-from dataloaders.cache.checksums import crc32
-from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.chunking import Chunking
 from dataloaders.cache.cut import Call, Cut
-from dataloaders.cache.disk import write_all, writing
+from dataloaders.cache.disk import sync, writing
 from dataloaders.cache.encoding import Encoder
-from dataloaders.cache.failure import Failure, fail, not_interrupted, told
+from dataloaders.cache.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
+from dataloaders.cache.failure import told
 from dataloaders.cache.images import Images
-from dataloaders.cache.journal import Record
-from dataloaders.cache.placing import Placement, Placer
-from dataloaders.cache.reading import draws_refused, read_row
-from dataloaders.cache.sample import Cell, Structure
+from dataloaders.cache.parts import Names
+from dataloaders.cache.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.sample import Cell, Structure, column_names
 from dataloaders.cache.seeds import DrawDetector, seed_for
+from dataloaders.cache.writing import About, write_cache
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 
-__all__ = [
-    "BYTES_PER_CELL",
-    "PART_BYTES",
-    "Chunks",
-    "Job",
-    "Made",
-    "digest_text",
-]
+__all__ = ["PART_BYTES", "Gathered", "Job", "Made", "Maker"]
 
-PART_BYTES = 64 << 20
-"""Rows beyond this are written before more are read, however many rows a chunk has."""
+PART_BYTES = 96 << 20
+"""Rows are written when they take more memory than this."""
 
-BYTES_PER_CELL = 400
-"""What a cell takes in memory besides its values, about."""
-
-_LOOK_S = 0.02  # between two looks at whether to stop
+_PART_SECONDS = 30.0
 _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
-
-Row = tuple[int, Structure, list[Cell]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do.
+    """What all parts of a build have in common.
 
     Attributes:
-        choice: which of the study's cuts gives the rows.
-        calls: how each of them must have gone through the transforms; None: however it did.
+        calls: how each row must have gone through the transforms; None: however it did.
         allow_random: whether rows may draw from the process-wide generators, which are then seeded
             for each by its number.
-        folder: where the chunks go.
-        token: of this builder, in the names of its files. The workers of a builder that was killed
-            live on for a moment; theirs have other names.
-        chunking: which samples are in which chunk.
-        first: the number in the dataset of the first sample.
         skip: whether a sample that fails is left out instead of ending the build.
         images: how images are kept.
-        placement: where large columns go; None: into the chunks' own files.
-        put_off: chunks with smaller numbers may be put off.
+        names: of the parts' files.
+        about: what each part says of itself, but for its samples.
     """
 
-    choice: int
     calls: tuple[Call, ...] | None
     allow_random: bool
-    folder: str
-    token: str
-    chunking: Chunking
-    first: int
     skip: bool
     images: Images
-    placement: Placement | None = None
-    put_off: int = 0
-
-    @property
-    def stop(self) -> str:
-        """The file that tells workers to end before their chunk is finished."""
-        return os.path.join(self.folder, f"stop.{self.token}")
-
-    def numbers(self, chunk: int) -> range:
-        """Of the samples in the chunk, in the dataset."""
-        part = self.chunking.part(chunk)
-        return range(self.first + part.start, self.first + part.stop)
+    names: Names
+    about: About
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a worker has made since it was asked before.
+    """A part that is finished.
 
     Attributes:
-        records: of the chunks that are in their files now.
-        failure: why the chunk that it was asked for is not, and will not be; None if it is.
+        samples: their numbers, those left out included.
+        failed: how many of them were left out.
+        bytes: of the file.
+        structure: of each row; None without rows.
     """
 
-    records: tuple[Record, ...]
-    failure: Failure | None = None
+    samples: range
+    failed: int
+    bytes: int
+    structure: Structure | None
 
 
-class Chunks(Dataset[Made]):
-    """Chunk by number: in its file when this returns, or put off until another one is read.
+@dataclass(frozen=True)
+class Maker:
+    """Callable that makes the part of some samples, or of the first of them.
 
     Args:
-        job: which chunks there are, and where they go.
         cut: gives the rows.
+        job: what to do with them.
     """
 
-    def __init__(self, job: Job, cut: Cut) -> None:
-        self._job = job
-        self._cut = cut
-        self._encoder = Encoder(job.images)
-        self._writing = writing(job.folder)
-        self._earlier: _Read | None = None  # the chunk that is put off
-        self._done: list[Record] = []
-        self._looked = float("-inf")
+    cut: Cut
+    job: Job
 
-    def __len__(self) -> int:
-        return len(self._job.chunking)
+    def __call__(self, samples: range) -> Made:
+        """Return what was made; its file is on the disk.
 
-    def __getitem__(self, number: int) -> Made:
-        job, failure = self._job, None
-        name = f"chunk-{number:06d}.{job.token}"
-        path = Path(job.folder) / f"{name}.{os.getpid()}.tmp"
-        placer = None
-        if job.placement is not None:
-            placer = Placer(job.placement, number, job.chunking.part(number).start)
-        writer = _Writer(path, placer)
-        try:
-            with random_states_kept(cuda=False):
-                failed = self._write(number, writer)
-            with self._writing:
-                writer.tell()
-                self._finish_earlier()
-                read = _Read(number, job.numbers(number).start, name, writer, failed)
-                if number < job.put_off and writer.waits():
-                    self._earlier = read
-                else:
-                    self._done.append(read.finished())
-        except BaseException as error:  # a worker that a sample's sys.exit() ends tells nothing
-            not_interrupted(error)
-            with suppress(Exception):  # the first error is the one to be told
-                self._finish_earlier()
-            failure = fail(error)
-        finally:
-            if self._earlier is None or self._earlier.writer is not writer:
-                writer.close()
-        done, self._done = tuple(self._done), []
-        return Made(done, failure)
+        Raises:
+            CacheError: the samples cannot be kept in one cache, or the disk is full.
+            Exception: the sample's own.
+        """
+        job = self.job
+        rows, failed = Gathered(), list[tuple[int, str]]()
+        with random_states_kept(cuda=False):
+            stop = self._read(samples, rows, failed)
+        samples = range(samples.start, stop)
+        with writing(job.names.folder):
+            index = write_part(rows, samples, failed, job)
+        return Made(samples, len(failed), index.file_bytes, rows.structure)
 
-    def _finish_earlier(self) -> None:
-        """Have the chunk that was put off in its file, at its place or not."""
-        earlier, self._earlier = self._earlier, None
-        if earlier is not None:
-            try:
-                self._done.append(earlier.finished())
-            finally:
-                earlier.writer.close()
-
-    def _write(self, number: int, writer: _Writer) -> list[tuple[int, str]]:
-        job, cut = self._job, self._cut
-        failed: list[tuple[int, str]] = []
+    def _read(self, samples: range, rows: Gathered, failed: list[tuple[int, str]]) -> int:
+        """Take rows until they are enough; return the number of the first sample not read."""
+        job, cut, encoder = self.job, self.cut, Encoder(self.job.images)
         detector = None if job.allow_random else DrawDetector(_NO_SAMPLE)
-        for index in job.numbers(number):
-            self._look()
+        until = time.monotonic() + _PART_SECONDS
+        for index in samples:
+            if rows.memory > PART_BYTES or time.monotonic() > until:
+                return index
             if job.allow_random:
                 seed_for(index)
-            row: Row | None = None
+            row: tuple[Structure, list[Cell]] | None = None
             try:
                 structure, cells = read_row(cut, index, job.calls)
-                row = index, structure, self._encoder.cells(index, structure, cells)
+                row = structure, encoder.cells(index, structure, cells)
             except Exception as error:
                 if not job.skip:
                     raise
                 failed.append((index, told(error)))
-                writer.place_no_more()  # the rows behind it move up
             # Also if it failed: which samples are left out must not depend on what is drawn.
             if detector is not None and (moved := detector.moved()):
                 raise draws_refused(cut.name, index, moved)
             if row is not None:
-                with self._writing:
-                    writer.write(row)
-        return failed
-
-    def _look(self) -> None:
-        """Now and then: end if that is wanted, and write what was put off as soon as it can be."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        if os.path.exists(self._job.stop):
-            raise CacheError("stopped")  # nobody reads this: the build has ended otherwise
-        with self._writing:
-            if self._earlier is not None and not self._earlier.writer.waits():
-                self._finish_earlier()
+                rows.add(index, *row)
+        return samples.stop
 
 
-class _Writer:
-    """One chunk's file; opened with the first rows, gone unless `finished` was reached.
-
-    Args:
-        path: of the file.
-        placer: puts the large columns where they belong; None: into this file as well.
-    """
-
-    def __init__(self, path: Path, placer: Placer | None) -> None:
-        self._path = path
-        self._placer = placer
-        self._waiting: list[Row] = []
-        self._room = PART_BYTES
-        self._file = -1
-        self._end = 0
-        self._crc = 0
-        self._parts: list[int] = []
-        self._rows = 0
-        self._structure: tuple[int, Structure] | None = None
-
-    def write(self, row: Row) -> None:
-        """Add ``row``, whose cells are the writer's from now on."""
-        _, _, cells = row
-        self._room -= sum(cell.array.nbytes + BYTES_PER_CELL for cell in cells)
-        if self._placer is not None:
-            self._room += self._placer.put(cells)
-        self._waiting.append(row)
-        if self._room <= 0:
-            self._write_part()
-
-    def place_no_more(self) -> None:
-        """Have all columns of the rows to come in this file, and of those that wait."""
-        if self._placer is not None:
-            self._placer.stop()
-
-    def tell(self) -> None:
-        """All rows were written: tell those who make other chunks how large this one is."""
-        if self._placer is not None:
-            self._placer.tell()
-
-    def waits(self) -> bool:
-        """Whether there are rows whose place is not known yet."""
-        return self._placer is not None and self._placer.waits()
-
-    def _write_part(self) -> None:
-        whole = values = frozenset[int]()
-        if self._placer is not None:
-            self._placer.settle()
-            whole, values = self._placer.whole, self._placer.values
-        rows, self._waiting, self._room = self._waiting, [], PART_BYTES
-        if not rows:
-            return
-        if self._structure is None:
-            self._structure = rows[0][:2]
-        elif rows[0][1] != self._structure[1]:
-            Chunk.of([(*self._structure, []), rows[0]])  # raises: they are built differently
-        chunk = Chunk.of(rows, whole, values)
-        assert chunk is not None
-        self._rows += len(rows)
-        rows.clear()
-        if self._file < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o666)
-        self._parts.append(sum(map(self._append, chunk.to_bytes())))
-
-    def _append(self, data: bytes | memoryview) -> int:
-        """Write ``data`` behind what there is; how many bytes it is."""
-        self._crc = crc32(data, self._crc)
-        view = memoryview(data)
-        write_all(self._file, self._end, view)
-        self._end += len(view)
-        return len(view)
-
-    def finished(self, number: int, first: int, name: str, failed: list[tuple[int, str]]) -> Record:
-        """The record, once the file has its ``name``; whoever gets it has it synced.
-
-        Args:
-            number: of the chunk.
-            first: the number of its first sample.
-            name: of its file.
-            failed: the samples that were left out.
-        """
-        self._write_part()
-        structure, sums = "", np.empty(0, "<u4")
-        if self._file >= 0:
-            if self._placer is not None:
-                sums = np.array(self._placer.sums, "<u4")
-                self._append(sums.tobytes())
-            self._path.rename(self._path.with_name(name))
-            structure = digest_of(self._structure[1]) if self._structure else ""
-        return Record(
-            chunk=number,
-            file=name if self._parts else "",
-            rows=self._rows,
-            parts=tuple(self._parts),
-            digest=digest_text(self._crc),
-            structure=structure,
-            failed=tuple(failed),
-            spans=self._placer.spans if self._placer is not None and self._parts else (),
-            sums=len(sums),
-            size=self._placer.size if self._placer is not None else 0,
-            first=first,
+def write_part(rows: Gathered, samples: range, failed: list[tuple[int, str]], job: Job) -> Any:
+    """Write these rows as the part of ``samples``, synced and at its name; return its index."""
+    about = job.names.of_part(job.about, samples, failed)
+    path = job.names.path(samples.start)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        index = write_cache(
+            unfinished, about, rows.structure, rows.rows, rows.entries(), rows.blocks
         )
-
-    def close(self) -> None:
-        """Close the file, and remove it if it was not renamed."""
-        if self._placer is not None:
-            self._placer.close()
-            self._placer = None
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-            self._path.unlink(missing_ok=True)
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync(path.parent)
+    return index
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A chunk whose rows are all read.
+@dataclass
+class _Column:
+    cells: list[Cell] = field(default_factory=list)
+
+    @property
+    def there(self) -> list[Cell]:
+        """Those that are not None."""
+        return [cell for cell in self.cells if cell.kind != "none"]
+
+    def variants(self) -> dict[Variant, int]:
+        found: dict[Variant, int] = {}
+        for cell in self.cells:
+            found.setdefault(_variant(cell), len(found))
+        return found
+
+
+class Gathered:
+    """Rows of one part, column by column.
 
     Attributes:
-        number: of it.
-        first: the number of its first sample.
-        name: of its file.
-        writer: has its rows.
-        failed: the samples that were left out.
+        structure: of each row; None without rows.
+        rows: how many there are.
+        memory: bytes that they take, about.
     """
 
-    number: int
-    first: int
-    name: str
-    writer: _Writer
-    failed: list[tuple[int, str]]
+    def __init__(self) -> None:
+        self.structure: Structure | None = None
+        self.rows = self.memory = 0
+        self._columns: list[_Column] = []
+        self._numbers: list[int] = []
+        self._names: list[str] = []
+        self._entries: list[ColumnEntry] = []
 
-    def finished(self) -> Record:
-        """Its record, once it is in its file."""
-        return self.writer.finished(self.number, self.first, self.name, self.failed)
+    def add(self, number: int, structure: Structure, cells: list[Cell]) -> None:
+        """Take the row of sample ``number``, which owns its memory.
+
+        Raises:
+            CacheError: it cannot stand in one file with those before.
+        """
+        if self.structure is None:
+            self.structure, self._names = structure, column_names(structure)
+            self._columns = [_Column() for _ in self._names]
+        elif structure != self.structure:
+            raise other_structure(self._numbers[0], self.structure, number, structure)
+        for column, cell in zip(self._columns, cells, strict=True):
+            column.cells.append(cell)
+            self.memory += cell.values.nbytes + BYTES_PER_CELL
+        self._numbers.append(number)
+        self.rows += 1
+
+    def entries(self) -> list[ColumnEntry]:
+        """Return the columns, without places.
+
+        Raises:
+            CacheError: a column has values of several types; names the samples.
+        """
+        self._entries = [
+            self._entry(name, column)
+            for name, column in zip(self._names, self._columns, strict=True)
+        ]
+        return self._entries
+
+    def _entry(self, name: str, column: _Column) -> ColumnEntry:
+        dtype = self._dtype(name, column)
+        variants = tuple(column.variants())
+        if len(variants) > MOST_VARIANTS:
+            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
+        there = column.there
+        pixels = max((cell.pixels for cell in there), default=0) or None
+        shapes = {cell.values.shape for cell in there}
+        if not there:
+            shape: tuple[int, ...] | None = (0,)  # a column that takes no bytes
+        else:
+            one = next(iter(shapes))
+            shape = one if len(shapes) == 1 and len(one) <= MOST_FIXED else None
+        sizes = [cell.values.size for cell in there] if shape is None else []
+        return ColumnEntry.of_rows(
+            name,
+            dtype,
+            variants,
+            shape,
+            self.rows,
+            size=sum(sizes),
+            most_values=max(sizes, default=0),
+            most_pixels=pixels,
+        )
+
+    def _dtype(self, name: str, column: _Column) -> str:
+        first: tuple[int, Cell] | None = None
+        for number, cell in zip(self._numbers, column.cells, strict=True):
+            if cell.kind == "none":
+                continue
+            if first is None:
+                first = number, cell
+            elif cell.values.dtype.str != first[1].values.dtype.str:
+                raise CacheError(
+                    f"column {name!r} holds {first[1].values.dtype.str} ({first[1].kind}) in "
+                    f"sample {first[0]} and {cell.values.dtype.str} ({cell.kind}) in sample "
+                    f"{number}; convert them to one type in the dataset"
+                )
+        return "|u1" if first is None else first[1].values.dtype.str
+
+    def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
+        """Yield the arrays that make up one dataset of a column, after `entries`."""
+        entry, cells = self._entries[number], self._columns[number].cells
+        if part == "values":
+            zeros = np.zeros(entry.shape or (), entry.dtype)
+            for cell in cells:
+                if cell.kind != "none":
+                    yield cell.values
+                elif entry.shape is not None:
+                    yield zeros
+        elif part == "offsets":
+            sizes = [0 if cell.kind == "none" else cell.values.size for cell in cells]
+            yield np.cumsum([0, *sizes], dtype="<u8")
+        elif part == "shapes":
+            shapes = np.zeros((len(cells), entry.dimensions), "<u8")
+            for row, cell in enumerate(cells):
+                if cell.kind != "none":
+                    shapes[row, : cell.values.ndim] = cell.values.shape
+            yield shapes
+        else:
+            numbers = self._columns[number].variants()
+            yield np.array([numbers[_variant(cell)] for cell in cells], "|u1")
 
 
-def digest_text(digest: int) -> str:
-    """A checksum as a record has it."""
-    return f"{digest:08x}"
+def other_structure(first: int, structure: Structure, number: int, other: Structure) -> CacheError:
+    """Return the error for two samples that are built differently."""
+    return CacheError(
+        f"samples {first} and {number} are built differently: {_shown(structure)} and "
+        f"{_shown(other)}; a cache needs the same keys in the same order, and the same "
+        "lengths, in all of them. Return what varies as one tensor, array, str or plain list"
+    )
 
 
-def digest_of(structure: Structure) -> str:
-    """Equal for equal structures."""
-    text = json.dumps(structure, separators=(",", ":")).encode("ascii")
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
+def _variant(cell: Cell) -> Variant:
+    return cell.kind, 0 if cell.kind == "none" else cell.values.ndim
+
+
+def _shown(structure: Structure) -> str:
+    names = column_names(structure)
+    return f"{len(names)} leaves ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

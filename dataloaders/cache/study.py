@@ -17,15 +17,14 @@ import torch
 
 from dataloaders.batches.tree import leaves
 from dataloaders.cache.attributes import attributes_of
-from dataloaders.cache.chunk import Chunk
 from dataloaders.cache.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.encoding import Encoder
-from dataloaders.cache.failure import fail, not_interrupted, told
+from dataloaders.cache.failure import not_interrupted, told
 from dataloaders.cache.findings import Findings
 from dataloaders.cache.images import Images
 from dataloaders.cache.packed import packed
 from dataloaders.cache.palette import PALETTE, contents
-from dataloaders.cache.reading import draws_refused, read_row
+from dataloaders.cache.reading import BYTES_PER_CELL, draws_refused, read_row
 from dataloaders.cache.sample import (
     Cell,
     Structure,
@@ -54,7 +53,7 @@ _Cells = tuple[Structure, list[Cell]]
 
 
 class Study:
-    """Callable that reads the samples and gives the `Findings`; to be run in workers.
+    """Callable that reads the samples and gives the `Findings`; to be run in another process.
 
     Args:
         dataset: what is read.
@@ -68,8 +67,6 @@ class Study:
         images: how images are kept.
         cuts: the ways to cut the dataset, best first; the last one is the dataset itself. One that
             gives its files, if they are to be packed.
-
-        parts: into how many parts the reading can be divided, for workers that do one each.
 
     Raises:
         CacheError: the files are to be packed, and it is not known where they are.
@@ -90,27 +87,22 @@ class Study:
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
-        self.parts = max(1, len(_spread(samples, _PROVED)))
 
-    def __call__(self, part: int = 0, parts: int = 1) -> Findings:
-        """Read, or do this part of it; the random states are then what they were."""
+    def __call__(self) -> Findings:
+        """Read; the random states are then what they were."""
         self._own = [(put, get()) for get, put in find_generators(self._dataset)]
         try:
             with random_states_kept(cuda=False):
-                return self._findings(slice(part, None, parts))
-        except _Failed as failed:
-            error: BaseException
-            error, at = failed.args
+                return self._findings()
         finally:
             for put, state in self._own:
                 put(state)
-        return Findings(failure=fail(error), failed_at=at)
 
-    def _findings(self, part: slice) -> Findings:
+    def _findings(self) -> Findings:
         found = Findings(reason=self._reason, attributes=attributes_of(self._dataset))
         if self.images.packed:
-            self._prove_packed(found, part)
-            self._measure(found, part)
+            self._prove_packed(found)
+            self._measure(found)
             return found
         reasons = []
         for choice, cut in enumerate(self.cuts):
@@ -122,25 +114,20 @@ class Study:
             break
         if reasons:
             found.reason = reasons[-1]
-        self._measure(found, part)
+        self._measure(found)
         return found
 
-    def _prove_packed(self, found: Findings, part: slice) -> None:
+    def _prove_packed(self, found: Findings) -> None:
         """There is no other cut to fall back to: whoever asks for files must get files."""
         found.choice = 0
         calls = self._calls(self.cuts[0]) if self._samples else ()
         if calls == _UNREAD:
-            self._measure(
-                found, part
-            )  # which raises what reading raises, if it is not to be skipped
+            self._measure(found)  # which raises what reading raises, if it is not to be skipped
         if isinstance(calls, str):
-            raise _Failed(
-                CacheError(
-                    f'images="packed": {type(self._dataset).__name__} does more than decode its '
-                    f"files to RGB and apply its transform: {calls}. Keep what it gives instead: "
-                    'images="jpeg", "png" or "webp"'
-                ),
-                -1,
+            raise CacheError(
+                f'images="packed": {type(self._dataset).__name__} does more than decode its '
+                f"files to RGB and apply its transform: {calls}. Keep what it gives instead: "
+                'images="jpeg", "png" or "webp"'
             )
         found.calls = calls
 
@@ -226,12 +213,12 @@ class Study:
         except CacheError:  # what a tail makes may be something that no cache keeps
             return sample
 
-    def _measure(self, found: Findings, part: slice) -> None:
+    def _measure(self, found: Findings) -> None:
         cut = self.cuts[found.choice]
         must = set(_spread(self._samples, _PROVED))
         rest = [index for index in _scattered(self._samples, _MEASURED) if index not in must]
         started = time.monotonic()
-        for at, index in list(enumerate([*sorted(must), *rest]))[part]:
+        for index in [*sorted(must), *rest]:
             if index not in must and time.monotonic() - started > _SECONDS:
                 break
             try:
@@ -239,7 +226,7 @@ class Study:
             except BaseException as error:
                 not_interrupted(error)
                 if not self._skip or not isinstance(error, Exception):
-                    raise _Failed(error, at) from error
+                    raise
                 if index in must:  # of the others, how many are read is a matter of time
                     found.digests[index] = "failed"
 
@@ -260,15 +247,15 @@ class Study:
         except CacheError:
             if not self._skip:
                 raise
-            found.layouts = None  # it is left out; its digest stays that of what was read
+            # It is left out; its digest stays that of what was read.
         found.seconds.append(time.perf_counter() - begun)
         paths = leaf_paths(structure)
         found.at_leaves &= all(path in paths for _, path in found.calls or ())
         found.cells = len(cells)
-        self._lay_out(found, index, (structure, cells))
-        found.bytes.append(sum(cell.array.nbytes + 8 * cell.array.ndim + 1 for cell in cells))
+        found.bytes.append(sum(cell.values.nbytes for cell in cells))
         if not must:
             return
+        found.proved.append(found.bytes[-1] + BYTES_PER_CELL * len(cells))
         found.digests[index] = _digest(first)
         self._seed(index, 1)
         differs = _difference(first, read_row(cut, index, found.calls))
@@ -278,24 +265,12 @@ class Study:
             if _difference(first, read_row(cut, index, found.calls)):
                 found.digests[index] = "random"
 
-    def _lay_out(self, found: Findings, index: int, row: _Cells) -> None:
-        chunk = Chunk.of([(index, *row)])
-        try:
-            if found.layouts is not None and chunk is not None:
-                found.layouts.add(chunk)
-        except CacheError:
-            found.layouts = None  # what is wrong with them is told where all rows are read
-
     def _seed(self, index: int, turn: int) -> None:
         """The dataset's own generators too begin again, unless another reading is wanted."""
         seed_for(index, turn)
         if turn == 0:
             for put, state in self._own:
                 put(state)
-
-
-class _Failed(Exception):
-    """A sample raised the first argument; the second one says which reading it was."""
 
 
 def _spread(samples: int, count: int) -> list[int]:

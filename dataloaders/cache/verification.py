@@ -18,6 +18,7 @@ from dataloaders.cache.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.shards import folder_of, open_shard
 from dataloaders.errors import CacheError
+from dataloaders.machine.resources import usable_cores
 
 __all__ = ["Damage", "verify"]
 
@@ -121,7 +122,9 @@ def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterato
     parts = _parts(index)
     packed: list[_PackedColumn] | None = None
     hole = (place, place + bytes_of_table)
-    for number, checksum in enumerate(checksums(descriptor, start, end, hole)):
+    for number, checksum in enumerate(
+        checksums(descriptor, start, end, hole, threads=usable_cores())
+    ):
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
         written = int.from_bytes(table[number * _WIDTH : (number + 1) * _WIDTH], "little")

@@ -188,10 +188,10 @@ def add_parsers(commands: Subparsers) -> None:
     build.add_argument(
         "--compress",
         metavar="CODEC",
-        help="zstd (small) or blosc (fast to read); takes the extra gpu-dataloaders[compressed]",
+        help="zstd (takes the extra gpu-dataloaders[compressed]) or gzip",
     )
     build.add_argument(
-        "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), blosc 1 to 9 (9)"
+        "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), gzip 1 to 9 (4)"
     )
     build.add_argument(
         "--shard",
