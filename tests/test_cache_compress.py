@@ -431,25 +431,19 @@ def spoilt(path: Path, offset: int, data: bytes) -> None:
 
 
 @BOTH
-def test_verify_names_the_rows_of_a_damaged_piece(tmp_path: Path, codec: str) -> None:
+def test_verify_names_the_column_of_a_damaged_piece(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "a.h5"
     index = build(path, rows_of(300), compress=Compressed(codec))
     whole = path.read_bytes()
     for column in index.columns:
-        if column.name not in ("image", "photo", "features"):
+        if column.packing is None:
             continue
-        assert column.packing is not None
-        table = np.frombuffer(
-            whole, "<u8", column.packing.pieces.size, column.packing.pieces.offset
-        )
-        place, length = table.reshape(-1, 2)[1].tolist()
+        offset, size = column.packing.pieces
+        place, length = np.frombuffer(whole, "<u8", size, offset).reshape(-1, 2)[0].tolist()
         spoilt(path, place + length // 2, bytes([whole[place + length // 2] ^ 1]))
         (damage,) = verify(path)
         assert damage.offset <= place + length // 2 < damage.offset + damage.bytes
-        (rows,) = re.findall(f"column '{column.name}' rows? (\\d+)(?: to (\\d+))?", damage.what)
-        if column.shape is not None:
-            first = column.packing.piece // max(1, int(np.prod(column.shape)))
-            assert int(rows[0]) <= first <= int(rows[1] or rows[0])
+        assert f"column '{column.name}'" in damage.what
         spoilt(path, 0, whole)
     offset = next(c.packing.pieces.offset for c in index.columns if c.packing is not None)
     spoilt(path, offset, b"\xff" * 16)
@@ -603,7 +597,7 @@ def test_values_without_a_place_and_without_a_codec(tmp_path: Path, hostile: Hos
     fields = copy.deepcopy(hostile.fields)
     fields["columns"][0]["packing"] = None
     (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
-    assert "values is said to stand at bytes 0 to 1200000, outside" in said
+    assert "is said to stand at bytes 0 to 1200000, outside" in said
 
 
 def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(

@@ -113,6 +113,19 @@ class Index:
             if name != "values" or not self.shards:
                 yield name, dtype, extent
 
+    def places(self) -> Iterator[tuple[str, str, Extent]]:
+        """Yield what stands somewhere in the file: what it is called, its dtype and place."""
+        yield "the table of checksums", "<u4", self.checksums
+        for column in self.columns:
+            for part, dtype, extent in self.parts(column):
+                name = f"column {shown(column.name)}"
+                yield name if part == "values" else f"{name} ({part})", dtype, extent
+        if self.failed is not None:
+            yield "the list of failed samples", "<u8", self.failed[0]
+            yield "the messages of the list of failed samples", "|u1", self.failed[1]
+        if self.attributes is not None:
+            yield "the dataset's classes", "|u1", self.attributes
+
     def encode(self) -> bytes:
         """The user block, header and zeros included.
 
@@ -272,21 +285,10 @@ def _index(found: Any, block: Sealed) -> Index:
         shards_in(fields["shards"], rows, samples) if joined else (),
         block.digest,
     )
-    check_places(_places(index), user_block, file_bytes)
+    for column in columns:
+        if joined and column.values.offset:
+            raise Malformed(
+                f"column {shown(column.name)}: values have a place, and stand in shards"
+            )
+    check_places(index.places(), user_block, file_bytes)
     return index
-
-
-def _places(index: Index) -> Iterator[tuple[str, str, Extent]]:
-    """What stands somewhere in the file: what it is called, its dtype and place."""
-    yield "checksums", "<u4", index.checksums
-    for column in index.columns:
-        where = f"column {shown(column.name)}"
-        for part, dtype, extent in index.parts(column):
-            yield f"{where}: {part}", dtype, extent
-        if index.shards and column.values.offset:
-            raise Malformed(f"{where}: values have a place, and stand in shards")
-    if index.failed is not None:
-        yield "failed.rows", "<u8", index.failed[0]
-        yield "failed.messages", "|u1", index.failed[1]
-    if index.attributes is not None:
-        yield "attributes", "|u1", index.attributes

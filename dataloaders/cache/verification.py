@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from dataloaders.cache.block import DIGEST, HEADER, open_file
 from dataloaders.cache.checksums import BLOCK, checksums
-from dataloaders.cache.entries import ColumnEntry
 from dataloaders.cache.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.shards import folder_of, open_shard
@@ -35,8 +34,8 @@ class Damage:
     Attributes:
         offset: its first byte.
         bytes: how many there are; the damage may be a single bit among them.
-        what: what stands there: columns and their rows, the index, HDF5's own records.
-        shard: the name of the file, if it is a shard of the one that was given.
+        what: what stands there: columns, the index, HDF5's own records.
+        shard: the name of the file, if it is a part of the one that was given.
     """
 
     offset: int
@@ -114,28 +113,20 @@ def _user_block(descriptor: int, index: Index) -> Iterator[Damage]:
 def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
     place, size = index.checksums
-    bytes_of_table = size * _WIDTH
-    table = os.pread(descriptor, bytes_of_table, place)
+    table = os.pread(descriptor, size * _WIDTH, place)
     whole = blake2b(table, digest_size=DIGEST).hexdigest() == index.checksums_digest
     if not whole:
-        yield Damage(place, bytes_of_table, "the table of checksums")
-    parts = _parts(index)
-    packed: list[_PackedColumn] | None = None
-    hole = (place, place + bytes_of_table)
-    for number, checksum in enumerate(
-        checksums(descriptor, start, end, hole, threads=usable_cores())
-    ):
+        yield Damage(place, size * _WIDTH, "the table of checksums")
+    written = np.frombuffer(table.ljust(size * _WIDTH, b"\0"), "<u4").tolist()
+    hole = (place, place + size * _WIDTH)
+    parts: list[_Part] = []
+    found = checksums(descriptor, start, end, hole, threads=usable_cores())
+    for number, checksum in enumerate(found):
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
-        written = int.from_bytes(table[number * _WIDTH : (number + 1) * _WIDTH], "little")
-        if checksum != written:
-            if packed is None:
-                packed = [
-                    _PackedColumn(descriptor, one, index) for one in index.columns if one.packing
-                ]
-            pieces = [part for one in packed if (part := one.part_at(begin, last)) is not None]
-            found = sorted([*parts, *pieces], key=lambda part: part.begin) if pieces else parts
-            what = ", ".join(_what(descriptor, found, begin, last))
+        if checksum != written[number]:
+            parts = parts or list(_parts(descriptor, index))
+            what = ", ".join(_what(parts, begin, last))
             if checksum is None:
                 what += " (it cannot be read)"
             elif not whole:
@@ -145,128 +136,35 @@ def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterato
             progress(last - start, end - start)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     begin: int
     end: int
     name: str
-    row_bytes: int = 0  # of a part with a row after the other
-    offsets: int = 0  # where those of its rows stand that have different lengths
-    rows: int = 0
-    width: int = 1
-
-    def rows_at(self, descriptor: int, low: int, high: int) -> str:
-        """Which rows have these bytes; empty if that cannot be said."""
-        if self.row_bytes:
-            first = (low - self.begin) // self.row_bytes
-            last = (high - 1 - self.begin) // self.row_bytes
-        elif self.offsets:
-            data = os.pread(descriptor, 8 * (self.rows + 1), self.offsets)
-            places = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
-            if (places[1:] < places[:-1]).any():
-                return ""
-            ends = [(low - self.begin) // self.width, (high - 1 - self.begin) // self.width]
-            first, last = np.searchsorted(places, np.array(ends, "<u8"), "right") - 1
-        else:
-            return ""
-        return _rows_text(first, last, self.rows)
 
 
-class _PackedColumn:
-    """Where the pieces of a compressed column stand, as far as its table can be believed."""
-
-    def __init__(self, descriptor: int, column: ColumnEntry, index: Index) -> None:
-        assert column.packing is not None
-        offset, count = column.packing.pieces
-        data = os.pread(descriptor, 8 * count, offset)
-        table = np.frombuffer(data[: len(data) // 16 * 16], "<u8").reshape(-1, 2)
-        inside = np.all(table <= index.file_bytes, axis=1)
-        table = table * inside[:, np.newaxis]
-        places, lengths = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-        self._order = np.argsort(places, kind="stable")
-        self._begins = places[self._order]
-        self._ends = self._begins + lengths[self._order]
-        self._column = column
-        self._rows = index.rows
-        self._offsets = None
-        if column.offsets is not None:
-            data = os.pread(descriptor, 8 * column.offsets.size, column.offsets.offset)
-            self._offsets = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
-
-    def part_at(self, begin: int, end: int) -> _Part | None:
-        """The pieces that have some of these bytes, as one."""
-        last = int(np.searchsorted(self._begins, end, "left"))
-        first = max(int(np.searchsorted(self._begins, begin, "right")) - 1, 0)
-        if first < last and self._ends[first] <= begin:
-            first += 1
-        if first >= last:
-            return None
-        numbers = self._order[first:last]
-        name = f"column {shown(self._column.name)}{self._rows_of(numbers.min(), numbers.max())}"
-        return _Part(int(self._begins[first]), int(self._ends[first:last].max()), name)
-
-    def _rows_of(self, first: int, last: int) -> str:
-        """The rows of the pieces from number ``first`` to ``last``."""
-        column, offsets = self._column, self._offsets
-        assert column.packing is not None
-        piece = column.packing.piece
-        ends = [int(first) * piece, int(last + 1) * piece - 1]
-        if column.shape is not None:
-            first, last = (end // math.prod(column.shape) for end in ends)
-        elif offsets is None or (offsets[1:] < offsets[:-1]).any():
-            return ""
-        else:
-            first, last = np.searchsorted(offsets, np.array(ends, "<u8"), "right") - 1
-        return _rows_text(first, last, self._rows)
-
-
-def _rows_text(first: int, last: int, rows: int) -> str:
-    # The last offset is of no row, and damaged ones end before their values do.
-    first, last = min(max(first, 0), rows - 1), min(last, rows - 1)
-    return f" row {first}" if first >= last else f" rows {first} to {last}"
-
-
-def _parts(index: Index) -> list[_Part]:
-    """What stands where, in the order of the file."""
-    found = []
-    place, size = index.checksums
-    found.append(_Part(place, place + size * _WIDTH, "the table of checksums"))
-    for extent, width in zip(index.failed or (), (8, 1), strict=False):
-        end = extent.offset + extent.size * width
-        found.append(_Part(extent.offset, end, "the list of failed samples"))
-    if index.attributes is not None:
-        end = index.attributes.offset + index.attributes.size
-        found.append(_Part(index.attributes.offset, end, "the dataset's classes"))
+def _parts(descriptor: int, index: Index) -> Iterator[_Part]:
+    """Yield what stands where."""
+    for what, dtype, (offset, size) in index.places():
+        yield _Part(offset, offset + size * np.dtype(dtype).itemsize, what)
     for column in index.columns:
-        found.extend(_column_parts(index, column))
-    return sorted((part for part in found if part.begin < part.end), key=lambda part: part.begin)
+        if column.packing is not None:
+            offset, count = column.packing.pieces
+            data = os.pread(descriptor, 8 * count, offset)
+            table = np.frombuffer(data[: len(data) // 16 * 16], "<u8").reshape(-1, 2)
+            table = table[(table <= index.file_bytes).all(axis=1)]  # it may be damaged itself
+            if len(table):
+                ends = (table[:, 0] + table[:, 1]).max()
+                yield _Part(int(table[:, 0].min()), int(ends), f"column {shown(column.name)}")
 
 
-def _column_parts(index: Index, column: ColumnEntry) -> Iterator[_Part]:
-    rows = index.rows
-    for name, dtype, (offset, size) in index.parts(column):
-        length = size * np.dtype(dtype).itemsize
-        text = f"column {shown(column.name)}" + ("" if name == "values" else f" ({name})")
-        if name == "pieces":
-            yield _Part(offset, offset + length, text)
-            continue
-        part = _Part(offset, offset + length, text, rows=rows, width=np.dtype(dtype).itemsize)
-        if name == "values" and column.offsets is not None:
-            yield replace(part, offsets=column.offsets.offset)
-        else:
-            yield replace(part, row_bytes=8 if name == "offsets" else length // max(rows, 1))
-
-
-def _what(descriptor: int, parts: list[_Part], begin: int, end: int) -> Iterator[str]:
-    """What stands at these bytes."""
-    covered = begin
-    own = False
-    for part in parts:
+def _what(parts: list[_Part], begin: int, end: int) -> Iterator[str]:
+    """Yield what stands at these bytes."""
+    covered, own = begin, False
+    for part in sorted(parts):
         low, high = max(part.begin, begin), min(part.end, end)
-        if low >= high:
-            continue
-        own = own or low > covered
-        covered = max(covered, high)
-        yield part.name + part.rows_at(descriptor, low, high)
+        if low < high:
+            own = own or low > covered
+            covered = max(covered, high)
+            yield part.name
     if own or covered < end:
         yield "HDF5's own records"
