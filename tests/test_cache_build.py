@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from dataloaders.cache import BuildProgress, CachedDataset, precompute, verify
-from dataloaders.cache.block import parts_folder
-from dataloaders.cache.build import estimate
-from dataloaders.cache.fingerprint import fingerprint
+from dataloaders.cache.build.builder import estimate
+from dataloaders.cache.build.fingerprint import fingerprint
+from dataloaders.cache.format.block import parts_folder
 from dataloaders.errors import CacheError, OptionError
 from helpers.processes import children, run_script, wait_until_gone
 

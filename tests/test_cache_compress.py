@@ -32,12 +32,14 @@ from torchvision.transforms import v2
 from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
 from dataloaders import DataLoader
-from dataloaders.cache import CachedDataset, Compressed, pieces, precompute, verify, writing
-from dataloaders.cache.block import seal
-from dataloaders.cache.codecs import CODECS, Undecodable, codec_of
-from dataloaders.cache.entries import LARGEST_ROW
-from dataloaders.cache.index import Index
-from dataloaders.cache.pieces import piece_of
+from dataloaders.cache import CachedDataset, Compressed, precompute, verify
+from dataloaders.cache.format import compress as compressing
+from dataloaders.cache.format import writing
+from dataloaders.cache.format.block import seal
+from dataloaders.cache.format.codecs import CODECS, Undecodable, codec_of
+from dataloaders.cache.format.compress import piece_of
+from dataloaders.cache.format.entries import LARGEST_ROW
+from dataloaders.cache.format.index import Index
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
 from dataloaders.transforms.draws import FreeDraws
@@ -60,9 +62,9 @@ def digest(path: Path) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of any size are compressed, in pieces of a few values."""
-    monkeypatch.setattr(pieces, "_LEAST", 1)
-    monkeypatch.setattr(pieces, "_LEAST_ROW", 0)
-    monkeypatch.setattr(pieces, "_PIECE", 48)
+    monkeypatch.setattr(compressing, "_LEAST", 1)
+    monkeypatch.setattr(compressing, "_LEAST_ROW", 0)
+    monkeypatch.setattr(compressing, "_PIECE", 48)
     monkeypatch.setattr(writing, "_WORTH", 1 << 20)
 
 

@@ -21,8 +21,8 @@ from torchvision.datasets import MNIST, FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.cut import cuts_of, put
-from dataloaders.cache.fingerprint import fingerprint
+from dataloaders.cache.build.fingerprint import fingerprint
+from dataloaders.cache.sample.cut import cuts_of, put
 from dataloaders.errors import CacheError
 from helpers.compare import assert_same
 

@@ -18,11 +18,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
-from dataloaders.cache.checksums import BLOCK
-from dataloaders.cache.hdf5 import _our_errors
-from dataloaders.cache.index import Index
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.checksums import BLOCK
+from dataloaders.cache.format.hdf5 import _our_errors
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, datasets, mixed
 from helpers.compare import bits
@@ -263,7 +263,7 @@ from pathlib import Path
 import numpy as np
 from helpers.cached import build
 from dataloaders.errors import CacheError
-from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.read.reader import CachedDataset
 def attempt(make):
     try:
         make()
@@ -340,8 +340,8 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
         sys.modules["h5py"] = None
         from pathlib import Path
         from helpers.cached import build
-        from dataloaders.cache.reader import CachedDataset
-        from dataloaders.cache.verification import verify
+        from dataloaders.cache.read.reader import CachedDataset
+        from dataloaders.cache.read.verification import verify
         print(len(CachedDataset("a.h5")[:]), verify("a.h5"))
         try:
             build(Path("b.h5"), [1])
@@ -357,8 +357,8 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
 @pytest.mark.nightly
 def test_importing_the_cache_loads_nothing_heavy() -> None:
     source = (
-        "import sys, dataloaders.cache.reader, dataloaders.cache.writing\n"
-        "import dataloaders.cache.verification\n"
+        "import sys, dataloaders.cache.read.reader, dataloaders.cache.format.writing\n"
+        "import dataloaders.cache.read.verification\n"
         "print([n for n in ('h5py', 'PIL', 'torchvision') if n in sys.modules])"
     )
     done = subprocess.run(

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.block import HEADER, seal
-from dataloaders.cache.entries import Extent
-from dataloaders.cache.index import Index
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.entries import Extent
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 from helpers import hostile
 from helpers.cached import build, mixed

@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataloaders.cache import CachedDataset, join, merge, verify
-from dataloaders.cache.block import HEADER, seal
-from dataloaders.cache.entries import is_shard_name
-from dataloaders.cache.index import Index
-from dataloaders.cache.parts import parts_folder, range_of
-from dataloaders.cache.shards import first_of
+from dataloaders.cache.build.parts import parts_folder, range_of
+from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.entries import is_shard_name
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
 from helpers.cached import build, datasets, mixed
 from helpers.compare import bits

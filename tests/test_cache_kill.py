@@ -46,7 +46,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from dataloaders.cache import precompute, CachedDataset
-from dataloaders.cache.block import parts_folder
+from dataloaders.cache.format.block import parts_folder
 from dataloaders.errors import CacheError
 
 class Slow:

@@ -17,8 +17,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from dataloaders.cache import CachedDataset, join, precompute, verify
-from dataloaders.cache.block import HEADER, seal
-from dataloaders.cache.index import Index
+from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError
 from helpers.cached import build
 from helpers.compare import bits

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaders.cache import precompute
-from dataloaders.cache.block import parts_folder
+from dataloaders.cache.format.block import parts_folder
 
 SIZE, ROWS = 48, 4
 

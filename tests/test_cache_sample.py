@@ -19,7 +19,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torchvision import tv_tensors
 
-from dataloaders.cache.sample import (
+from dataloaders.cache.sample.sample import (
     DTYPES,
     column_names,
     fits,

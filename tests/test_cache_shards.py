@@ -24,10 +24,10 @@ from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
 from dataloaders import DataLoader
 from dataloaders.cache import BuildProgress, CachedDataset, join, precompute, verify
-from dataloaders.cache import build as build_module
-from dataloaders.cache.estimation import workers_for
-from dataloaders.cache.findings import Findings
-from dataloaders.cache.parts import parts_folder
+from dataloaders.cache.build import builder as build_module
+from dataloaders.cache.build.estimation import workers_for
+from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.build.parts import parts_folder
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.transforms.draws import FreeDraws

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataloaders.cache.block import HEADER
-from dataloaders.cache.checksums import BLOCK
-from dataloaders.cache.index import Index
-from dataloaders.cache.verification import Damage, verify
+from dataloaders.cache.format.block import HEADER
+from dataloaders.cache.format.checksums import BLOCK
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.verification import Damage, verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, mixed
 

@@ -22,7 +22,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.sample import DTYPES
+from dataloaders.cache.sample.sample import DTYPES
 from dataloaders.cli import main
 from dataloaders.cli.cache import add_parsers
 from dataloaders.cli.cache_words import as_options, told_as_options

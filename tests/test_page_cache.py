@@ -16,8 +16,8 @@ import torch
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import join, precompute
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.shards import shard_path, shard_text
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.shards import shard_path, shard_text
 from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from dataloaders.cache.cut import equal_state
+from dataloaders.cache.sample.cut import equal_state
 from dataloaders.transforms.find import find_chains
 
 __all__ = ["Snapshot"]

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dataloaders.cache.disk import size_of
-from dataloaders.cache.index import Index
-from dataloaders.cache.locks import Busy, locked
+from dataloaders.cache.build.locks import Busy, locked
+from dataloaders.cache.format.disk import size_of
+from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import printable
 from dataloaders.cli.table import table
 from dataloaders.errors import CacheError

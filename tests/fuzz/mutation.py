@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataloaders.cache.block import seal
-from dataloaders.cache.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
-from dataloaders.cache.sample import DTYPES
+from dataloaders.cache.format.block import seal
+from dataloaders.cache.sample.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
+from dataloaders.cache.sample.sample import DTYPES
 from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
 from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
 

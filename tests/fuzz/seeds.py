@@ -16,10 +16,10 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import join, precompute
-from dataloaders.cache.block import HEADER
-from dataloaders.cache.codecs import CODECS
-from dataloaders.cache.compress import Compressed
-from dataloaders.cache.sample import DTYPES
+from dataloaders.cache.format.block import HEADER
+from dataloaders.cache.format.codecs import CODECS
+from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.sample.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 
 __all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "joined", "texts"]
@@ -80,7 +80,7 @@ def texts(folder: Path) -> Iterator[bytes]:
 
 def cells(folder: Path) -> Iterator[bytes]:
     """Kind, dtype and shape as JSON in a line, then values."""
-    from dataloaders.cache.sample import split
+    from dataloaders.cache.sample.sample import split
 
     for _, samples, _ in _samples():
         for cell in (cell for sample in samples for cell in split(sample)[1]):

@@ -27,13 +27,13 @@ from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import precompute
-from dataloaders.cache.block import seal
-from dataloaders.cache.cell import cell_of, leaf_of
-from dataloaders.cache.changes import changes
-from dataloaders.cache.index import Index
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.sample import DTYPES
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.block import seal
+from dataloaders.cache.format.changes import changes
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
+from dataloaders.cache.sample.cell import cell_of, leaf_of
+from dataloaders.cache.sample.sample import DTYPES
 from dataloaders.cli import cache_info
 from dataloaders.cli.cache_extract import extract
 from dataloaders.errors import CacheError
@@ -155,7 +155,7 @@ def _batches(data: bytes, folder: Path) -> None:
 
 
 def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
-    from dataloaders.cache.sample import leaf_paths
+    from dataloaders.cache.sample.sample import leaf_paths
 
     structure = cached.index.structure
     paths = [] if structure is None or not len(cached) else leaf_paths(structure)

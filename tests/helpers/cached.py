@@ -12,10 +12,10 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataloaders.cache.index import Index
-from dataloaders.cache.rows import Gathered
-from dataloaders.cache.sample import DTYPES, split
-from dataloaders.cache.writing import About, write_cache
+from dataloaders.cache.build.rows import Gathered
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.cache.sample.sample import DTYPES, split
 
 Point = namedtuple("Point", "x y")
 MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.block import parts_folder
+from dataloaders.cache.format.block import parts_folder
 
 PATH = Path("a.h5")
 

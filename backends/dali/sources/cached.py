@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.decode import KEPT
+from dataloaders.cache.sample.decode import KEPT
 
 from .files import decoded, plain
 from .source import Failed, Found, Image, Source

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from dataloaders.cache.cut import equal_state
+from dataloaders.cache.sample.cut import equal_state
 
 from .source import Failed, Found, Source
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
-from dataloaders.cache.cut import Path, equal_state, put, sample_of
-from dataloaders.cache.study import same_samples
+from dataloaders.cache.build.study import same_samples
+from dataloaders.cache.sample.cut import Path, equal_state, put, sample_of
 from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.find import (
     Copies,

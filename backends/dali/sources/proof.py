@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from dataloaders.cache.cut import sample_of
-from dataloaders.cache.study import same_samples
+from dataloaders.cache.build.study import same_samples
+from dataloaders.cache.sample.cut import sample_of
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.actions import SampleError, Sizes, applied, drawn

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataloaders.cache.cut import Call, Cut, Path, part_at
+from dataloaders.cache.sample.cut import Call, Cut, Path, part_at
 from dataloaders.errors import BackendUnavailable
 from dataloaders.transforms.read import Run
 
