@@ -466,7 +466,8 @@ def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
         for kind in kinds
         if kind.__name__ == name
         and getattr(kind, "_fields", None) == fields
-        and kind.__module__ != "dataloaders.cache.sample.sample"  # classes made for want of the dataset's own
+        # Not classes that were made for want of the dataset's own.
+        and kind.__module__ != "dataloaders.cache.sample.sample"
     ]
 
 
