@@ -18,7 +18,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "packed": {"images": "packed"},
     "raw, zstd level 3": {"compress": "zstd"},
     "raw, zstd level 9": {"compress": Compressed("zstd", 9)},
-    "raw, blosc": {"compress": "blosc"},
+    "raw, gzip": {"compress": "gzip"},
 }
 
 

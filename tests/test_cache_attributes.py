@@ -21,9 +21,9 @@ from torchvision.datasets import MNIST, FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, join, precompute
-from dataloaders.cache.attributes import attributes_in, attributes_of, encoded
-from dataloaders.cache.index import Index
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.attributes import attributes_in, attributes_of, encoded
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.errors import CacheError
 from helpers.cached import build

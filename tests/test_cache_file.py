@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from dataloaders.cache.about import About
-from dataloaders.cache.checksums import BLOCK
-from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import assemble
-from dataloaders.cache.hdf5 import _hdf5
-from dataloaders.cache.index import Index
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.checksums import BLOCK
+from dataloaders.cache.format.hdf5 import _our_errors
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
-from helpers.cached import build, chunks_of, datasets, mixed
+from helpers.cached import build, datasets, mixed
 from helpers.compare import bits
 from helpers.processes import run_script
 
@@ -41,27 +36,15 @@ def digest(path: Path) -> str:
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(datasets(), st.integers(1, 3))
+@given(datasets())
 @pytest.mark.nightly
-def test_samples_come_back_to_the_bit(tmp_path: Path, samples: list[Any], size: int) -> None:
+def test_samples_come_back_to_the_bit(tmp_path: Path, samples: list[Any]) -> None:
     path = tmp_path / "a.h5"
-    build(path, samples, size)
+    build(path, samples)
     cached = CachedDataset(path)
     assert len(cached) == len(samples)
     assert [bits(sample) for sample in cached] == [bits(sample) for sample in samples]
     assert verify(path) == []
-
-
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(datasets())
-def test_the_size_of_chunks_changes_no_bit(tmp_path: Path, samples: list[Any]) -> None:
-    found = set()
-    for size in (1, 2, 3, len(samples)):
-        build(tmp_path / "a.h5", samples, size)
-        found.add(digest(tmp_path / "a.h5"))
-    assert len(found) == 1
 
 
 @pytest.mark.nightly
@@ -118,7 +101,7 @@ def test_h5py_reads_the_same_values(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     build(path, samples, failed=[(1, "é"), (31, "b")])
     with h5py.File(path) as file:
-        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 3, "rows": 30}
+        assert dict(file.attrs) == {"format": b"dataloaders cache", "version": 4, "rows": 30}
         columns = file["columns"]
         for row, sample in enumerate(samples):
             image = np.asarray(sample["image"]).transpose(2, 0, 1)
@@ -212,7 +195,7 @@ def test_no_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sample", [{}, (), {"a": [(), {}]}], ids=str)
 def test_samples_without_leaves(tmp_path: Path, sample: Any) -> None:
-    build(tmp_path / "a.h5", [sample] * 5, 2)
+    build(tmp_path / "a.h5", [sample] * 5)
     cached = CachedDataset(tmp_path / "a.h5")
     if sample == {"a": [(), {}]}:
         assert [bits(each) for each in cached] == [bits(sample)] * 5
@@ -256,72 +239,13 @@ def test_a_row_of_many_dimensions(tmp_path: Path) -> None:
 
 def test_a_file_of_several_blocks(tmp_path: Path) -> None:
     samples = [np.full((BLOCK // 4,), row, np.uint8) for row in range(50)]
-    index = build(tmp_path / "a.h5", samples, 13)
+    index = build(tmp_path / "a.h5", samples)
     assert index.checksums.size >= 13
     assert verify(tmp_path / "a.h5") == []
     assert [bits(sample) for sample in CachedDataset(tmp_path / "a.h5")] == list(map(bits, samples))
 
 
-def test_progress_ends_at_all(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    samples = [np.zeros(BLOCK, np.uint8)] * 300
-    build(tmp_path / "a.h5", samples, 50, progress=lambda done, of: seen.append((done, of)))
-    assert len(seen) > 6
-    assert len({of for _, of in seen}) == 1
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1][0] == seen[-1][1] > 600 * BLOCK
-
-
-def test_one_chunk_is_held_at_a_time(tmp_path: Path) -> None:
-    alive: list[int] = []
-
-    class Counted(Chunk):
-        def __del__(self) -> None:
-            alive[0] -= 1
-
-    def chunks() -> Iterator[Chunk]:
-        for chunk in chunks_of(list(range(20)), 5)():
-            assert alive[0] == 0
-            alive[0] += 1
-            yield Counted(chunk.structure, chunk.columns, chunk.rows)
-            del chunk
-
-    alive.append(0)
-    assemble(chunks, tmp_path / "a.h5", About(20))
-    assert list(CachedDataset(tmp_path / "a.h5")) == list(range(20))
-
-
 # What goes wrong
-
-
-def test_chunks_that_do_not_belong_together(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="rows 0 to 1 and the 2 from 2 on are built differently"):
-        build(tmp_path / "a.h5", [{"a": 1}, {"a": 2}, {"b": 1}, {"b": 2}], 2)
-    with pytest.raises(CacheError, match=r"holds <i8 in rows 0 to 3 and <f8 in the 1 from 4 on"):
-        build(tmp_path / "a.h5", [1, None, None, None, 2.0], 2)
-    assert not (tmp_path / "a.h5").exists()
-
-
-def test_chunks_that_change_between_the_passes(tmp_path: Path) -> None:
-    passes = iter([[1, 2, 3], [1, 2]])
-    with pytest.raises(CacheError, match="others when they were read for the second time"):
-        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", About(3))
-    passes = iter([["a", "b"], ["a", "bcdefgh"]])
-    with pytest.raises(CacheError, match="second time"):
-        assemble(lambda: chunks_of(next(passes))(), tmp_path / "a.h5", About(3))
-    with pytest.raises(CacheError, match="no finished cache"):
-        CachedDataset(tmp_path / "a.h5")
-
-
-@pytest.mark.parametrize(
-    ("length", "failed"), [(2, [(0, "a")]), (9, [(3, "a"), (3, "b")]), (9, [(5, ""), (4, "")]),
-                            (3, [(3, "")]), (9, [(-1, "")])],
-)  # fmt: skip
-def test_failed_samples_that_cannot_be(
-    tmp_path: Path, length: int, failed: list[tuple[int, str]]
-) -> None:
-    with pytest.raises(CacheError, match="cannot be those of"):
-        assemble(chunks_of([1, 2]), tmp_path / "a.h5", About(length, failed))
 
 
 def test_a_fingerprint_that_is_no_json(tmp_path: Path) -> None:
@@ -332,11 +256,6 @@ def test_a_fingerprint_that_is_no_json(tmp_path: Path) -> None:
         build(tmp_path / "a.h5", [1], fingerprint={"a": "b" * (8 << 20)})
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match=r"cannot be laid out by HDF5 .*no such file|No such file"):
-        build(tmp_path / "none" / "a.h5", [1])
-
-
 NO_ROOM = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -344,11 +263,11 @@ from pathlib import Path
 import numpy as np
 from helpers.cached import build
 from dataloaders.errors import CacheError
-from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.read.reader import CachedDataset
 def attempt(make):
     try:
         make()
-    except CacheError as error:
+    except (CacheError, OSError) as error:
         print(error)
 attempt(lambda: build(Path("a.h5"), [np.ones(1 << 16)] * 20))
 attempt(lambda: CachedDataset("a.h5"))
@@ -357,7 +276,7 @@ attempt(lambda: CachedDataset("a.h5"))
 
 def check_no_room(output: str, reason: str) -> None:
     first, second = output.splitlines()
-    assert re.search(f"the cache a.h5 .*cannot be (written|laid out).*{reason}", first)
+    assert re.search(reason, first)
     assert "no finished cache" in second
 
 
@@ -367,8 +286,7 @@ def test_a_full_disk_that_hdf5_tells_in_its_text_only() -> None:
         "2025\n, filename = 'a.h5', file descriptor = 5, errno = 28, error message = 'No space "
         "left on device', buf = 0x1, total write size = 2048)"
     )
-    told = r"by HDF5 [\d.]+: No space left on device; make room"
-    with pytest.raises(CacheError, match=told), _hdf5(h5py, "a.h5"):
+    with pytest.raises(OSError, match="No space left"), _our_errors(h5py, Path("a.h5")):
         raise RuntimeError(text)
 
 
@@ -401,7 +319,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    check_no_room(done.stdout, "No space left on device; make room")
+    check_no_room(done.stdout, "No space left on device")
 
 
 def test_a_file_that_is_read_may_be_replaced(tmp_path: Path) -> None:
@@ -422,8 +340,8 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
         sys.modules["h5py"] = None
         from pathlib import Path
         from helpers.cached import build
-        from dataloaders.cache.reader import CachedDataset
-        from dataloaders.cache.verification import verify
+        from dataloaders.cache.read.reader import CachedDataset
+        from dataloaders.cache.read.verification import verify
         print(len(CachedDataset("a.h5")[:]), verify("a.h5"))
         try:
             build(Path("b.h5"), [1])
@@ -433,14 +351,14 @@ def test_without_h5py_reading_works_and_building_says_what_to_do(tmp_path: Path)
     done = run_script(tmp_path, source)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("3 []\nMissingDependency building a cache needs h5py")
-    assert "pip install h5py" in done.stdout
+    assert "gpu-dataloaders[h5]" in done.stdout
 
 
 @pytest.mark.nightly
 def test_importing_the_cache_loads_nothing_heavy() -> None:
     source = (
-        "import sys, dataloaders.cache.reader, dataloaders.cache.file\n"
-        "import dataloaders.cache.verification\n"
+        "import sys, dataloaders.cache.read.reader, dataloaders.cache.format.writing\n"
+        "import dataloaders.cache.read.verification\n"
         "print([n for n in ('h5py', 'PIL', 'torchvision') if n in sys.modules])"
     )
     done = subprocess.run(

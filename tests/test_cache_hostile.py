@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.block import HEADER, seal
-from dataloaders.cache.entries import Extent
-from dataloaders.cache.index import Index
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.entries import Extent
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 from helpers import hostile
 from helpers.cached import build, mixed
@@ -323,8 +323,8 @@ def header(length: int, block: int, version: int = 3) -> bytes:
     ("start", "message"),
     [
         (
-            header(10, 4096, 4),
-            "has version 4 of the cache format, and this package reads versions 2 to 3",
+            header(10, 4096, 5),
+            "has version 5 of the cache format, and this package reads versions 2 to 4",
         ),
         (header(2**63, 2**64 - 1), "truncated or damaged"),
         (header(4033, 4096), "truncated or damaged"),

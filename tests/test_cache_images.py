@@ -29,17 +29,16 @@ from torchvision.transforms.functional import InterpolationMode
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Encoded, precompute, verify
-from dataloaders.cache.about import About
-from dataloaders.cache.build import estimate
-from dataloaders.cache.cell import Cell, cell_of, fits, leaf_of
-from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.decode import KEPT
-from dataloaders.cache.encoding import encoded
-from dataloaders.cache.file import assemble
-from dataloaders.cache.fingerprint import fingerprint
-from dataloaders.cache.images import Images
-from dataloaders.cache.packed import packed
-from dataloaders.cache.study import _digest
+from dataloaders.cache.build.builder import estimate
+from dataloaders.cache.build.fingerprint import fingerprint
+from dataloaders.cache.build.rows import Gathered
+from dataloaders.cache.build.study import _digest
+from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.cache.sample.cell import Cell, cell_of, fits, leaf_of
+from dataloaders.cache.sample.decode import KEPT
+from dataloaders.cache.sample.encoding import encoded
+from dataloaders.cache.sample.images import Images
+from dataloaders.cache.sample.packed import packed
 from dataloaders.cli import main
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import MODES
@@ -393,7 +392,7 @@ def test_masks_with_a_palette_are_not_compressed_again(path: Path) -> None:
 
 def test_masks_with_a_palette_in_shards(path: Path) -> None:
     for rank in range(2):
-        precompute(Masks(), path, shard=(rank, 2), num_workers=0, wait=rank == 1)
+        precompute(Masks(), path, shard=(rank, 2), num_workers=0, wait=rank == 1, single_file=False)
     cached = CachedDataset(path)
     assert len(cached.index.shards) == 2
     assert kinds(cached)["1"] == ["encoded:PNG:P"]
@@ -807,9 +806,10 @@ def test_packed_and_empty(path: Path, photos: Path) -> None:
 def hostile(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedDataset:
     """A cache whose rows are these bytes, sound in everything else."""
     cell = Cell(kind, np.frombuffer(data, np.uint8))
-    chunk = Chunk.of((row, 0, [cell]) for row in range(rows))
-    assert chunk is not None
-    assemble(lambda: iter([chunk]), path, About(samples=rows))
+    gathered = Gathered()
+    for row in range(rows):
+        gathered.add(row, 0, [cell])
+    write_cache(path, About(rows), 0, rows, gathered.entries(), gathered.blocks)
     return CachedDataset(path)
 
 

@@ -26,11 +26,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataloaders.cache import CachedDataset, join, verify
-from dataloaders.cache.block import HEADER, seal
-from dataloaders.cache.entries import is_shard_name
-from dataloaders.cache.index import Index
-from dataloaders.cache.shards import first_of, names_of, range_of, shard_path, shard_text
+from dataloaders.cache import CachedDataset, join, merge, verify
+from dataloaders.cache.build.parts import parts_folder, range_of
+from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.entries import is_shard_name
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
 from helpers.cached import build, datasets, mixed
 from helpers.compare import bits
@@ -40,25 +41,37 @@ relaxed = settings(
 )
 
 
+def part_path(path: Path, rank: int, of: int, samples: int) -> Path:
+    """Where a part stands, of ``of`` parts of so many samples."""
+    return parts_folder(path) / f"{range_of(rank, of, samples).start:05d}.h5"
+
+
+def build_part(path: Path, rank: int, of: int, samples: Sequence[Any], **said: Any) -> None:
+    part = range_of(rank, of, len(samples))
+    fingerprint = {"length": len(samples), **said.pop("fingerprint", {})}
+    if len(part) < len(samples):
+        fingerprint["first"] = part.start
+    parts_folder(path).mkdir(exist_ok=True)
+    build(
+        part_path(path, rank, of, len(samples)),
+        samples[part.start : part.stop],
+        fingerprint=fingerprint,
+        **said,
+    )
+
+
 def joined(
     folder: Path, samples: Sequence[Any], of: int, name: str = "a.h5", **options: Any
 ) -> Index:
-    """These samples as so many shards, and the file that joins them."""
-    path = folder / name
+    """These samples as so many parts, and the file that joins them."""
     for rank in range(of):
-        part = range_of(rank, of, len(samples))
-        fingerprint = {"length": len(samples), "shard": shard_text(rank, of)}
-        build(
-            shard_path(path, rank, of),
-            samples[part.start : part.stop],
-            fingerprint=fingerprint,
-            **options,
-        )
-    return join(path)
+        if range_of(rank, of, len(samples)) or (rank == 0 and not samples):
+            build_part(folder / name, rank, of, samples, **options)
+    return join(folder / name)
 
 
-def shards(folder: Path, of: int = 4) -> list[Path]:
-    return [folder / name for name in names_of(folder / "a.h5", of)]
+def shards(folder: Path) -> list[Path]:
+    return sorted(parts_folder(folder / "a.h5").glob("*.h5"))
 
 
 # The same rows as one file's
@@ -69,7 +82,7 @@ def test_the_rows_of_all_shards_in_their_order(tmp_path: Path, of: int) -> None:
     samples = mixed(30)
     wanted = [bits(sample) for sample in samples]
     index = joined(tmp_path, samples, of)
-    assert (index.rows, index.samples, len(index.shards)) == (30, 30, of)
+    assert (index.rows, index.samples, len(index.shards)) == (30, 30, min(of, 30))
     cached = CachedDataset(tmp_path / "a.h5")
     assert len(cached) == 30
     assert [bits(sample) for sample in cached] == wanted
@@ -78,7 +91,7 @@ def test_the_rows_of_all_shards_in_their_order(tmp_path: Path, of: int) -> None:
     rows = np.random.default_rng(of).integers(-30, 30, 50).tolist()
     assert [bits(s) for s in cached.__getitems__(rows)] == [wanted[row] for row in rows]
     assert [bits(sample) for sample in pickle.loads(pickle.dumps(cached))] == wanted
-    assert cached.shards == tuple(shards(tmp_path, of))
+    assert cached.shards == tuple(shards(tmp_path))
     with pytest.raises(IndexError, match="row 30 of a cache of 30 rows"):
         cached[30]
     assert verify(tmp_path / "a.h5") == []
@@ -97,7 +110,7 @@ def test_hdf5_reads_what_it_reads_of_one_file(
         def compare(name: str, wanted: Any) -> None:
             if not isinstance(wanted, h5py.Dataset):
                 assert name == "columns" or dict(file[name].attrs) == dict(wanted.attrs)
-            elif name != "checksums":
+            else:
                 names.append(name)
                 np.testing.assert_array_equal(file[name][()], wanted[()], name, strict=True)
                 assert file[name].is_virtual == (wanted.size > 0 and _holds_values(name))
@@ -105,7 +118,7 @@ def test_hdf5_reads_what_it_reads_of_one_file(
         one.visititems(compare)
         assert len(names) > 20
         assert dict(file.attrs) == {
-            "format": b"dataloaders cache, joined", "version": 3, "rows": 30, "shards": 4,
+            "format": b"dataloaders cache, joined", "version": 4, "rows": 30, "shards": 4,
         }  # fmt: skip
 
 
@@ -241,14 +254,14 @@ def test_the_same_shards_give_the_same_file_wherever_they_are(tmp_path: Path) ->
     assert len(CachedDataset(tmp_path / "copy" / "a.h5")[:]) == 20
     join(tmp_path / "copy" / "a.h5")
     assert (tmp_path / "copy" / "a.h5").read_bytes() == first
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [
-        *names_of(tmp_path / "a.h5", 3), "a.h5",
-    ]  # fmt: skip
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {
+        "a.parts", "a.h5", ".a.h5.lock",
+    }  # fmt: skip
 
 
 def test_no_rows_at_all(tmp_path: Path) -> None:
     index = joined(tmp_path, [], 3)
-    assert (index.rows, index.structure, len(index.shards)) == (0, None, 3)
+    assert (index.rows, index.structure, len(index.shards)) == (0, None, 1)
     assert CachedDataset(tmp_path / "a.h5")[:] == []
     assert verify(tmp_path / "a.h5") == []
 
@@ -264,7 +277,7 @@ def test_only_the_shards_that_are_read_are_mapped(tmp_path: Path) -> None:
     assert mapped() == set()
     cached[4]
     cached.__getitems__([4, 11, 5])
-    assert mapped() == {"a.00001-of-00004.h5", "a.00003-of-00004.h5"}
+    assert mapped() == {"a.parts/00003.h5", "a.parts/00009.h5"}
 
 
 def test_a_whole_column_is_not_one_array(tmp_path: Path) -> None:
@@ -308,9 +321,9 @@ def test_a_shard_that_is_missing_cut_or_another_one(tmp_path: Path) -> None:
             one.write_bytes(data)
         with pytest.raises(CacheError, match=message) as caught:
             CachedDataset(tmp_path / "a.h5")
-        assert f"shard {one.name} of the cache {tmp_path / 'a.h5'}" in str(caught.value)
+        assert f"shard a.parts/{one.name} of the cache {tmp_path / 'a.h5'}" in str(caught.value)
         (damage,) = verify(tmp_path / "a.h5")
-        assert damage.shard == one.name
+        assert damage.shard == f"a.parts/{one.name}"
         assert re.search(message, damage.what)
     one.write_bytes(others)
     other.write_bytes(whole)
@@ -335,7 +348,7 @@ def test_a_shard_whose_index_does_not_match_its_digest(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="damaged"):
         cached.__getitems__([0, 4])
     (damage,) = verify(tmp_path / "a.h5")
-    assert (damage.shard, damage.what[:10]) == (shard.name, "the index:")
+    assert (damage.shard, damage.what[:10]) == (f"a.parts/{shard.name}", "the index:")
 
 
 def test_a_shard_that_is_replaced_before_it_is_first_read(tmp_path: Path) -> None:
@@ -344,7 +357,7 @@ def test_a_shard_that_is_replaced_before_it_is_first_read(tmp_path: Path) -> Non
     copied = pickle.dumps(cached)
     shutil.copy(shards(tmp_path)[2], shards(tmp_path)[1])
     cached[0]
-    with pytest.raises(CacheError, match=r"shard a\.00001-of-00004\.h5 .* is not the one"):
+    with pytest.raises(CacheError, match=r"shard a\.parts/00003\.h5 .* is not the one"):
         cached[4]
     with pytest.raises(CacheError, match="is not the one"):
         pickle.loads(copied)
@@ -354,12 +367,12 @@ def test_a_shard_that_is_no_plain_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     joined(tmp_path / "a", mixed(12), 4)
     path, shard = tmp_path / "a" / "a.h5", shards(tmp_path / "a")[1]
-    shard.rename(tmp_path / "a" / "renamed.h5")
+    shard.rename(shard.with_name("renamed.h5"))
     shard.symlink_to("renamed.h5")
     assert len(CachedDataset(path)[:]) == 12
     shard.unlink()
-    shutil.move(tmp_path / "a" / "renamed.h5", tmp_path / "elsewhere.h5")
-    for target in ("../elsewhere.h5", str(tmp_path / "elsewhere.h5")):
+    shutil.move(shard.with_name("renamed.h5"), tmp_path / "elsewhere.h5")
+    for target in ("../../elsewhere.h5", str(tmp_path / "elsewhere.h5")):
         shard.symlink_to(target)
         with pytest.raises(CacheError, match="is a symbolic link to another folder"):
             CachedDataset(path)
@@ -369,17 +382,19 @@ def test_a_shard_that_is_no_plain_file(tmp_path: Path) -> None:
         CachedDataset(path)
     shard.unlink()
     os.mkfifo(shard)  # nobody writes to it: opening must not wait
-    with pytest.raises(CacheError, match=f"shard {shard.name} of the cache"):
+    with pytest.raises(CacheError, match=f"shard a.parts/{shard.name} of the cache"):
         CachedDataset(path)
     shard.unlink()
     shard.mkdir()
-    with pytest.raises(CacheError, match=f"shard {shard.name} of the cache .* cannot be read"):
+    with pytest.raises(
+        CacheError, match=f"shard a.parts/{shard.name} of the cache .* cannot be read"
+    ):
         CachedDataset(path)
 
 
 def test_every_flipped_bit_is_found_in_all_files(tmp_path: Path) -> None:
     joined(tmp_path, mixed(12), 3, failed=())
-    files = [tmp_path / "a.h5", *shards(tmp_path, 3)]
+    files = [tmp_path / "a.h5", *shards(tmp_path)]
     draw = np.random.default_rng(3)
     for path in files:
         whole = path.read_bytes()
@@ -390,7 +405,9 @@ def test_every_flipped_bit_is_found_in_all_files(tmp_path: Path) -> None:
             path.write_bytes(data)
             damages = verify(tmp_path / "a.h5")
             assert damages, (path, offset)
-            assert {damage.shard for damage in damages} == {"" if path == files[0] else path.name}
+            assert {damage.shard for damage in damages} == {
+                "" if path == files[0] else f"a.parts/{path.name}"
+            }
             assert all(damage.offset <= offset for damage in damages)
         path.write_bytes(whole)
     place = Index.parse(str(files[0])).columns[1].offsets
@@ -415,50 +432,84 @@ def test_progress_of_verifying_is_that_of_all_files(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_joined_is_said(tmp_path: Path) -> None:
-    def rebuilt(rank: int, samples: Sequence[Any], **fingerprint: Any) -> None:
-        known = {"length": 9, "shard": shard_text(rank, 3), **fingerprint}
-        path = shard_path(tmp_path / "a.h5", rank, 3)
-        build(path, samples, fingerprint=known)
+    path, ones = tmp_path / "a.h5", [np.float32(1)] * 9
+
+    def rebuilt(samples: Any, **fingerprint: Any) -> None:
+        build_part(path, 1, 3, samples, fingerprint=fingerprint)
 
     def refused(message: str) -> None:
         with pytest.raises(CacheError, match=message):
-            join(tmp_path / "a.h5")
-        assert not (tmp_path / "a.h5").exists()
-        assert not list(tmp_path.glob("*.building"))
+            join(path)
+        assert not path.exists()
 
-    refused(r"no shard of .*a\.h5; they are named like a\.00000-of-00008\.h5")
+    refused(r"no parts of .*a\.h5: .*a\.parts cannot be read \(No such file")
     for rank in range(3):
-        rebuilt(rank, [np.float32(1)] * 3)
-    shards(tmp_path, 3)[1].rename(tmp_path / "b.h5")
-    refused(r"of the 3 shards of .* are missing a\.00001-of-00003\.h5; copy")
-    shutil.copy(shards(tmp_path, 3)[0], shards(tmp_path, 3)[1])
-    refused(r"a\.00001-of-00003\.h5 is shard 0 of 3 \(counted from 0\): it was renamed or swapped")
-    rebuilt(1, [np.float64(1)] * 3)
-    refused(
-        r"column 'sample' holds <f4 in the shard a\.00000-of-00003\.h5 and <f8 in "
-        r"a\.00001-of-00003\.h5"
-    )
-    rebuilt(1, [(np.float32(1), 2)] * 3)
-    refused(
-        r"shards a\.00000-of-00003\.h5 and a\.00001-of-00003\.h5 are built differently: 1 leaves"
-    )
-    rebuilt(1, [np.float32(1)] * 3, torch="9.9")
+        build_part(path, rank, 3, ones)
+    one = part_path(path, 1, 3, 9)
+    one.rename(tmp_path / "b.h5")
+    refused(r"a\.parts is not complete: samples 3 to 5 are missing; copy the other parts there")
+    shutil.copy(part_path(path, 0, 3, 9), one)
+    refused(r"00003\.h5 begins with sample 0: it was renamed or swapped with another one")
+    rebuilt([np.float64(1)] * 9)
+    refused(r"column 'sample' holds <f4 in the part a\.parts/00000\.h5 and <f8 in a\.parts/00003")
+    rebuilt([(np.float32(1), 2)] * 9)
+    refused(r"parts a\.parts/00000\.h5 and a\.parts/00003\.h5 are built differently: 1 leaves")
+    rebuilt(ones, torch="9.9")
     refused(r"from different builds: torch is nothing in one and 9\.9 in the other")
-    rebuilt(1, [np.float32(1)] * 2)
-    refused(r"a\.00001-of-00003\.h5 is of 2 samples, and should have another part of the 9")
-    build(shards(tmp_path, 3)[1], [np.float32(1)] * 3, fingerprint={"length": 9})
-    refused(r"a\.00001-of-00003\.h5 is not a shard: it was not built with shard=\(1, 3\)")
-    rebuilt(1, [np.float32(1)] * 3)
-    shutil.copy(shards(tmp_path, 3)[0], shard_path(tmp_path / "a.h5", 0, 2))
-    refused("shards of several builds: 1 of 2 and 3 of 3")
-    shard_path(tmp_path / "a.h5", 0, 2).unlink()
-    join(tmp_path / "a.h5")
-    assert CachedDataset(tmp_path / "a.h5")[:] == [1] * 9
+    rebuilt(ones)
+    one.write_bytes(one.read_bytes()[:-1])
+    refused("truncated")
+    rebuilt(ones)
+    assert join(path).rows == 9
+    assert CachedDataset(path)[:] == [1] * 9
+
+
+def test_a_folder_that_is_a_link_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    joined(tmp_path, mixed(6), 2)
+    parts_folder(tmp_path / "a.h5").rename(tmp_path / "b.parts")
+    (tmp_path / "a.parts").symlink_to(tmp_path / "b.parts")
+    with pytest.raises(CacheError, match="is a symbolic link to another folder"):
+        CachedDataset(tmp_path / "a.h5")
+
+
+def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path: Path) -> None:
+    samples = mixed(20)
+    joined(tmp_path, samples, 3)
+    build(tmp_path / "one.h5", samples, fingerprint={"length": 20})
+    (tmp_path / "there").mkdir()
+    shutil.move(tmp_path / "a.h5", tmp_path / "there")
+    shutil.move(tmp_path / "a.parts", tmp_path / "there")
+    done: list[tuple[int, int]] = []
+    index = merge(
+        tmp_path / "there" / "a.h5", tmp_path / "m.h5", progress=lambda *told: done.append(told)
+    )
+    assert (tmp_path / "m.h5").read_bytes() == (tmp_path / "one.h5").read_bytes()
+    assert (index.rows, index.shards, done[-1][0]) == (20, (), done[-1][1])
+    with pytest.raises(CacheError, match=r"m\.h5 exists; delete it"):
+        merge(tmp_path / "there" / "a.h5", tmp_path / "m.h5")
+    (tmp_path / "there" / "a.parts" / "00006.h5").unlink()
+    with pytest.raises(CacheError, match=r"shard a\.parts/00006\.h5 of the cache .* is missing"):
+        merge(tmp_path / "there" / "a.h5", tmp_path / "n.h5")
+
+
+@relaxed
+@given(samples=datasets(), of=st.integers(1, 6))
+def test_any_parts_are_merged_into_the_file_that_one_process_writes(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[Any], of: int
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    try:
+        joined(folder, samples, of)
+        merge(folder / "a.h5", folder / "m.h5")
+        build(folder / "one.h5", samples, fingerprint={"length": len(samples)})
+        assert (folder / "m.h5").read_bytes() == (folder / "one.h5").read_bytes()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_shard_with_impossible_offsets_is_not_joined(tmp_path: Path) -> None:
     joined(tmp_path, ["ab" * row for row in range(6)], 2)
-    shard = shards(tmp_path, 2)[1]
+    shard = shards(tmp_path)[1]
     place = Index.parse(str(shard)).columns[0].offsets
     assert place is not None
     whole = shard.read_bytes()
@@ -466,26 +517,20 @@ def test_a_shard_with_impossible_offsets_is_not_joined(tmp_path: Path) -> None:
         data = bytearray(whole)
         data[place.offset + 8 * row : place.offset + 8 * row + 8] = value.to_bytes(8, "little")
         shard.write_bytes(data)
-        with pytest.raises(CacheError, match=f"the shard {shard.name} is damaged, in column"):
+        with pytest.raises(
+            CacheError, match=f"the part a.parts/{shard.name} is damaged, in column"
+        ):
             join(tmp_path / "a.h5")
 
 
 def test_a_file_that_is_no_joined_one_is_not_replaced(tmp_path: Path) -> None:
     joined(tmp_path, mixed(6), 2)
-    shutil.copy(shards(tmp_path, 2)[0], tmp_path / "a.h5")
+    shutil.copy(shards(tmp_path)[0], tmp_path / "a.h5")
     with pytest.raises(CacheError, match=r"a\.h5 exists and is not a joined cache; delete it"):
         join(tmp_path / "a.h5")
 
 
-def test_a_joined_cache_is_no_shard(tmp_path: Path) -> None:
-    joined(tmp_path, mixed(6), 2)
-    shutil.copy(tmp_path / "a.h5", shards(tmp_path, 2)[0])
-    (tmp_path / "a.h5").unlink()
-    with pytest.raises(CacheError, match="is not a shard"):
-        join(tmp_path / "a.h5")
-
-
-def test_the_samples_of_a_shard() -> None:
+def test_the_samples_of_a_rank() -> None:
     for samples in (0, 1, 7, 100, 10**9 + 7):
         for of in (1, 3, 8, 1000):
             ranges = [range_of(rank, of, samples) for rank in range(of)]
@@ -493,7 +538,6 @@ def test_the_samples_of_a_shard() -> None:
             assert ranges[-1].stop == samples
             assert all(one.stop == other.start for one, other in pairwise(ranges))
             assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
-            assert len(set(names_of(Path("a.h5"), of))) == of
 
 
 # Indexes that somebody made up
@@ -552,7 +596,8 @@ def test_the_index_that_nobody_spoilt(whole: Whole) -> None:
     assert whole.read(whole.fields) == "read"
 
 
-NAMES = ["", ".", "..", "../a.h5", "/etc/passwd", "b/a.h5", "a\\b.h5", "a\0.h5", "a\n.h5", "\ud800",
+NAMES = ["", ".", "..", "../a.h5", "/etc/passwd", "c/b/a.h5", "../b/a.h5",
+         "a/../b.h5", "/a.h5", "a/", "../..", "a\\b.h5", "a\0.h5", "a\n.h5", "\ud800",
          "é" * 128, "a" * 300, "\x1b[2J.h5", "\u202ea.h5"]  # fmt: skip
 
 
@@ -563,6 +608,7 @@ def test_a_shard_is_a_file_beside_this_one(whole: Whole, name: str) -> None:
     fields["shards"][1]["name"] = name
     assert "shard 1 is named" in whole.read(fields)
     assert is_shard_name("é b%.h5")
+    assert is_shard_name("é b%/a.h5")
 
 
 @pytest.mark.parametrize(
@@ -574,7 +620,7 @@ def test_a_shard_is_a_file_beside_this_one(whole: Whole, name: str) -> None:
         ("shards", {}, "shards is no list"),
         ("shards", [None] * 3, "shard 0 is no object"),
         ("shards", [{}] * 70_000, "there are 70000 shards"),
-        ("shards.0.name", "a.00001-of-00003.h5", "two shards have the same name"),
+        ("shards.0.name", "a.parts/00003.h5", "two shards have the same name"),
         ("shards.0.name", 3, "shard 0: name is 3, and no text"),
         ("shards.0.name", "none.h5", "none.h5 of the cache .* is missing"),
         ("shards.0.name", "a.h5", "shard a.h5 of the cache .* is not the one"),
@@ -655,17 +701,18 @@ def test_values_of_the_index_changed(whole: Whole, data: st.DataObject) -> None:
 # A shard by itself
 
 
-def test_a_shard_is_a_cache_whose_failures_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
+def test_a_part_is_a_cache_whose_failures_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
+    parts_folder(path).mkdir()
     for rank in range(3):
-        fingerprint = {"length": 12, "shard": shard_text(rank, 3)}
+        fingerprint = {"length": 12, "first": 4 * rank}
         build(
-            shard_path(path, rank, 3), mixed(3), failed=[(rank, f"no {rank}")],
+            parts_folder(path) / f"{4 * rank:05d}.h5", mixed(3), failed=[(rank, f"no {rank}")],
             fingerprint=fingerprint,
         )  # fmt: skip
-    cached = [CachedDataset(shard) for shard in shards(tmp_path, 3)]
+    cached = [CachedDataset(shard) for shard in shards(tmp_path)]
     assert [each.failed for each in cached] == [[(0, "no 0")], [(5, "no 1")], [(10, "no 2")]]
-    assert verify(shards(tmp_path, 3)[1]) == []
+    assert verify(shards(tmp_path)[1]) == []
     index = join(path)
     assert (index.rows, index.samples) == (9, 12)
     assert CachedDataset(path).failed == [(0, "no 0"), (5, "no 1"), (10, "no 2")]
@@ -676,7 +723,8 @@ def test_a_shard_is_a_cache_whose_failures_have_the_numbers_of_the_dataset(tmp_p
 @pytest.mark.parametrize(
     "fingerprint",
     [
-        {}, {"shard": "1 of 3"}, {"shard": "3 of 3", "length": 9}, {"shard": "1 of 0", "length": 9},
+        {}, {"first": -1}, {"first": True}, {"first": "1"}, {"first": 1 << 60},
+        {"shard": "1 of 3"}, {"shard": "3 of 3", "length": 9}, {"shard": "1 of 0", "length": 9},
         {"shard": "1 of 3", "length": -9}, {"shard": "1 of 3", "length": True},
         {"shard": "1 of 3", "length": 10**30}, {"shard": ["1 of 3"], "length": 9},
         {"shard": "9" * 5000 + " of 3", "length": 9}, {"shard": "\u0661 of \u0663", "length": 9},

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dataloaders.cache.block import SMALLEST_BLOCK
+from dataloaders.cache.format.block import SMALLEST_BLOCK
 from helpers.cached import build
 from helpers.hostile import Whole
 from helpers.processes import run_script

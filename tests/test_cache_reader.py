@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from dataloaders.cache.changes import changes
-from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.format.changes import changes
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.errors import CacheError
 from helpers.cached import Point, build, mixed
 from helpers.compare import bits
@@ -239,8 +239,8 @@ def test_read_only_media(path: Path, tmp_path: Path) -> None:
         folder.chmod(0o555)
         source = f"""
             import os
-            from dataloaders.cache.reader import CachedDataset
-            from dataloaders.cache.verification import verify
+            from dataloaders.cache.read.reader import CachedDataset
+            from dataloaders.cache.read.verification import verify
             import PIL.Image
             if os.getuid() == 0:
                 os.setgroups([])
@@ -402,5 +402,5 @@ def test_an_image_row_is_one_copy(tmp_path: Path) -> None:
 )
 @given(st.lists(st.none() | st.text(max_size=5), min_size=1, max_size=9))
 def test_none_among_strings(tmp_path: Path, texts: list[str | None]) -> None:
-    build(tmp_path / "a.h5", texts, 2)
+    build(tmp_path / "a.h5", texts)
     assert list(CachedDataset(tmp_path / "a.h5")) == texts

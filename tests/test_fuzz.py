@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.read.reader import CachedDataset
 from fuzz.mutation import few_bytes
 from fuzz.sealed import opened, refitted
 from fuzz.targets import TARGETS
@@ -25,7 +25,6 @@ TRIES = {
     "shown": 12,
     "batches": 40,
     "cell": 600,
-    "journal": 60,
     "joined": 60,
     "build": 6,
 }

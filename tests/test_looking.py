@@ -23,7 +23,7 @@ from backends.synthetic import Synthetic
 from dataloaders import DataLoader, wrap
 from dataloaders.backend import Backend
 from dataloaders.cache import estimate, precompute
-from dataloaders.cache.fingerprint import fingerprint
+from dataloaders.cache.build.fingerprint import fingerprint
 from helpers.lazy_files import PLACES, STORES, LazyImages, forget, opened_here, wrong_samples
 
 BACKENDS: dict[str, Callable[[], Backend | str]] = {

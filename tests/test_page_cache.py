@@ -16,8 +16,7 @@ import torch
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import join, precompute
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.shards import shard_path, shard_text
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,
@@ -260,11 +259,12 @@ def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path: Path, batche
 
 def test_rows_of_shards_come(tmp_path: Path) -> None:
     samples = [np.full(8 * PAGE, row, np.uint8) for row in range(12)]
-    for rank in range(3):
+    (tmp_path / "a.parts").mkdir()
+    for first in (0, 4, 8):
         build(
-            shard_path(tmp_path / "a.h5", rank, 3),
-            samples[4 * rank : 4 * rank + 4],
-            fingerprint={"length": 12, "shard": shard_text(rank, 3)},
+            tmp_path / "a.parts" / f"{first:05d}.h5",
+            samples[first : first + 4],
+            fingerprint={"length": 12, "first": first},
         )
     join(tmp_path / "a.h5")
     cached = CachedDataset(tmp_path / "a.h5")

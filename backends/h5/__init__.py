@@ -35,16 +35,16 @@ from dataloaders.backend import Ahead, Backend, Session, Specification
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
-from dataloaders.cache import CachedDataset, Estimate, precompute, sample
-from dataloaders.cache.advice import full_size
-from dataloaders.cache.build import opened
-from dataloaders.cache.cut import cuts_of, whole
-from dataloaders.cache.images import Choice, Images
-from dataloaders.cache.index import Index
-from dataloaders.cache.observed import Observed
-from dataloaders.cache.packed import packed
-from dataloaders.cache.progress import BuildProgress
-from dataloaders.cache.sample import Classes, classes_in, namedtuples_in
+from dataloaders.cache import CachedDataset, Estimate, precompute
+from dataloaders.cache.build.advice import full_size
+from dataloaders.cache.build.builder import opened
+from dataloaders.cache.build.observed import Observed
+from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.sample.cut import cuts_of, whole
+from dataloaders.cache.sample.images import Choice, Images
+from dataloaders.cache.sample.packed import packed
+from dataloaders.cache.sample.sample import Classes, classes_in, namedtuples_in
 from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.machine.resources import usable_cores
@@ -267,7 +267,7 @@ class H5(Backend):
     def _path(self, observed: Observed) -> Path:
         if self.path is not None:
             return Path(self.path)
-        from dataloaders.cache.fingerprint import fingerprint
+        from dataloaders.cache.build.fingerprint import fingerprint
 
         kept = fingerprint(observed.loader.dataset, self.images, observed=observed)
         text = json.dumps(kept, sort_keys=True)
@@ -466,7 +466,8 @@ def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
         for kind in kinds
         if kind.__name__ == name
         and getattr(kind, "_fields", None) == fields
-        and kind.__module__ != sample.__name__  # classes made for want of the dataset's own
+        # Not classes that were made for want of the dataset's own.
+        and kind.__module__ != "dataloaders.cache.sample.sample"
     ]
 
 

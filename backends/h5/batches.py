@@ -31,9 +31,9 @@ from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.columns import ColumnReader
-from dataloaders.cache.joined import JoinedColumn, groups
-from dataloaders.cache.sample import Classes, Structure, join
+from dataloaders.cache.read.columns import ColumnReader
+from dataloaders.cache.read.joined import JoinedColumn, groups
+from dataloaders.cache.sample.sample import Classes, Structure, join
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dataloaders.cache.cell import leaf_of
-from dataloaders.cache.columns import ColumnReader
-from dataloaders.cache.decode import is_encoded, undecoded
-from dataloaders.cache.joined import JoinedColumn
-from dataloaders.cache.planes import has_planes, put_planes
+from dataloaders.cache.read.columns import ColumnReader
+from dataloaders.cache.read.joined import JoinedColumn
+from dataloaders.cache.sample.cell import leaf_of
+from dataloaders.cache.sample.decode import is_encoded, undecoded
+from dataloaders.cache.sample.planes import has_planes, put_planes
 from dataloaders.transforms.actions import Action, Operator, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.kinds import torchvision_name

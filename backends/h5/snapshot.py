@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataloaders.cache.cut import equal_state
+from dataloaders.cache.sample.cut import equal_state
 from dataloaders.transforms.find import find_chains
 
 __all__ = ["Snapshot"]

@@ -16,8 +16,8 @@ from dataloaders.errors import OptionError
 
 if TYPE_CHECKING:
     from dataloaders.cache import CachedDataset
-    from dataloaders.cache.estimation import Estimate
-    from dataloaders.cache.progress import BuildProgress
+    from dataloaders.cache.build.estimation import Estimate
+    from dataloaders.cache.build.progress import BuildProgress
 
 __all__ = ["add_parsers", "carry_out"]
 
@@ -188,10 +188,10 @@ def add_parsers(commands: Subparsers) -> None:
     build.add_argument(
         "--compress",
         metavar="CODEC",
-        help="zstd (small) or blosc (fast to read); takes the extra gpu-dataloaders[compressed]",
+        help="zstd (takes the extra gpu-dataloaders[compressed]) or gzip",
     )
     build.add_argument(
-        "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), blosc 1 to 9 (9)"
+        "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), gzip 1 to 9 (4)"
     )
     build.add_argument(
         "--shard",
@@ -323,7 +323,7 @@ def _join(parsed: argparse.Namespace) -> int:
 
 
 def _told(cached: CachedDataset) -> str:
-    from dataloaders.cache.disk import size_of
+    from dataloaders.cache.format.disk import size_of
 
     shards = f" in {len(cached.shards)} shards" if cached.shards else ""
     return f"{len(cached):,} samples{shards}, {size_of(cached.index.all_bytes)}"
@@ -342,9 +342,9 @@ def _extract(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    from dataloaders.cache.disk import size_of
-    from dataloaders.cache.shards import listed
-    from dataloaders.cache.verification import verify
+    from dataloaders.cache.format.disk import size_of
+    from dataloaders.cache.read.shards import listed
+    from dataloaders.cache.read.verification import verify
     from dataloaders.cli.progress import ProgressLine
 
     line = ProgressLine(quiet=parsed.quiet)
@@ -406,7 +406,7 @@ class _Told:
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show ``progress``."""
-        from dataloaders.cache.disk import size_of
+        from dataloaders.cache.format.disk import size_of
 
         doing: str = progress.phase
         if progress.waiting:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.datasets.files import SUFFIXES, EncodedFile
 from dataloaders.errors import CacheError, OptionError
 

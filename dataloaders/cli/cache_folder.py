@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dataloaders.cache.disk import size_of
-from dataloaders.cache.index import Index
-from dataloaders.cache.lock import BuildLock
+from dataloaders.cache.build.locks import Busy, locked
+from dataloaders.cache.format.disk import size_of
+from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import printable
-from dataloaders.cache.shards import names_of
 from dataloaders.cli.table import table
 from dataloaders.errors import CacheError
 from dataloaders.tuning.learned import cache_folder
@@ -71,14 +70,13 @@ def _deleted(kept: _Kept) -> str:
         if not kept.path.is_dir() or kept.path.is_symlink():
             for path in (kept.path, *kept.shards):
                 path.unlink(missing_ok=True)
+            with suppress(OSError):  # there is none, or something else is in it
+                kept.path.with_suffix(".parts").rmdir()
             return "deleted"
-        lock = BuildLock(kept.path)
-        if not lock.try_acquire():
-            return "kept, since somebody builds it:"
-        try:
+        with locked(kept.path.with_suffix(".h5")):
             shutil.rmtree(kept.path)
-        finally:
-            lock.release()
+    except Busy:
+        return "kept, since somebody builds it:"
     except OSError as error:
         return f"kept, since it cannot be deleted ({error.strerror}):"
     return "deleted"
@@ -96,12 +94,13 @@ def _found() -> list[_Kept]:
     now = time.time()
     found = []
     indexes = {path: _index_of(path) for path in paths if path.suffix == ".h5"}
-    joined = {path: _shards_of(path, index, set(paths)) for path, index in indexes.items()}
+    joined = {path: _shards_of(path, index) for path, index in indexes.items()}
     of_others = {shard for shards in joined.values() for shard in shards}
+    of_others |= {path.with_suffix(".parts") for path, shards in joined.items() if shards}
     for path in paths:
         if path in of_others:  # counted, used and deleted with the file that joins them
             continue
-        if path.suffix == ".building":
+        if path.suffix == ".parts":
             files = _stats(path.glob("*"))
             times = [each.st_mtime for each in files or _stats([path])]
             what = "a build that is under way, or was interrupted"
@@ -126,13 +125,19 @@ def _stats(paths: Iterable[Path]) -> list[os.stat_result]:
     return found
 
 
-def _shards_of(path: Path, index: Index | str, there: set[Path]) -> tuple[Path, ...]:
-    """The shards that go with this file; only those that have its own name."""
+def _shards_of(path: Path, index: Index | str) -> tuple[Path, ...]:
+    """The parts that go with this file; only those that have its own name."""
     if isinstance(index, str):
         return ()
-    names = {shard.name for shard in index.shards}
-    own = names_of(path, len(index.shards))
-    return tuple(path.with_name(n) for n in own if n in names and path.with_name(n) in there)
+    found = [path.parent / shard.name for shard in index.shards]
+    own = (path.with_suffix(".parts").name, path.parent.name)
+    stem = f"{path.stem}."
+    return tuple(
+        each
+        for each in found
+        if each.parent.name == own[0] or (each.parent == path.parent and each.name.startswith(stem))
+        if each.exists()
+    )
 
 
 def _index_of(path: Path) -> Index | str:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaders.cache.attributes import told
-from dataloaders.cache.disk import size_of
-from dataloaders.cache.entries import ColumnEntry
+from dataloaders.cache.format.attributes import told
+from dataloaders.cache.format.disk import size_of
+from dataloaders.cache.format.entries import ColumnEntry
 from dataloaders.cache.printable import printable
-from dataloaders.cache.reader import CachedDataset
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cli.table import table
 from dataloaders.errors import CacheError, OptionError
 

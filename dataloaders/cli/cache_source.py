@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dataloaders.cache.images import Choice, Encoded
+from dataloaders.cache.sample.images import Choice, Encoded
 from dataloaders.cli.similar import similar
 from dataloaders.errors import MissingDependency, OptionError
 

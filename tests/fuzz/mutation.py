@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import copy
 import json
-import zlib
 from collections.abc import Callable
 from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataloaders.cache.block import seal
-from dataloaders.cache.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
-from dataloaders.cache.sample import DTYPES
+from dataloaders.cache.format.block import seal
+from dataloaders.cache.sample.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
+from dataloaders.cache.sample.sample import DTYPES
 from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
 from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
 
-__all__ = ["cell", "few_bytes", "file", "folder", "journal", "json_text", "packed", "unpacked"]
+__all__ = ["cell", "few_bytes", "file", "folder", "json_text", "packed", "unpacked"]
 
 Raw: TypeAlias = Callable[[bytes], bytes]
 
@@ -307,29 +306,6 @@ def cell(data: bytes, random: Random, raw: Raw) -> bytes:
     return json.dumps([kind, dtype, shape]).encode() + b"\n" + values
 
 
-def journal(data: bytes, random: Random, raw: Raw) -> bytes:
-    """A journal of which a line is torn, or says something else with a checksum that is right."""
-    if random.random() < 0.2:
-        return raw(data)
-    lines = data.splitlines(keepends=True)
-    if not lines:
-        return raw(data)
-    at = random.randrange(len(lines))
-    text = lines[at][9:-1]
-    try:
-        text = encoded(_changed(json.loads(text), random))
-    except (ValueError, RecursionError):
-        text = raw(text)
-    if random.random() < 0.1:
-        text = random.choice((b"[" * 5000, b'{"chunk":' + b"9" * 5000 + b"}", b"{}", raw(text)))
-    line = b"%08x %s\n" % (zlib.crc32(text), text)
-    if random.random() < 0.5:
-        lines[at] = line
-    else:
-        lines.insert(at, line)
-    return b"".join(lines)
-
-
 def packed(folder: dict[str, bytes]) -> bytes:
     """The files of a folder as one input: their names and lengths in a line, then their bytes."""
     lengths = {name: len(data) for name, data in folder.items()}
@@ -363,21 +339,17 @@ def folder(data: bytes, random: Random, raw: Raw) -> bytes:
     if not files:
         return data
     name = random.choice(sorted(files))
-    change = random.randrange(9)
-    if change == 8 and "placing.json" in files:
-        files["placing.json"] = json_text(files["placing.json"], random, raw)
-    elif change == 0:
+    change = random.randrange(5)
+    if change == 0:
         del files[name]
     elif change == 1:
         files[name] = files[name][: random.randrange(len(files[name]) + 1)]
     elif change == 2:
-        files[random.choice(("assembled", "journal", "build.json", "stop", "chunk-000009.ab"))] = (
-            files[name]
-        )
+        files[random.choice(("00002.h5", "build.json", "00006.h5", "00004-0123abcd.h5"))] = files[
+            name
+        ]
     elif change == 3:
         files["build.json"] = json_text(files.get("build.json", b"{}"), random, raw)
-    elif change in (4, 5, 6):
-        files["journal"] = journal(files.get("journal", b""), random, raw)
     else:
         files[name] = raw(files[name])
     return packed(files)

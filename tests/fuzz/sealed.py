@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.block import HEADER, seal
-from dataloaders.cache.checksums import BLOCK
-from dataloaders.cache.sample import DTYPES, column_names
+from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.checksums import BLOCK
+from dataloaders.cache.sample.sample import DTYPES, column_names
 from dataloaders.errors import CacheError
 
 __all__ = ["LARGEST", "Opened", "opened", "refitted"]

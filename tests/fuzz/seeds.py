@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,13 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import join, precompute
-from dataloaders.cache.block import HEADER
-from dataloaders.cache.codecs import CODECS
-from dataloaders.cache.compress import Compressed
-from dataloaders.cache.sample import DTYPES
+from dataloaders.cache.format.block import HEADER
+from dataloaders.cache.format.codecs import CODECS
+from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.sample.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 
-__all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "joined", "journals", "texts"]
+__all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "joined", "texts"]
 
 BUILT_ROWS = 7
 
@@ -53,7 +51,7 @@ def _samples() -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     yield "deep", [{"a": {1: [Point((0, {"b": ()}), [torch.ones(1)])]}, "c": {}}] * 2, {}
     yield "none", [], {"failed": [(0, "torn"), (1, "too")]}
     yield "nothing", [None, None], {}
-    if all(map(find_spec, ("zstandard", "lz4", "hdf5plugin"))):
+    if all(map(find_spec, ("zstandard", "hdf5plugin"))):
         for codec in CODECS:
             yield codec, [_compressible(row) for row in range(80)], {"compress": Compressed(codec)}
 
@@ -82,7 +80,7 @@ def texts(folder: Path) -> Iterator[bytes]:
 
 def cells(folder: Path) -> Iterator[bytes]:
     """Kind, dtype and shape as JSON in a line, then values."""
-    from dataloaders.cache.sample import split
+    from dataloaders.cache.sample.sample import split
 
     for _, samples, _ in _samples():
         for cell in (cell for sample in samples for cell in split(sample)[1]):
@@ -105,7 +103,7 @@ class Built:
     """A dataset that is built again and again: little of everything.
 
     Args:
-        fixed: whether all rows have one shape, so that they are written at their places at once.
+        fixed: whether all rows have one shape.
     """
 
     classes = ("small", "large")
@@ -132,11 +130,11 @@ def joined(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
         for rank in range(3):
             precompute(dataset, path, num_workers=0, on_error="skip", shard=(rank, 3), wait=False)
         join(path)
-        yield path, sorted(folder.glob(f"{path.stem}.*-of-*.h5"))
+        yield path, sorted(path.with_suffix(".parts").glob("*.h5"))
 
 
 def interrupted(folder: Path, *, fixed: bool = False) -> dict[str, bytes]:
-    """The files of a build that was broken off after two of its chunks."""
+    """The files of a build that was broken off after two of its parts."""
 
     def broken_off(progress: Any) -> None:
         if progress.samples_done >= 4:
@@ -149,16 +147,7 @@ def interrupted(folder: Path, *, fixed: bool = False) -> dict[str, bytes]:
         )
     except KeyboardInterrupt:
         pass
-    build_folder = folder / "built.h5.building"
+    build_folder = folder / "built.parts"
     found = {each.name: each.read_bytes() for each in sorted(build_folder.iterdir())}
     shutil.rmtree(build_folder)
     return found
-
-
-def journals(folder: Path) -> Iterator[bytes]:
-    """Journals of builds."""
-    whole = interrupted(folder)["journal"]
-    yield whole
-    assembled = b'{"assembled":"assembled"}'
-    yield whole + b"%08x %s\n" % (zlib.crc32(assembled), assembled)
-    yield b"".join(islice(whole.splitlines(keepends=True), 1))

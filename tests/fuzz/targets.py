@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import shutil
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,14 +27,13 @@ from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
 from dataloaders.cache import precompute
-from dataloaders.cache.block import seal
-from dataloaders.cache.cell import cell_of, leaf_of
-from dataloaders.cache.changes import changes
-from dataloaders.cache.index import Index
-from dataloaders.cache.journal import Journal, Record, read_journal
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.sample import DTYPES
-from dataloaders.cache.verification import verify
+from dataloaders.cache.format.block import seal
+from dataloaders.cache.format.changes import changes
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
+from dataloaders.cache.sample.cell import cell_of, leaf_of
+from dataloaders.cache.sample.sample import DTYPES
 from dataloaders.cli import cache_info
 from dataloaders.cli.cache_extract import extract
 from dataloaders.errors import CacheError
@@ -155,7 +155,7 @@ def _batches(data: bytes, folder: Path) -> None:
 
 
 def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
-    from dataloaders.cache.sample import leaf_paths
+    from dataloaders.cache.sample.sample import leaf_paths
 
     structure = cached.index.structure
     paths = [] if structure is None or not len(cached) else leaf_paths(structure)
@@ -185,42 +185,12 @@ def _cell(data: bytes, folder: Path) -> None:
                 assert cell_of(leaf, "leaf").kind == kind
 
 
-def _journal(data: bytes, folder: Path) -> None:
-    """A build's journal: what is whole is read, and it can be gone on with."""
-    path = folder / "journal"
-    path.write_bytes(data)
-    before = read_journal(path)
-    assert 0 <= before.good <= len(data)
-    for record in before.records.values():
-        assert record.bytes >= 0
-        assert record.rows >= 0
-        assert os.path.basename(record.file) == record.file
-    new = Record(7, "chunk-000007.ab", 2, (3, 4), "00", "", ((1, "why"),))
-    journal = Journal(path)
-    journal.append(new)
-    journal.close()
-    assert read_journal(path).records == {**before.records, 7: new}
-
-
 class _Build:
-    """A build that is gone on with in a folder that was torn, or that somebody else wrote.
-
-    It ends in the file that an undisturbed build gives. Only lines of the journal that another
-    program wrote, with checksums that are right, may lead to another file, which is sound too.
-    """
-
-    def __init__(self) -> None:
-        self._wanted: dict[bool, bytes] = {}
-        self._lines: list[bytes] = []
+    """A build that is gone on with in a folder that was torn, or that somebody else wrote."""
 
     def seeds(self, folder: Path) -> Iterable[bytes]:
-        path = folder / "built.h5"
         for fixed in (False, True):
-            self._precompute(path, fixed)
-            self._wanted[fixed] = path.read_bytes()
-            path.unlink()
             whole = seeds.interrupted(folder, fixed=fixed)
-            self._lines += whole["journal"].splitlines(keepends=True)
             if fixed:
                 whole["fixed"] = b""  # says which dataset it is of
             yield mutation.packed(whole)
@@ -228,7 +198,7 @@ class _Build:
 
     def run(self, data: bytes, folder: Path) -> None:
         path = folder / "built.h5"
-        building = folder / "built.h5.building"
+        building = folder / "built.parts"
         building.mkdir()
         files = mutation.unpacked(data)
         fixed = files.pop("fixed", None) is not None
@@ -237,12 +207,10 @@ class _Build:
         try:
             self._precompute(path, fixed)
         except CacheError:
-            self._precompute(path, fixed, resume=False)
+            shutil.rmtree(building)
+            self._precompute(path, fixed)
         assert len(CachedDataset(path)) <= seeds.BUILT_ROWS
         assert not verify(path)
-        lines = files.get("journal", b"").splitlines(keepends=True)
-        if all(line in self._lines for line in lines):
-            assert path.read_bytes() == self._wanted[fixed]
 
     def _precompute(self, path: Path, fixed: bool, **options: Any) -> None:
         dataset = seeds.Built(fixed=fixed)
@@ -257,11 +225,14 @@ class _Joined:
 
     def seeds(self, folder: Path) -> Iterable[bytes]:
         for path, shards in seeds.joined(folder):
-            self._shards.update({shard.name: shard.read_bytes() for shard in shards})
+            self._shards.update(
+                {str(shard.relative_to(folder)): shard.read_bytes() for shard in shards}
+            )
             yield path.read_bytes()
 
     def run(self, data: bytes, folder: Path) -> None:
         for name, contents in self._shards.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(contents)
         path = folder / "a.h5"
         path.write_bytes(data)
@@ -290,7 +261,6 @@ TARGETS = {
     "shown": Target(_shown, seeds.files, mutation.file),
     "batches": Target(_batches, seeds.files, mutation.file),
     "cell": Target(_cell, seeds.cells, mutation.cell),
-    "journal": Target(_journal, seeds.journals, mutation.journal),
     "joined": Target(_JOINED.run, _JOINED.seeds, mutation.file),
     "build": Target(_BUILD.run, _BUILD.seeds, mutation.folder, audited=False),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataloaders.cache.about import About
-from dataloaders.cache.chunk import Chunk
-from dataloaders.cache.file import assemble
-from dataloaders.cache.index import Index
-from dataloaders.cache.sample import DTYPES, split
+from dataloaders.cache.build.rows import Gathered
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.cache.sample.sample import DTYPES, split
 
 Point = namedtuple("Point", "x y")
 MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
@@ -27,24 +26,13 @@ TORCH_DTYPES = (
 )  # fmt: skip
 
 
-def chunks_of(samples: Sequence[Any], size: int = 7) -> Callable[[], Iterator[Chunk]]:
-    """What `assemble` takes: these samples, so many a chunk, through the bytes of chunk files."""
-
-    def chunks() -> Iterator[Chunk]:
-        for start in range(0, len(samples), size):
-            rows = range(start, min(start + size, len(samples)))
-            chunk = Chunk.of((row, *split(samples[row])) for row in rows)
-            assert chunk is not None
-            yield Chunk.from_buffer(b"".join(map(bytes, chunk.to_bytes())))
-
-    return chunks
-
-
-def build(path: Path, samples: Sequence[Any], size: int = 7, **said: Any) -> Index:
+def build(path: Path, samples: Sequence[Any], **said: Any) -> Index:
     """A cache of these samples at ``path``; what it says of itself as `About` has it."""
-    progress = said.pop("progress", None)
     said.setdefault("samples", len(samples) + len(said.get("failed", ())))
-    return assemble(chunks_of(samples, size), path, About(**said), progress=progress)
+    rows = Gathered()
+    for number, sample in enumerate(samples):
+        rows.add(number, *split(sample))
+    return write_cache(path, About(**said), rows.structure, rows.rows, rows.entries(), rows.blocks)
 
 
 def mixed(rows: int) -> list[Any]:

@@ -223,7 +223,7 @@ def _is_image(value: Any) -> bool:
 def _image_bits(image: Any) -> tuple[Any, ...]:
     palette: tuple[Any, ...] = ()
     if image.mode == "P":
-        from dataloaders.cache.palette import contents
+        from dataloaders.cache.sample.palette import contents
 
         palette = contents(image)[2:]
     return (image.mode, image.size, image.tobytes(), *palette)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from dataloaders.cache.block import HEADER
+from dataloaders.cache.format.block import HEADER
 
 _SINCE_3 = ("attributes",)
 _COLUMNS_SINCE_3 = ("most_values", "most_pixels")

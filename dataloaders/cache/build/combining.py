@@ -1,0 +1,256 @@
+"""The columns of several parts as those of one cache.
+
+    parts' columns ──> an entry: fixed, if it is so in all of them with one shape, else variable
+    a part's rows  ──> offsets, shapes and codes as they count in the whole; its values
+
+A joined cache leaves values where they are; a merged one has a copy, as if written at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.cache.read.columns import ColumnReader, mapped
+from dataloaders.cache.sample.decode import is_encoded
+from dataloaders.cache.format.entries import MOST_VARIANTS, ColumnEntry
+from dataloaders.cache.format.hdf5 import Source
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.sample.sample import column_names
+from dataloaders.cache.format.writing import path_of
+from dataloaders.errors import CacheError
+
+__all__ = ["Combined", "MappedPart"]
+
+_AT_ONCE = 1 << 20  # rows whose offsets are in memory together
+
+
+@dataclass(frozen=True)
+class MappedPart:
+    """One part that is combined with others.
+
+    Attributes:
+        name: of its file, from the folder of the whole.
+        index: its own.
+        data: all bytes of the file.
+    """
+
+    name: str
+    index: Index
+    data: npt.NDArray[np.uint8]
+
+    def reader(self, number: int) -> ColumnReader:
+        """Return what reads this column."""
+        return ColumnReader(self.index.columns[number], self.index.rows, self.data)
+
+
+class Combined:
+    """The columns of all parts.
+
+    Args:
+        parts: in the order of their rows.
+        copied: whether values are copied, so that rows that are None have none.
+
+    Attributes:
+        rows: of all parts.
+        entries: of the columns, without places.
+
+    Raises:
+        CacheError: parts that cannot stand in one cache; the message names both.
+    """
+
+    def __init__(self, parts: Sequence[MappedPart], *, copied: bool) -> None:
+        self._parts = [part for part in parts if part.index.rows]
+        self._copied = copied
+        self.rows = sum(part.index.rows for part in self._parts)
+        if self._parts:
+            self._refuse_other_structures()
+        count = len(self._parts[0].index.columns) if self._parts else 0
+        self.entries = [self._entry(number) for number in range(count)]
+
+    def _refuse_other_structures(self) -> None:
+        first = self._parts[0]
+        for part in self._parts:
+            if part.index.structure != first.index.structure:
+                names = [column_names(each.index.structure or 0) for each in (first, part)]
+                shown = [", ".join(each[:8]) for each in names]
+                raise CacheError(
+                    f"the samples of the parts {first.name} and {part.name} are built differently: "
+                    f"{len(names[0])} leaves ({shown[0]}) and {len(names[1])} ({shown[1]}); a "
+                    "cache needs the same keys and lengths in all of them. Return what varies as "
+                    "one tensor, array, str or plain list"
+                )
+
+    def _entry(self, number: int) -> ColumnEntry:
+        columns = [part.index.columns[number] for part in self._parts]
+        name = columns[0].name
+        variants = tuple(dict.fromkeys(variant for each in columns for variant in each.variants))
+        if len(variants) > MOST_VARIANTS:
+            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
+        there = [
+            (part, each)
+            for part, each in zip(self._parts, columns, strict=True)
+            if not _is_none(each)
+        ]
+        if not there:
+            return ColumnEntry.of_rows(name, "|u1", variants, (0,), self.rows)
+        first, one = there[0]
+        for part, each in there:
+            if each.dtype != one.dtype:
+                raise CacheError(
+                    f"column {name!r} holds {one.dtype} in the part {first.name} and {each.dtype} "
+                    f"in {part.name}; convert them to one type in the dataset"
+                )
+        is_fixed = one.shape is not None and all(each.shape == one.shape for _, each in there)
+        largest = [
+            each.most_values if each.shape is None else math.prod(each.shape) for _, each in there
+        ]
+        return ColumnEntry.of_rows(
+            name,
+            one.dtype,
+            variants,
+            one.shape if is_fixed else None,
+            self.rows,
+            size=sum(self._count(part, number) for part, _ in there),
+            most_values=None if None in largest else max(filter(None, largest), default=0),
+            most_pixels=_pixels(columns),
+        )
+
+    def _count(self, part: MappedPart, number: int) -> int:
+        """How many values of this column a part gives to a variable one."""
+        entry = part.index.columns[number]
+        if _is_none(entry):
+            return 0
+        if entry.shape is None:
+            return entry.values.size
+        rows = part.index.rows
+        if self._copied and entry.codes is not None:
+            rows = int(_there(entry, _codes(entry, part, range(rows))).sum())
+        return rows * math.prod(entry.shape)
+
+    def sources(self, number: int) -> tuple[Source, ...]:
+        """Return where the values of this column are in the parts."""
+        found, rows, values = [], 0, 0
+        whole = self.entries[number]
+        for part in self._parts:
+            entry, count = part.index.columns[number], self._count(part, number)
+            if count:
+                shape = entry.shape_of("values", part.index.rows)
+                first = values if whole.shape is None else rows
+                found.append(Source(part.name, path_of(entry, "values"), shape, first))
+                values += count
+            rows += part.index.rows
+        return tuple(found)
+
+    def blocks(self, number: int, name: str) -> Iterator[npt.NDArray[Any]]:
+        """Yield the arrays that make up one dataset of a column.
+
+        Raises:
+            CacheError: a part is damaged.
+        """
+        if name == "values":
+            for part in self._parts:
+                yield from self._values(part, number)
+            return
+        if name == "offsets":
+            yield np.zeros(1, "<u8")
+        values = 0
+        for part in self._parts:
+            for first in range(0, part.index.rows, _AT_ONCE):
+                rows = range(first, min(first + _AT_ONCE, part.index.rows))
+                if name == "codes":
+                    entry, whole = part.index.columns[number], self.entries[number]
+                    numbers = [whole.variants.index(variant) for variant in entry.variants]
+                    yield np.array(numbers, "|u1")[_codes(entry, part, rows)]
+                    continue
+                counts, shapes = self._sizes(part, number, rows)
+                if name == "shapes":
+                    yield shapes
+                else:
+                    ends = values + np.cumsum(counts)
+                    values = int(ends[-1])
+                    yield ends.astype("<u8")
+
+    def _values(self, part: MappedPart, number: int) -> Iterator[npt.NDArray[Any]]:
+        entry, whole = part.index.columns[number], self.entries[number]
+        reader = part.reader(number)
+        has_gaps = entry.shape is not None and entry.codes is not None and whole.shape is None
+        if entry.shape == whole.shape and entry.packing is None and not has_gaps:
+            yield reader.values
+            return
+        zeros = np.zeros(whole.shape or (), whole.dtype)
+        for row in range(part.index.rows):
+            values = reader.view(row)
+            if values is not None:
+                yield values
+            elif whole.shape is not None:
+                yield zeros
+
+    def _sizes(
+        self, part: MappedPart, number: int, rows: range
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Return how many values each of these rows of a part has, and their shapes."""
+        entry, whole = part.index.columns[number], self.entries[number]
+        codes = _codes(entry, part, rows)
+        there = _there(entry, codes)
+        shapes = np.zeros((len(rows), whole.dimensions), "<u8")
+        if entry.shape is not None:
+            counts = np.full(len(rows), 0 if _is_none(entry) else math.prod(entry.shape), np.int64)
+            if self._copied:
+                counts[~there] = 0
+            if not _is_none(entry):
+                shapes[there, : len(entry.shape)] = entry.shape
+            return counts, shapes
+        assert entry.offsets is not None
+        every = mapped(part.data, "<u8", entry.offsets)
+        if every[0] != 0 or every[-1] != entry.values.size:
+            raise _damaged(entry, part, f"its rows begin at {every[0]} and end at {every[-1]}")
+        places = np.array(every[rows.start : rows.stop + 1])
+        if (places[1:] < places[:-1]).any() or places[-1] > entry.values.size:
+            raise _damaged(entry, part, "rows have values in another order, or outside")
+        counts = (places[1:] - places[:-1]).astype(np.int64)
+        if entry.shapes is not None:
+            found = mapped(part.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
+            shapes[:, : entry.dimensions] = found[rows.start : rows.stop]
+        elif whole.dimensions:
+            dimensions = np.array([of for _, of in entry.variants], np.int64)[codes]
+            shapes[:, 0] = np.where(dimensions == 1, counts, 0)
+        return counts, shapes
+
+
+def _codes(entry: ColumnEntry, part: MappedPart, rows: range) -> npt.NDArray[np.uint8]:
+    if entry.codes is None:
+        return np.zeros(len(rows), np.uint8)
+    codes = np.array(mapped(part.data, "|u1", entry.codes)[rows.start : rows.stop])
+    if len(codes) and codes.max() >= len(entry.variants):
+        raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
+    return codes
+
+
+def _there(entry: ColumnEntry, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Return which of the rows with these codes are not None."""
+    return np.array([kind != "none" for kind, _ in entry.variants], np.bool_)[codes]
+
+
+def _pixels(columns: Sequence[ColumnEntry]) -> int | None:
+    """Of the largest encoded image; None: there is none, or some part does not say."""
+    encoded = [each for each in columns if any(is_encoded(kind) for kind, _ in each.variants)]
+    pixels = [each.most_pixels for each in encoded]
+    return None if None in pixels else max(filter(None, pixels), default=None)
+
+
+def _is_none(column: ColumnEntry) -> bool:
+    """Whether every row is None: then its dtype and shape mean nothing."""
+    return all(kind == "none" for kind, _ in column.variants)
+
+
+def _damaged(column: ColumnEntry, part: MappedPart, what: str) -> CacheError:
+    return CacheError(
+        f"the part {part.name} is damaged, in column {column.name!r}: {what}; delete it and build "
+        "again"
+    )

@@ -1,0 +1,188 @@
+"""What a build will take, from the few samples that were read before it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from dataloaders.cache.format.disk import free_bytes, size_of
+from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.build.rows import PART_BYTES
+from dataloaders.errors import CacheError
+
+__all__ = [
+    "ONE_FILE_BYTES",
+    "Estimate",
+    "estimate_of",
+    "refuse_small_disk",
+    "rows_of_part",
+    "workers_for",
+]
+
+ONE_FILE_BYTES = 128 << 20
+"""Parts that take less together are put into one file."""
+
+_BYTES_PER_WORKER = 2 * PART_BYTES + (300 << 20)
+_FEW_SECONDS = 2.0
+_MOST_PARTS, _PART_SECONDS = 64, 1.0  # of what becomes one file
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a build will take.
+
+    Attributes:
+        samples: the number of samples in the dataset.
+        bytes: the size of the finished cache, before any compression.
+        low_bytes: a size that it will hardly fall below: ``bytes`` minus two standard errors.
+        seconds: the time of the phase that reads the samples, with these workers.
+        disk_needed: the peak number of bytes on the disk: the cache, and where it becomes one file
+            its parts as well.
+        disk_free: bytes that can be written there now.
+        num_workers: processes that read samples; 0: only this one.
+        rows: samples in a part, which is what each worker loses on an interruption.
+        advice: why rows are larger than they need to be, and what to do; "" if they are not.
+    """
+
+    samples: int
+    bytes: int
+    low_bytes: int
+    seconds: float
+    disk_needed: int
+    disk_free: int
+    num_workers: int
+    rows: int
+    advice: str = ""
+
+    @property
+    def low_needed(self) -> float:
+        """Bytes of disk, at once, that it will hardly do with fewer of."""
+        return self.disk_needed / max(1, self.bytes) * self.low_bytes
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether parts are put into one file at the end."""
+        return self.disk_needed > self.bytes
+
+    def __str__(self) -> str:
+        by = "this process"
+        if self.num_workers:
+            by = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
+        told = (
+            f"{self.samples:,} samples, about {size_of(self.bytes)} and "
+            f"{timedelta(seconds=max(1, round(self.seconds)))} with {by}"
+        )
+        if self.disk_needed > self.bytes:
+            told += f"; {size_of(self.disk_needed)} while it is built"
+        return f"{told}; {size_of(self.disk_free)} are free"
+
+
+def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> int:
+    """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory.
+
+    Args:
+        found: what the dataset is.
+        samples: to be read.
+        cores: that the build may use.
+        memory: bytes that it may take.
+    """
+    if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
+        return 0
+    return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
+
+
+def rows_of_part(found: Findings, samples: int) -> int:
+    """Return the samples of a part: as many as fit into a worker's memory.
+
+    What becomes one file is made of more and smaller parts, so that all workers have some.
+    """
+    memory = statistics.fmean(found.proved) if found.proved else 1.0
+    rows = max(1, int(PART_BYTES / max(1.0, memory)))
+    if _mean(found.bytes) * samples > ONE_FILE_BYTES:
+        return rows
+    parts = min(_MOST_PARTS, round(_seconds(found) * samples / _PART_SECONDS))
+    return max(1, min(rows, math.ceil(samples / max(1, parts))))
+
+
+def estimate_of(
+    found: Findings,
+    folder: Path,
+    *,
+    samples: int,
+    num_workers: int,
+    cores: int,
+    rows: int,
+    one_file: bool | None,
+    advice: str = "",
+) -> Estimate:
+    """Return what building in ``folder`` will take.
+
+    Args:
+        found: what the dataset is.
+        folder: of the file.
+        samples: to be read.
+        num_workers: processes that read them.
+        cores: that these may use.
+        rows: of a part.
+        one_file: whether parts are put into one file; None: if they are small.
+        advice: what would make it smaller.
+    """
+    mean = _mean(found.bytes)
+    spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
+    low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
+    size = round(mean * samples)
+    is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
+    busy = max(1, min(num_workers, cores))
+    return Estimate(
+        samples=samples,
+        bytes=size,
+        low_bytes=round(low * samples),
+        seconds=_seconds(found) * samples / busy,
+        disk_needed=2 * size if is_copied else size,
+        disk_free=free_bytes(folder),
+        num_workers=num_workers,
+        rows=rows,
+        advice=advice,
+    )
+
+
+def refuse_small_disk(
+    estimate: Estimate, folder: Path, written: int, *, others: int = 0, ranks: int = 0
+) -> None:
+    """Nothing if there is room.
+
+    Args:
+        estimate: of this build.
+        folder: that is written to.
+        written: bytes that are there already.
+        others: bytes that other ranks are still to write on the same disk.
+        ranks: how many these are.
+
+    Raises:
+        CacheError: there is hardly room; says how much is needed and how much is free.
+    """
+    needed = round(estimate.low_needed) - written + others
+    if needed > estimate.disk_free:
+        meanwhile = ""
+        times = estimate.disk_needed / max(1, estimate.bytes)
+        if times > 1:
+            meanwhile = f", and {times:.2g} times that while its parts are copied into one file"
+        beside = f", of which {size_of(others)} for {ranks} other ranks," if others else ""
+        raise CacheError(
+            f"{estimate.samples} samples will take about {size_of(estimate.bytes)}{meanwhile}: "
+            f"{size_of(max(needed, 0))} more are needed{beside} and "
+            f"{size_of(estimate.disk_free)} are free in {folder}; make room, give a path on "
+            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
+        )
+
+
+def _seconds(found: Findings) -> float:
+    """Of one row: the median, without the first, which imports and opens things."""
+    return statistics.median(found.seconds[1:] or found.seconds or [0.0])
+
+
+def _mean(values: list[int]) -> float:
+    return statistics.fmean(values) if values else 0.0

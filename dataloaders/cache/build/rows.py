@@ -1,0 +1,292 @@
+"""Make one part of a cache: samples read one by one, their leaves copied, one finished file.
+
+    samples 1200 to 1699 ──read──> cells, images encoded ──> Gathered ──writing.py──> 01200.h5
+
+A part is closed early when its rows take too much memory or too long; the rest is another part.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.cache.sample.cut import Call, Cut
+from dataloaders.cache.format.disk import sync, writing
+from dataloaders.cache.sample.encoding import Encoder
+from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
+from dataloaders.cache.build.failure import told
+from dataloaders.cache.sample.images import Images
+from dataloaders.cache.build.parts import Names
+from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.sample.sample import Cell, Structure, column_names
+from dataloaders.cache.build.seeds import DrawDetector, seed_for
+from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.errors import CacheError
+from dataloaders.seeding.states import random_states_kept
+
+__all__ = ["PART_BYTES", "Gathered", "Job", "Made", "Maker"]
+
+PART_BYTES = 96 << 20
+"""Rows are written when they take more memory than this."""
+
+_PART_SECONDS = 30.0
+_NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all parts of a build have in common.
+
+    Attributes:
+        calls: how each row must have gone through the transforms; None: however it did.
+        allow_random: whether rows may draw from the process-wide generators, which are then seeded
+            for each by its number.
+        skip: whether a sample that fails is left out instead of ending the build.
+        images: how images are kept.
+        names: of the parts' files.
+        about: what each part says of itself, but for its samples.
+    """
+
+    calls: tuple[Call, ...] | None
+    allow_random: bool
+    skip: bool
+    images: Images
+    names: Names
+    about: About
+
+
+@dataclass(frozen=True)
+class Made:
+    """A part that is finished.
+
+    Attributes:
+        samples: their numbers, those left out included.
+        failed: how many of them were left out.
+        bytes: of the file.
+        structure: of each row; None without rows.
+    """
+
+    samples: range
+    failed: int
+    bytes: int
+    structure: Structure | None
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Callable that makes the part of some samples, or of the first of them.
+
+    Args:
+        cut: gives the rows.
+        job: what to do with them.
+    """
+
+    cut: Cut
+    job: Job
+
+    def __call__(self, samples: range) -> Made:
+        """Return what was made; its file is on the disk.
+
+        Raises:
+            CacheError: the samples cannot be kept in one cache, or the disk is full.
+            Exception: the sample's own.
+        """
+        job = self.job
+        rows, failed = Gathered(), list[tuple[int, str]]()
+        with random_states_kept(cuda=False):
+            stop = self._read(samples, rows, failed)
+        samples = range(samples.start, stop)
+        with writing(job.names.folder):
+            index = write_part(rows, samples, failed, job)
+        return Made(samples, len(failed), index.file_bytes, rows.structure)
+
+    def _read(self, samples: range, rows: Gathered, failed: list[tuple[int, str]]) -> int:
+        """Take rows until they are enough; return the number of the first sample not read."""
+        job, cut, encoder = self.job, self.cut, Encoder(self.job.images)
+        detector = None if job.allow_random else DrawDetector(_NO_SAMPLE)
+        until = time.monotonic() + _PART_SECONDS
+        for index in samples:
+            if rows.memory > PART_BYTES or time.monotonic() > until:
+                return index
+            if job.allow_random:
+                seed_for(index)
+            row: tuple[Structure, list[Cell]] | None = None
+            try:
+                structure, cells = read_row(cut, index, job.calls)
+                row = structure, encoder.cells(index, structure, cells)
+            except Exception as error:
+                if not job.skip:
+                    raise
+                failed.append((index, told(error)))
+            # Also if it failed: which samples are left out must not depend on what is drawn.
+            if detector is not None and (moved := detector.moved()):
+                raise draws_refused(cut.name, index, moved)
+            if row is not None:
+                rows.add(index, *row)
+        return samples.stop
+
+
+def write_part(rows: Gathered, samples: range, failed: list[tuple[int, str]], job: Job) -> Any:
+    """Write these rows as the part of ``samples``, synced and at its name; return its index."""
+    about = job.names.of_part(job.about, samples, failed)
+    path = job.names.path(samples.start)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        index = write_cache(
+            unfinished, about, rows.structure, rows.rows, rows.entries(), rows.blocks
+        )
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync(path.parent)
+    return index
+
+
+@dataclass
+class _Column:
+    cells: list[Cell] = field(default_factory=list)
+
+    @property
+    def there(self) -> list[Cell]:
+        """Those that are not None."""
+        return [cell for cell in self.cells if cell.kind != "none"]
+
+    def variants(self) -> dict[Variant, int]:
+        found: dict[Variant, int] = {}
+        for cell in self.cells:
+            found.setdefault(_variant(cell), len(found))
+        return found
+
+
+class Gathered:
+    """Rows of one part, column by column.
+
+    Attributes:
+        structure: of each row; None without rows.
+        rows: how many there are.
+        memory: bytes that they take, about.
+    """
+
+    def __init__(self) -> None:
+        self.structure: Structure | None = None
+        self.rows = self.memory = 0
+        self._columns: list[_Column] = []
+        self._numbers: list[int] = []
+        self._names: list[str] = []
+        self._entries: list[ColumnEntry] = []
+
+    def add(self, number: int, structure: Structure, cells: list[Cell]) -> None:
+        """Take the row of sample ``number``, which owns its memory.
+
+        Raises:
+            CacheError: it cannot stand in one file with those before.
+        """
+        if self.structure is None:
+            self.structure, self._names = structure, column_names(structure)
+            self._columns = [_Column() for _ in self._names]
+        elif structure != self.structure:
+            raise other_structure(self._numbers[0], self.structure, number, structure)
+        for column, cell in zip(self._columns, cells, strict=True):
+            column.cells.append(cell)
+            self.memory += cell.values.nbytes + BYTES_PER_CELL
+        self._numbers.append(number)
+        self.rows += 1
+
+    def entries(self) -> list[ColumnEntry]:
+        """Return the columns, without places.
+
+        Raises:
+            CacheError: a column has values of several types; names the samples.
+        """
+        self._entries = [
+            self._entry(name, column)
+            for name, column in zip(self._names, self._columns, strict=True)
+        ]
+        return self._entries
+
+    def _entry(self, name: str, column: _Column) -> ColumnEntry:
+        dtype = self._dtype(name, column)
+        variants = tuple(column.variants())
+        if len(variants) > MOST_VARIANTS:
+            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
+        there = column.there
+        pixels = max((cell.pixels for cell in there), default=0) or None
+        shapes = {cell.values.shape for cell in there}
+        if not there:
+            shape: tuple[int, ...] | None = (0,)  # a column that takes no bytes
+        else:
+            one = next(iter(shapes))
+            shape = one if len(shapes) == 1 and len(one) <= MOST_FIXED else None
+        sizes = [cell.values.size for cell in there] if shape is None else []
+        return ColumnEntry.of_rows(
+            name,
+            dtype,
+            variants,
+            shape,
+            self.rows,
+            size=sum(sizes),
+            most_values=max(sizes, default=0),
+            most_pixels=pixels,
+        )
+
+    def _dtype(self, name: str, column: _Column) -> str:
+        first: tuple[int, Cell] | None = None
+        for number, cell in zip(self._numbers, column.cells, strict=True):
+            if cell.kind == "none":
+                continue
+            if first is None:
+                first = number, cell
+            elif cell.values.dtype.str != first[1].values.dtype.str:
+                raise CacheError(
+                    f"column {name!r} holds {first[1].values.dtype.str} ({first[1].kind}) in "
+                    f"sample {first[0]} and {cell.values.dtype.str} ({cell.kind}) in sample "
+                    f"{number}; convert them to one type in the dataset"
+                )
+        return "|u1" if first is None else first[1].values.dtype.str
+
+    def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
+        """Yield the arrays that make up one dataset of a column, after `entries`."""
+        entry, cells = self._entries[number], self._columns[number].cells
+        if part == "values":
+            zeros = np.zeros(entry.shape or (), entry.dtype)
+            for cell in cells:
+                if cell.kind != "none":
+                    yield cell.values
+                elif entry.shape is not None:
+                    yield zeros
+        elif part == "offsets":
+            sizes = [0 if cell.kind == "none" else cell.values.size for cell in cells]
+            yield np.cumsum([0, *sizes], dtype="<u8")
+        elif part == "shapes":
+            shapes = np.zeros((len(cells), entry.dimensions), "<u8")
+            for row, cell in enumerate(cells):
+                if cell.kind != "none":
+                    shapes[row, : cell.values.ndim] = cell.values.shape
+            yield shapes
+        else:
+            numbers = self._columns[number].variants()
+            yield np.array([numbers[_variant(cell)] for cell in cells], "|u1")
+
+
+def other_structure(first: int, structure: Structure, number: int, other: Structure) -> CacheError:
+    """Return the error for two samples that are built differently."""
+    return CacheError(
+        f"samples {first} and {number} are built differently: {_shown(structure)} and "
+        f"{_shown(other)}; a cache needs the same keys in the same order, and the same "
+        "lengths, in all of them. Return what varies as one tensor, array, str or plain list"
+    )
+
+
+def _variant(cell: Cell) -> Variant:
+    return cell.kind, 0 if cell.kind == "none" else cell.values.ndim
+
+
+def _shown(structure: Structure) -> str:
+    names = column_names(structure)
+    return f"{len(names)} leaves ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

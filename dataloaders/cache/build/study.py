@@ -1,0 +1,351 @@
+"""A few samples, read before a cache is built: which cut holds, what rows cost, what is random.
+
+cuts ──read, finish, compare with the dataset's own sample──> the first that holds, else whole
+     ──generators drawn from, rows read again─────────────> random or not
+     ──────────────────────────────────────────────────────> bytes, seconds, digests
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dataloaders.batches.tree import leaves
+from dataloaders.cache.format.attributes import attributes_of
+from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole
+from dataloaders.cache.sample.encoding import Encoder
+from dataloaders.cache.build.failure import not_interrupted, told
+from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.sample.images import Images
+from dataloaders.cache.sample.packed import packed
+from dataloaders.cache.sample.palette import PALETTE, contents
+from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.sample.sample import (
+    Cell,
+    Structure,
+    column_names,
+    join,
+    leaf_of,
+    leaf_paths,
+    split,
+)
+from dataloaders.cache.build.seeds import DrawDetector, seed_for
+from dataloaders.errors import CacheError
+from dataloaders.seeding.states import random_states_kept
+from dataloaders.transforms.find import find_generators
+from dataloaders.transforms.table import same_bits
+
+__all__ = ["Study", "same_samples"]
+
+_PROVED = 4
+_MEASURED = 16
+_SECONDS = 1.0
+"""After this long no more samples are read than must be."""
+
+_UNREAD = "no sample could be read"
+
+_Cells = tuple[Structure, list[Cell]]
+
+
+class Study:
+    """Callable that reads the samples and gives the `Findings`; to be run in another process.
+
+    Args:
+        dataset: what is read.
+        samples: how many it has.
+        skip: whether samples that fail are left out.
+        images: how images are kept.
+        encode: whether to encode images of the samples that are read, as is done where a cache is
+            built: what it costs, and whether there are any.
+
+    Attributes:
+        images: how images are kept.
+        cuts: the ways to cut the dataset, best first; the last one is the dataset itself. One that
+            gives its files, if they are to be packed.
+
+    Raises:
+        CacheError: the files are to be packed, and it is not known where they are.
+    """
+
+    def __init__(
+        self, dataset: Any, samples: int, *, skip: bool, images: Images, encode: bool = True
+    ) -> None:
+        self.images = images
+        self.cuts: list[Cut]
+        if images.packed:
+            self.cuts, self._reason = [packed(dataset)], ""
+        else:
+            found, self._reason = cuts_of(dataset, images=images.rows == "images")
+            self.cuts = [*found, whole(dataset)]
+        self._encoder = Encoder(images if encode else Images())
+        self._encode = encode
+        self._dataset = dataset
+        self._samples = samples
+        self._skip = skip
+
+    def __call__(self) -> Findings:
+        """Read; the random states are then what they were."""
+        self._own = [(put, get()) for get, put in find_generators(self._dataset)]
+        try:
+            with random_states_kept(cuda=False):
+                return self._findings()
+        finally:
+            for put, state in self._own:
+                put(state)
+
+    def _findings(self) -> Findings:
+        found = Findings(reason=self._reason, attributes=attributes_of(self._dataset))
+        if self.images.packed:
+            self._prove_packed(found)
+            self._measure(found)
+            return found
+        reasons = []
+        for choice, cut in enumerate(self.cuts):
+            calls = None if choice == len(self.cuts) - 1 else self._calls(cut)
+            if isinstance(calls, str):
+                reasons.append(calls)
+                continue
+            found.choice, found.calls = choice, calls
+            break
+        if reasons:
+            found.reason = reasons[-1]
+        self._measure(found)
+        return found
+
+    def _prove_packed(self, found: Findings) -> None:
+        """There is no other cut to fall back to: whoever asks for files must get files."""
+        found.choice = 0
+        calls = self._calls(self.cuts[0]) if self._samples else ()
+        if calls == _UNREAD:
+            self._measure(found)  # which raises what reading raises, if it is not to be skipped
+        if isinstance(calls, str):
+            raise CacheError(
+                f'images="packed": {type(self._dataset).__name__} does more than decode its '
+                f"files to RGB and apply its transform: {calls}. Keep what it gives instead: "
+                'images="jpeg", "png" or "webp"'
+            )
+        found.calls = calls
+
+    def refuse_no_images(self, found: Findings) -> None:
+        """Nothing to encode is not what was asked for.
+
+        Raises:
+            CacheError: there is no image in the samples, or not in a column that was named.
+        """
+        if self.images.rows != "images" or not self._encode or not found.bytes:
+            return
+        names = ", ".join(map(repr, found.columns)) or "none"
+        missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
+        if missing:
+            what = "there is no PIL image in it" if missing[0] in found.columns else "unknown"
+            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are {names}"
+        elif not any(found.columns.values()):
+            text = f"images={str(self.images)!r}: there is no PIL image in the columns {names}"
+        else:
+            return
+        why = f" ({found.reason})" if found.reason else ""
+        raise CacheError(
+            f"{text} of {type(self._dataset).__name__}{why}. Tensors are kept raw: have the "
+            "dataset give PIL images, with ToTensor or ToImage behind what is computed, or "
+            "leave images out"
+        )
+
+    def refuse_random(self, found: Findings) -> None:
+        """A cache would keep what is drawn once.
+
+        Raises:
+            CacheError: rows drew from process-wide generators, or samples differ each time they
+                are read.
+        """
+        why = f"; {found.random}" if found.random else ""
+        if found.reason and found.choice == len(self.cuts) - 1:
+            why += f", and nothing can stay live: {found.reason}"
+        if found.drawn is not None:
+            raise draws_refused(self.cuts[0].name, *found.drawn, why)
+        if found.random:
+            raise CacheError(
+                f"{type(self._dataset).__name__} is random{why}. It drew from none of the "
+                "generators of torch, NumPy and Python's random, so it has a generator of its own "
+                "or depends on something else that changes. A cache would keep one draw for ever. "
+                "Take what is random out of the dataset (a torchvision Compose as "
+                "transform= stays live from its first random member on), or pass allow_random=True "
+                "to keep what each sample is when it is read"
+            )
+
+    def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
+        """How rows go through ``cut``, if its rows and tails give the dataset's samples."""
+        calls: tuple[Call, ...] | None = None
+        for index in _spread(self._samples, _PROVED):
+            try:
+                theirs = self._theirs(index)
+            except BaseException as error:
+                not_interrupted(error)
+                continue  # its row is read too, further on: there it is told
+            try:
+                self._seed(index, 0)
+                row = cut.read(index)
+                now = cut.calls_in(row)
+                if isinstance(now, str):
+                    return now
+                kept = _rejoined(row)
+                self._seed(index, 0)
+                ours = Finish(cut.tails, now)(kept)
+            except Exception as error:
+                return f"a row could not be made or finished ({told(error)})"
+            if calls not in (None, now):
+                return "samples go through its transforms in different ways"
+            calls = now
+            # A tail with generators of its own gives other values each time: nothing to compare.
+            if not same_samples(ours, theirs) and same_samples(self._theirs(index), theirs):
+                return "what its transforms give is changed or seeded elsewhere in the dataset"
+        return calls if calls else _UNREAD
+
+    def _theirs(self, index: int) -> Any:
+        self._seed(index, 0)
+        sample = sample_of(self._dataset, index)
+        try:
+            return _rejoined(sample)  # the dataset may use its memory again for the next reading
+        except CacheError:  # what a tail makes may be something that no cache keeps
+            return sample
+
+    def _measure(self, found: Findings) -> None:
+        cut = self.cuts[found.choice]
+        must = set(_spread(self._samples, _PROVED))
+        rest = [index for index in _scattered(self._samples, _MEASURED) if index not in must]
+        started = time.monotonic()
+        for index in [*sorted(must), *rest]:
+            if index not in must and time.monotonic() - started > _SECONDS:
+                break
+            try:
+                self._measure_one(found, cut, index, index in must)
+            except BaseException as error:
+                not_interrupted(error)
+                if not self._skip or not isinstance(error, Exception):
+                    raise
+                if index in must:  # of the others, how many are read is a matter of time
+                    found.digests[index] = "failed"
+
+    def _measure_one(self, found: Findings, cut: Cut, index: int, must: bool) -> None:
+        self._seed(index, 0)
+        detector = DrawDetector(index)
+        begun = time.perf_counter()
+        try:
+            first = read_row(cut, index, found.calls)
+        finally:
+            if moved := detector.moved():
+                found.drawn = min(filter(None, (found.drawn, (index, moved))))
+        structure, cells = first
+        for name, cell in zip(column_names(structure), cells, strict=True):
+            found.columns[name] = found.columns.get(name, False) or cell.is_image
+        try:
+            cells = self._encoder.cells(index, structure, cells)
+        except CacheError:
+            if not self._skip:
+                raise
+            # It is left out; its digest stays that of what was read.
+        found.seconds.append(time.perf_counter() - begun)
+        paths = leaf_paths(structure)
+        found.at_leaves &= all(path in paths for _, path in found.calls or ())
+        found.cells = len(cells)
+        found.bytes.append(sum(cell.values.nbytes for cell in cells))
+        if not must:
+            return
+        found.proved.append(found.bytes[-1] + BYTES_PER_CELL * len(cells))
+        found.digests[index] = _digest(first)
+        self._seed(index, 1)
+        differs = _difference(first, read_row(cut, index, found.calls))
+        if differs:
+            found.random = found.random or f"sample {index} read twice differs in {differs}"
+            self._seed(index, 0)
+            if _difference(first, read_row(cut, index, found.calls)):
+                found.digests[index] = "random"
+
+    def _seed(self, index: int, turn: int) -> None:
+        """The dataset's own generators too begin again, unless another reading is wanted."""
+        seed_for(index, turn)
+        if turn == 0:
+            for put, state in self._own:
+                put(state)
+
+
+def _spread(samples: int, count: int) -> list[int]:
+    """Up to ``count`` samples, evenly over the dataset; the first and the last are among them."""
+    last = min(samples, count) - 1
+    return sorted({round(n * (samples - 1) / max(1, last)) for n in range(last + 1)})
+
+
+def _scattered(samples: int, count: int) -> list[int]:
+    """As `_spread`, but of many samples each is moved by less than half a step.
+
+    Where kinds of samples come in turns, even steps may meet one kind only. Steps that begin with
+    fractions of the golden ratio do not keep time with any turn.
+    """
+    even = _spread(samples, count)
+    if samples <= 6 * count:
+        return even
+    step, golden = samples / count, (5**0.5 - 1) / 2
+    moved = (index + int((n * golden % 1 - 0.5) * step) for n, index in enumerate(even))
+    return sorted({min(max(index, 0), samples - 1) for index in moved})
+
+
+def _rejoined(sample: Any) -> Any:
+    """Return ``sample`` as a cache gives it back, in memory of its own.
+
+    Raises:
+        CacheError: no cache keeps it.
+    """
+    structure, cells = split(sample)
+    return join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
+
+
+def _digest(row: _Cells) -> str:
+    structure, cells = row
+    digest = hashlib.blake2b(json.dumps(structure).encode(), digest_size=16)
+    for cell in cells:
+        if cell.kind == PALETTE:  # another zlib makes another file of the same image
+            digest.update(repr((PALETTE, contents(leaf_of(PALETTE, cell.values)))).encode())
+            continue
+        digest.update(f"{cell.kind} {cell.values.dtype.str} {cell.values.shape} ".encode())
+        digest.update(cell.values.tobytes())
+    return digest.hexdigest()
+
+
+def _difference(one: _Cells, other: _Cells) -> str:
+    """In which column two readings of a sample differ, in words; "" if in none."""
+    if one[0] != other[0]:
+        return "the keys or lengths of its containers"
+    for name, a, b in zip(column_names(one[0]), one[1], other[1], strict=True):
+        if a.kind != b.kind or (a.values.shape != b.values.shape and a.kind != PALETTE):
+            return f"the type or shape of {name!r} ({a.kind} {list(a.values.shape)})"
+        if a.values.tobytes() != b.values.tobytes():
+            return f"the values of {name!r} ({a.kind})"
+    return ""
+
+
+def same_samples(one: Any, other: Any) -> bool:
+    """Whether they are of the same types, structure and values, to the bit."""
+    try:
+        return not _difference(split(one), split(other))
+    except CacheError:
+        return _equal(one, other)  # what a tail makes may be something that no cache keeps
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and type(one) is type(other):
+        plain = one.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
+        return one.layout is other.layout is torch.strided and same_bits(*plain)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(same_samples(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_samples, one, other))
+    if hasattr(one, "__dict__") and type(one) is type(other):
+        if any(True for _ in leaves(one)):
+            return all(map(same_samples, leaves(one), leaves(other)))
+        own: Any = type(one).__eq__
+        return same_samples(vars(one), vars(other)) if own is object.__eq__ else bool(one == other)
+    return type(one) is type(other) and bool(one == other)

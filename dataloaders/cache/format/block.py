@@ -1,0 +1,161 @@
+"""The block in front of a cache: what the file is, and the text of its index, sealed by a digest.
+
+byte 0   magic (12), version (4), length of the text (8), size of the user block (8),
+         blake2b-16 of these 32 bytes and the text (16), zero (16)
+byte 64  text: JSON, ASCII, keys sorted
+...      zero, up to the size of the user block, where plain HDF5 begins
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from dataloaders.errors import CacheError
+
+__all__ = [
+    "AGAIN",
+    "DIGEST",
+    "HEADER",
+    "LONGEST",
+    "MAGIC",
+    "SMALLEST_BLOCK",
+    "VERSION",
+    "Sealed",
+    "block_for",
+    "digest_at",
+    "open_file",
+    "parts_folder",
+    "read_block",
+    "seal",
+]
+
+MAGIC = b"\x89DLCACHE\r\n\x1a\n"
+VERSION = 4
+"""What is written. Version 3 had shards in the same folder only, 2 said less; both are read."""
+_OLDEST = 2
+HEADER = 64
+DIGEST = 16
+"""Bytes of a digest: blake2b, unkeyed."""
+LONGEST = 8 << 20
+"""Bytes of the text; JSON may take 30 times as much memory."""
+SMALLEST_BLOCK = 4096
+AGAIN = "copy it again from where it came, or build it again with precompute()"
+
+_LARGEST_BLOCK = 2 * LONGEST
+_HEAD = struct.Struct("<12sIQQ16s16s")
+
+
+class Sealed(NamedTuple):
+    """What the block in front of a file has in it.
+
+    Attributes:
+        text: of the index; its digest is right.
+        version: of the format.
+        user_block: bytes in front of the HDF5 file.
+        digest: of header and text, in hexadecimal.
+        file_bytes: of the whole file, as the system has it.
+    """
+
+    text: bytes
+    version: int
+    user_block: int
+    digest: str
+    file_bytes: int
+
+
+def digest_at(descriptor: int) -> str:
+    """The digest that this file begins with, not compared with its index; "" if it is no cache."""
+    head = os.pread(descriptor, HEADER, 0)
+    return head[32:48].hex() if len(head) == HEADER and head[: len(MAGIC)] == MAGIC else ""
+
+
+def open_file(name: str) -> int:
+    """A descriptor for reading ``name``.
+
+    Raises:
+        CacheError: it cannot be opened, or is no plain file.
+    """
+    try:
+        # Not blocking, so that a named pipe is an error and not a wait for its writer.
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        unfinished = parts_folder(name)
+        if unfinished.is_dir():
+            raise CacheError(
+                f"there is no cache at {name} yet: {unfinished} holds the parts of a build; the "
+                "command or call that began it goes on with it"
+            ) from error
+        raise CacheError(f"there is no cache at {name}; build one with precompute()") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CacheError(f"the cache {name} cannot be opened: {reason}") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(mode) else "no plain file"
+        raise CacheError(f"{name} is {what}; give the path of a file that precompute() built")
+    return descriptor
+
+
+def parts_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of the parts of the cache at ``path``: ``train.parts`` of ``train.h5``."""
+    target = Path(os.path.realpath(path))
+    return target.with_name(target.name.removesuffix(".h5") + ".parts")
+
+
+def block_for(text: int) -> int:
+    """The size of the user block for a text of so many bytes: a power of two, 4096 at least."""
+    return max(SMALLEST_BLOCK, 1 << (HEADER + text - 1).bit_length())
+
+
+def seal(text: bytes, user_block: int) -> bytes:
+    """The user block with this text in it."""
+    start = _HEAD.pack(MAGIC, VERSION, len(text), user_block, b"", b"")[:32]
+    header = start + blake2b(start + text, digest_size=DIGEST).digest()
+    return (header.ljust(HEADER, b"\0") + text).ljust(user_block, b"\0")
+
+
+def read_block(descriptor: int, name: str) -> Sealed:
+    """The block in front of this open file, its digest compared.
+
+    Raises:
+        CacheError: there is none, or it is truncated, damaged, or of another version.
+    """
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, HEADER, 0)
+    except OSError as error:
+        raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
+    if len(head) < HEADER or head[: len(MAGIC)] != MAGIC:
+        if not any(head):
+            raise CacheError(
+                f"{name} is no finished cache: it has no index; wait for the process that builds "
+                "it, or build it again with precompute()"
+            )
+        raise CacheError(
+            f"{name} is no cache: it does not begin with the bytes of one; give the path of a "
+            "file that precompute() built"
+        )
+    _, version, length, user_block, digest, rest = _HEAD.unpack(head)
+    if not _OLDEST <= version <= VERSION:
+        raise CacheError(
+            f"{name} has version {version} of the cache format, and this package reads versions "
+            f"{_OLDEST} to {VERSION}; build it again, or install the package that built it"
+        )
+    if length > LONGEST or not HEADER + length <= user_block <= min(size, _LARGEST_BLOCK):
+        raise CacheError(
+            f"the cache {name} is truncated or damaged: its index has {length} bytes in a block of "
+            f"{user_block}, and the file {size}; {AGAIN}"
+        )
+    try:
+        text = os.pread(descriptor, length, HEADER)
+    except OSError as error:
+        raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
+    if blake2b(head[:32] + text, digest_size=DIGEST).digest() != digest or any(rest):
+        raise CacheError(f"the index of the cache {name} is damaged; {AGAIN}")
+    return Sealed(text, version, user_block, digest.hex(), size)

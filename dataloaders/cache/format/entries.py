@@ -1,0 +1,223 @@
+"""What an index has entries for: places in a file, the columns and shards of a cache.
+
+ColumnEntry "image" ──values──> Extent(4096, 990)    offset in bytes, and how many values
+Shard "train.00003-of-00008.h5", 160_000 rows        a file beside the one that joins it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+__all__ = [
+    "LARGEST_PIECE",
+    "LARGEST_ROW",
+    "MOST_FIXED",
+    "MOST_SHARDS",
+    "MOST_VARIANTS",
+    "ColumnEntry",
+    "Extent",
+    "Packing",
+    "Shard",
+    "Variant",
+    "is_shard_name",
+]
+
+Variant: TypeAlias = "tuple[str, int]"
+"""A cell's kind, and how many dimensions it has."""
+
+MOST_VARIANTS = 255
+
+MOST_FIXED = 31
+"""Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
+LARGEST_ROW = 1 << 28
+"""Bytes of a row of a compressed column: as much as one sample may make a reader allocate."""
+LARGEST_PIECE = 1 << 18
+"""Bytes that are compressed together, unless a single row of a fixed column has more."""
+MOST_SHARDS = 1 << 16
+"""Files that one joined cache consists of: the kernel maps about as many for a process."""
+
+_LONGEST_NAME = 255  # bytes of a file's name
+
+
+class Extent(NamedTuple):
+    """Some values that stand one after the other: the first one's place in the file, and how many.
+
+    Without values the place is 0.
+    """
+
+    offset: int
+    size: int
+
+
+class Shard(NamedTuple):
+    """One file of a joined cache.
+
+    Attributes:
+        name: of the file, which stands beside the joined one.
+        rows: in it.
+        samples: of the dataset that it was built from, those left out included.
+        file_bytes: of the file.
+        identity: its `Index.identity`.
+    """
+
+    name: str
+    rows: int
+    samples: int
+    file_bytes: int
+    identity: str
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a column's values are compressed.
+
+    Attributes:
+        codec: a name in `CODECS`.
+        piece: values that are compressed together; zeros follow the last ones.
+        pieces: uint64, the place of each piece in the file, and its length in bytes. A piece as
+            long as its values is not compressed.
+    """
+
+    codec: str
+    piece: int
+    pieces: Extent
+
+
+@dataclass(frozen=True)
+class ColumnEntry:
+    """One column of a cache: one leaf of all rows.
+
+    Attributes:
+        name: unique; its path under ``/columns`` in the HDF5 file.
+        dtype: of the values, as NumPy writes it.
+        variants: the kinds of cell that occur, each with its number of dimensions.
+        shape: that of every row of a fixed column; None where it varies.
+        dimensions: the most that a variant has.
+        values: of all rows. In a fixed column a row that is None has zeros. Compressed values
+            have no place of their own: it is 0. In a joined cache they stand in its shards, and
+            here is only their number.
+        offsets: uint64, of a variable column: value number ``offsets[i]`` is row i's first one,
+            ``offsets[i + 1]`` the one behind its last.
+        shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
+        codes: uint8, each row's number in ``variants``, if there are several.
+        packing: how the values are compressed; None: they are not.
+        most_values: of the largest row of a variable column; None: the file does not say.
+        most_pixels: of the largest encoded image, width times height; None: there is none, or the
+            file does not say.
+    """
+
+    name: str
+    dtype: str
+    variants: tuple[Variant, ...]
+    shape: tuple[int, ...] | None
+    dimensions: int
+    values: Extent
+    offsets: Extent | None
+    shapes: Extent | None
+    codes: Extent | None
+    packing: Packing | None = None
+    most_values: int | None = None
+    most_pixels: int | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every row has the same shape."""
+        return self.shape is not None
+
+    def parts(self) -> Iterable[tuple[str, str, Extent]]:
+        """Yield what of it has a place in the file: name, dtype and place."""
+        for name, dtype, extent in self.sized():
+            if name != "values" or self.packing is None:
+                yield name, dtype, extent
+
+    def sized(self) -> Iterable[tuple[str, str, Extent]]:
+        """Yield name, dtype and place of each of its datasets, compressed values included."""
+        yield "values", self.dtype, self.values
+        if self.packing is not None:
+            yield "pieces", "<u8", self.packing.pieces
+        if self.offsets is not None:
+            yield "offsets", "<u8", self.offsets
+        if self.shapes is not None:
+            yield "shapes", "<u8", self.shapes
+        if self.codes is not None:
+            yield "codes", "|u1", self.codes
+
+    def shape_of(self, part: str, rows: int) -> tuple[int, ...]:
+        """Return the shape of one of its datasets."""
+        if part == "values":
+            return (self.values.size,) if self.shape is None else (rows, *self.shape)
+        if part == "pieces" and self.packing is not None:
+            return self.packing.pieces.size // 2, 2
+        if part == "shapes":
+            return rows, self.dimensions
+        return (rows + (part == "offsets"),)
+
+    def placed(self, where: Callable[[str, int], Extent]) -> ColumnEntry:
+        """Return the entry with each of its datasets at the place that ``where`` gives."""
+        found = {
+            name: where(name, extent.size) if extent.size else extent
+            for name, _, extent in self.sized()
+        }
+        packing = self.packing
+        if packing is not None:
+            packing = replace(packing, pieces=found["pieces"])
+        return replace(
+            self,
+            values=found["values"],
+            offsets=found.get("offsets"),
+            shapes=found.get("shapes"),
+            codes=found.get("codes"),
+            packing=packing,
+        )
+
+    @classmethod
+    def of_rows(
+        cls,
+        name: str,
+        dtype: str,
+        variants: tuple[Variant, ...],
+        shape: tuple[int, ...] | None,
+        rows: int,
+        *,
+        size: int = 0,
+        most_values: int | None = None,
+        most_pixels: int | None = None,
+    ) -> ColumnEntry:
+        """Return the entry of a column of so many rows that is still to be written.
+
+        Args:
+            name, dtype, variants, shape: of the column.
+            rows: how many there are.
+            size: how many values, of a variable column.
+            most_values, most_pixels: as in the entry.
+        """
+        dimensions = max((of for _, of in variants), default=0)
+        fixed = shape is not None
+        return cls(
+            name,
+            dtype,
+            variants,
+            shape,
+            dimensions,
+            Extent(0, size if shape is None else rows * math.prod(shape)),
+            None if fixed else Extent(0, rows + 1),
+            Extent(0, rows * dimensions) if not fixed and dimensions > 1 else None,
+            Extent(0, rows) if len(variants) > 1 else None,
+            most_values=None if fixed else most_values,
+            most_pixels=most_pixels,
+        )
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether ``name`` is that of a file beside this one or in a folder there, and can be shown."""
+    names = name.split("/")
+    return len(names) <= 2 and all(
+        each not in ("", ".", "..")
+        and each.isprintable()
+        and "\\" not in each
+        and len(each.encode("utf-8", "replace")) <= _LONGEST_NAME
+        for each in names
+    )

@@ -1,0 +1,288 @@
+"""Write a whole file of the format: HDF5, then its values, its checksums, and last its index.
+
+    entries, blocks ──hdf5.py──> names, types, places ──> values at their places
+                    ──> checksums behind them ──> the sealed index in front, fsync
+
+The index comes last: a file without it is no cache, so an unfinished one never opens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dataloaders.cache.format.attributes import encoded
+from dataloaders.cache.format.block import DIGEST, VERSION, block_for
+from dataloaders.cache.format.checksums import BLOCK, checksums
+from dataloaders.cache.format.codecs import codec_of
+from dataloaders.cache.format.compress import Compressed, chunk_of, piece_of
+from dataloaders.cache.format.disk import write_all
+from dataloaders.cache.format.entries import ColumnEntry, Extent, Packing, Shard
+from dataloaders.cache.format.hdf5 import Chunked, Dataset, Source, write_hdf5
+from dataloaders.cache.format.index import Index
+from dataloaders.cache.sample.sample import Structure
+
+__all__ = ["About", "Blocks", "path_of", "write_cache"]
+
+Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
+"""The buffers that make up the ``values``, ``offsets``, ``shapes`` or ``codes`` of a column."""
+
+_WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
+_WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
+_WRITE_BYTES, _WRITE_PIECES = 1 << 20, 1024
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file says besides its rows.
+
+    Attributes:
+        samples: that it was made of, those left out included.
+        failed: number and message of each sample that was left out, in order.
+        fingerprint: of the dataset and what it stands on, as JSON has it.
+        head: the transforms whose result the rows are.
+        tail: those that are still to be applied.
+        compress: how columns are compressed that are worth it; None: not at all.
+        attributes: of the dataset, as `attributes.attributes_of` gives them.
+    """
+
+    samples: int
+    failed: Sequence[tuple[int, str]] = ()
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    head: Sequence[str] = ()
+    tail: Sequence[str] = ()
+    compress: Compressed | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_cache(
+    path: Path,
+    about: About,
+    structure: Structure | None,
+    rows: int,
+    columns: Sequence[ColumnEntry],
+    blocks: Blocks,
+    *,
+    sources: Mapping[int, tuple[Source, ...]] | None = None,
+    shards: Sequence[Shard] = (),
+    progress: Callable[[int], None] | None = None,
+) -> Index:
+    """Write the file, synced, and return its index. The same rows give the same file to the bit.
+
+    Args:
+        path: of the file, which is replaced. Rename it afterwards.
+        about: what it says of itself.
+        structure: of each sample; None without rows.
+        rows: how many there are.
+        columns: each with the sizes of what it has, and no places.
+        blocks: called with a column's number and the name of what it has.
+        sources: by the number of a column, where its values are instead.
+        shards: the files that they are in.
+        progress: called with the bytes of values that were written since it was last called.
+
+    Raises:
+        CacheError: HDF5 cannot write it.
+        OSError: the system cannot.
+        MissingDependency: h5py, or what compressing takes, is not installed.
+    """
+    if about.compress is not None and not shards:
+        columns = [_compressed(entry, rows, about.compress) for entry in columns]
+    others = _others(about)
+    index = Index(
+        user_block=0,
+        file_bytes=_WIDEST.size,
+        rows=rows,
+        samples=about.samples,
+        structure=structure,
+        columns=tuple(
+            entry.placed(lambda part, size: Extent(_WIDEST.offset, size)) for entry in columns
+        ),
+        checksums=_WIDEST,
+        checksums_digest="0" * 2 * DIGEST,
+        failed=(_WIDEST, _WIDEST) if about.failed else None,
+        attributes=_WIDEST if about.attributes else None,
+        fingerprint=dict(about.fingerprint),
+        head=tuple(about.head),
+        tail=tuple(about.tail),
+        shards=tuple(shards),
+    )
+    user_block = block_for(len(index.text()))
+    datasets: dict[str, Dataset] = {}
+    contents: dict[str, Iterable[Any]] = {}
+    for number, entry in enumerate(columns):
+        for part, dtype, extent in entry.sized():
+            name = path_of(entry, part)
+            chunked = own = None
+            if part == "values":
+                own = None if sources is None else sources.get(number, ())
+                if entry.packing is not None:
+                    assert about.compress is not None
+                    chunked = _chunked(entry, about.compress, blocks, number)
+            datasets[name] = Dataset(dtype, entry.shape_of(part, rows), chunked, own or None)
+            if own is None and chunked is None and extent.size:
+                contents[name] = blocks(number, part)
+    for name, values in others.items():
+        datasets[name] = Dataset(values.dtype.str, values.shape)
+        contents[name] = [values]
+    places, chunks = write_hdf5(path, user_block, datasets, _said(index, columns))
+    for name, table in chunks.items():
+        entry_path = name.removesuffix("/values").replace("/columns/", "/pieces/", 1)
+        contents[entry_path] = [np.array(table, "<u8")]
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for name, data in contents.items():
+            _write(descriptor, places[name].offset, data, progress)
+        index = replace(
+            index,
+            user_block=user_block,
+            columns=tuple(
+                entry.placed(
+                    lambda part, size, entry=entry: Extent(  # type: ignore[misc]
+                        places.get(path_of(entry, part), Extent(0, 0)).offset, size
+                    )
+                )
+                for entry in columns
+            ),
+            failed=(places["/failed/rows"], places["/failed/messages"]) if about.failed else None,
+            attributes=places.get("/attributes"),
+        )
+        index = _checksummed(descriptor, index)
+        write_all(descriptor, 0, index.encode())
+        os.fsync(descriptor)
+        return Index.parse(descriptor, str(path))
+    finally:
+        os.close(descriptor)
+
+
+def path_of(entry: ColumnEntry, part: str) -> str:
+    """Return the path of one dataset: a column is itself one, or has several below it."""
+    if part == "pieces":
+        return f"/pieces/{entry.name}"
+    alone = entry.shape is not None and len(entry.variants) == 1
+    return f"/columns/{entry.name}" + ("" if alone else f"/{part}")
+
+
+def _compressed(entry: ColumnEntry, rows: int, compress: Compressed) -> ColumnEntry:
+    """Return ``entry`` with how it is compressed, if that is worth it."""
+    if any(kind.partition(":")[0] in ("encoded", "file") for kind, _ in entry.variants):
+        return entry  # its values are compressed already
+    width, size = np.dtype(entry.dtype).itemsize, entry.values.size
+    largest = entry.most_values or 0 if entry.shape is None else math.prod(entry.shape)
+    piece = piece_of(width, rows, entry.shape, size, largest)
+    if not piece:
+        return entry
+    pieces = Extent(0, 2 * -(-size // piece))
+    return replace(entry, packing=Packing(compress.codec, piece, pieces))
+
+
+def _chunked(entry: ColumnEntry, compress: Compressed, blocks: Blocks, number: int) -> Chunked:
+    assert entry.packing is not None
+    width = np.dtype(entry.dtype).itemsize
+    size = entry.packing.piece * width
+    codec, level = codec_of(compress.codec, width), compress.chosen_level
+
+    def encoded_chunks() -> Iterator[tuple[bytes, bool]]:
+        for chunk in _cut(blocks(number, "values"), size):
+            made = codec.encode(np.frombuffer(chunk, np.uint8), level)
+            worth = len(made) < size - size // _WORTH
+            yield (made, True) if worth else (chunk, False)
+
+    return Chunked(chunk_of(entry.shape, entry.packing.piece), codec.filters(level), encoded_chunks)
+
+
+def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:
+    """Yield all bytes of ``blocks`` in pieces of ``size``; zeros follow the last ones."""
+    left = bytearray()
+    for block in blocks:
+        left += _bytes(block)
+        while len(left) >= size:
+            yield bytes(left[:size])
+            del left[:size]
+    if left:
+        yield bytes(left).ljust(size, b"\0")
+
+
+def _bytes(block: Any) -> memoryview:
+    return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+
+
+def _others(about: About) -> dict[str, npt.NDArray[Any]]:
+    """Return what stands in the file besides columns."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    if about.failed:
+        found["/failed/rows"] = np.array([row for row, _ in about.failed], "<u8")
+        text = json.dumps([text for _, text in about.failed]).encode("ascii")
+        found["/failed/messages"] = np.frombuffer(text, "|u1")
+    if about.attributes:
+        found["/attributes"] = np.frombuffer(encoded(about.attributes), "|u1")
+    return found
+
+
+def _said(index: Index, columns: Sequence[ColumnEntry]) -> dict[str, dict[str, str | int]]:
+    """Return the HDF5 attributes."""
+    said: dict[str, dict[str, str | int]] = {
+        "/": {"format": index.format, "version": VERSION, "rows": index.rows}
+    }
+    if index.shards:
+        said["/"]["shards"] = len(index.shards)
+    for entry in columns:
+        said[f"/columns/{entry.name}"] = {"kinds": " ".join(kind for kind, _ in entry.variants)}
+    return said
+
+
+def _write(
+    descriptor: int, offset: int, blocks: Iterable[Any], progress: Callable[[int], None] | None
+) -> None:
+    """Write all blocks from ``offset`` on, many small ones at once."""
+    waiting: list[memoryview] = []
+    size = 0
+    for block in chain(blocks, [None]):
+        if block is not None:
+            waiting.append(_bytes(block))
+            size += len(waiting[-1])
+        if block is None or size >= _WRITE_BYTES or len(waiting) >= _WRITE_PIECES:
+            write_all(descriptor, offset, *waiting)
+            offset += size
+            if progress is not None:
+                progress(size)
+            waiting, size = [], 0
+
+
+def _checksummed(descriptor: int, index: Index) -> Index:
+    """Write the table of checksums behind the HDF5 file; return ``index`` with it."""
+    end = os.fstat(descriptor).st_size
+    place = -(-end // 8) * 8
+    blocks = 1
+    while blocks != (needed := -(-(place + 4 * blocks - index.user_block) // BLOCK)):
+        blocks = needed
+    file_bytes = place + 4 * blocks
+    os.ftruncate(descriptor, file_bytes)
+    hole = place, file_bytes
+    table = np.fromiter(
+        (
+            -1 if each is None else each
+            for each in checksums(descriptor, index.user_block, file_bytes, hole)
+        ),
+        np.int64,
+        blocks,
+    )
+    if (table < 0).any():
+        raise OSError("the file cannot be read while it is written")
+    data = table.astype("<u4").tobytes()
+    write_all(descriptor, place, data)
+    return replace(
+        index,
+        file_bytes=file_bytes,
+        checksums=Extent(place, blocks),
+        checksums_digest=blake2b(data, digest_size=DIGEST).hexdigest(),
+    )

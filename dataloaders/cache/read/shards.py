@@ -1,0 +1,137 @@
+"""Open the parts (shards) that a joined cache names.
+
+A joined file names its parts, which stand in a folder beside it (beside it before version 4), by
+the digest of all that is in them. One that is missing, cut short or another one is an error here;
+HDF5 would read zeros.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from dataloaders.cache.format.block import digest_at
+from dataloaders.cache.format.entries import MOST_SHARDS, Shard
+from dataloaders.cache.format.index import Index
+from dataloaders.errors import CacheError, OptionError
+
+__all__ = ["check_shard", "check_shards", "first_of", "folder_of", "listed", "open_shard"]
+
+_LONGEST = 1 << 48  # samples of a dataset
+
+
+def check_shard(shard: object) -> None:
+    """Nothing, if ``shard`` is a rank and how many there are.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if (
+        not isinstance(shard, tuple)
+        or len(shard) != 2
+        or not all(isinstance(each, int) and not isinstance(each, bool) for each in shard)
+        or not 0 <= shard[0] < shard[1] <= MOST_SHARDS
+    ):
+        raise OptionError(
+            f"shard={shard!r}: it must be None or (rank, of), such as (3, 8): the shard of this "
+            f"process, counted from 0, and how many there are, up to {MOST_SHARDS}"
+        )
+
+
+def first_of(index: Index) -> int:
+    """Return the number in the dataset of the first sample of a part; 0 in any other cache."""
+    first = index.fingerprint.get("first")
+    if type(first) is int and 0 <= first <= _LONGEST:
+        return first
+    text, length = index.fingerprint.get("shard"), index.fingerprint.get("length")
+    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", text, re.ASCII) if type(text) is str else None
+    if found is None or type(length) is not int or not 0 <= length <= _LONGEST:
+        return 0
+    rank, of = map(int, found.groups())
+    return rank * length // of if rank < of else 0
+
+
+def listed(names: list[str]) -> str:
+    """``a, b, c and 5 more``."""
+    shown = ", ".join(names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def check_shards(path: Path, index: Index) -> None:
+    """Look at each shard of the joined cache at ``path``: its size and the digest in its head.
+
+    Raises:
+        CacheError: one is missing, or not the one that was joined; the message names it.
+    """
+    folder = folder_of(path)
+    for shard in index.shards:
+        os.close(open_shard(folder, shard, path))
+
+
+def folder_of(path: Path) -> Path:
+    """Where the shards of ``path`` stand: beside the file itself, should it be a link to it."""
+    return Path(os.path.realpath(path)).parent
+
+
+def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
+    """A descriptor of ``shard``, whose size and digest are what the joined cache says.
+
+    Raises:
+        CacheError: there is none, or it is another one.
+    """
+    path = folder / shard.name
+    where = f"shard {shard.name} of the cache {joined}"
+    descriptor = _open_beside(path, folder, where)
+    try:
+        size, digest = os.fstat(descriptor).st_size, digest_at(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise CacheError(f"{where} cannot be read: {error.strerror}") from error
+    if size == shard.file_bytes and digest == shard.identity:
+        return descriptor
+    os.close(descriptor)
+    if not digest:
+        what = "is no finished cache"
+    elif digest == shard.identity:
+        what = f"has {size} bytes, and had {shard.file_bytes} when it was joined"
+    else:
+        what = "is not the one that was joined: it was swapped, replaced or rebuilt"
+    raise CacheError(
+        f"{where} {what}; copy the right file there again, delete it and run the build again (only "
+        f"it is built), or join the shards that are there: dataloaders cache join {joined.name}"
+    )
+
+
+def _open_beside(path: Path, folder: Path, where: str) -> int:
+    """Return a descriptor of the part at ``path``, which may not lead out of its ``folder``."""
+    # Not blocking, so that a named pipe is an error and not a wait for its writer.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        if path.parent != folder and path.parent.is_symlink():
+            raise _link(where, Path(os.path.realpath(path)))
+        try:
+            return os.open(path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        target = Path(os.path.realpath(path))
+        if target.parent != path.parent:
+            raise _link(where, target)
+        return os.open(target, flags)
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"{where} is missing: {path} does not exist; copy it there, or run the build again: "
+            "only what is missing is built"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CacheError(f"{where} cannot be opened: {reason}") from error
+
+
+def _link(where: str, target: Path) -> CacheError:
+    return CacheError(
+        f"{where} is a symbolic link to another folder ({target}), which is not followed: "
+        "a cache from somebody else could point anywhere; put the file itself there"
+    )

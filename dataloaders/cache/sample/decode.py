@@ -1,0 +1,152 @@
+"""Cells that hold an encoded image, and how they become PIL images again.
+
+    encoded:PNG:RGBA   bytes of a PNG file   ──Pillow, PNG only──> mode RGBA
+    encoded:PNG:P      the same              ──Pillow, palette.py──> mode P, with its palette
+    file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
+
+The bytes may come from anybody. Only the format that the kind names is tried, its size is held
+against the most that the index says, and against Pillow's limit, before pixels are made, and
+whatever goes wrong is one kind of error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from dataloaders.cache.sample.palette import restored
+from dataloaders.datasets.files import FORMATS, EncodedFile, opened, refuse_larger
+
+__all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
+
+KEPT: dict[str, dict[str, tuple[str, ...]]] = {
+    "JPEG": {"L": ("L",), "RGB": ("RGB",), "CMYK": ("CMYK",)},
+    "PNG": {
+        "1": ("1",),
+        "L": ("L",),
+        "LA": ("LA",),
+        "RGB": ("RGB",),
+        "RGBA": ("RGBA",),
+        "I;16": ("I;16", "I"),  # the second one in older versions of Pillow
+        "P": ("P",),
+    },
+    # WebP knows colours only, and leaves out an alpha channel that is opaque everywhere.
+    "WEBP": {"L": ("RGB",), "LA": ("RGBA", "RGB"), "RGB": ("RGB",), "RGBA": ("RGBA", "RGB")},
+}
+"""Formats, the modes that each keeps, and the modes that such a file then opens in."""
+
+
+def is_encoded(kind: str) -> bool:
+    """Whether a cell of this kind holds the bytes of an encoded image, as in a file."""
+    family, _, detail = kind.partition(":")
+    if family == "encoded":
+        name, _, mode = detail.partition(":")
+        return mode in KEPT.get(name, ())
+    return kind == "file:RGB"
+
+
+class Undecoded:
+    """An encoded image of which the header was read, and whose pixels are not made yet.
+
+    Args:
+        image: as Pillow opened it.
+        mode: that it comes out in.
+    """
+
+    def __init__(self, image: Any, mode: str) -> None:
+        self._image = image
+        self.mode = mode
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, in pixels."""
+        width, height = self._image.size
+        return width, height
+
+    def decode(self) -> Any:
+        """The PIL image, to be read from only: it may be of a class of its file's format.
+
+        Raises:
+            ValueError: it cannot be decoded.
+        """
+        self._done(self._image.load)
+        # Pillow's convert copies, even where there is nothing to convert.
+        as_it_is = self._image.mode == self.mode != "P"
+        return self._image if as_it_is else self.converted()
+
+    def converted(self) -> Any:
+        """The PIL image, in memory of its own.
+
+        Raises:
+            ValueError: it cannot be decoded.
+        """
+        return self._done(self._own)
+
+    def _own(self) -> Any:
+        made = self._image.convert(self.mode)
+        return restored(made) if self.mode == "P" else made
+
+    def _done(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+            raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
+
+
+def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Undecoded:
+    """The image of a cell of this kind, for which `is_encoded` holds; of its header alone.
+
+    Args:
+        kind: of the cell.
+        values: of the cell.
+        most_pixels: that it may have; None: as many as Pillow decodes.
+
+    Raises:
+        KeyError, ValueError: it is none, or has more pixels.
+        ImportError: Pillow is not installed.
+    """
+    family, _, detail = kind.partition(":")
+    if family == "file":
+        image = opened(_bytes(values), FORMATS)
+        refuse_larger(image, most_pixels)
+        return Undecoded(image, detail)
+    name, _, mode = detail.partition(":")
+    modes = KEPT[name][mode]
+    image = opened(_bytes(values), (name,))
+    if image.format != name or image.mode not in modes:
+        raise ValueError(f"it is a {image.format} of mode {image.mode}")
+    refuse_larger(image, most_pixels)
+    return Undecoded(image, mode)
+
+
+def decoded(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of kind ``encoded:<detail>``, of ``most_pixels`` unless that is None.
+
+    Raises:
+        KeyError, ValueError: it is none.
+        ImportError: Pillow is not installed.
+    """
+    made = undecoded(f"encoded:{detail}", values, most_pixels).converted()
+    if made.mode != "P":  # as other images of a cache: pixels only, and no class of a file's format
+        made.info = {}
+    return made
+
+
+def decoded_file(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of kind ``file:<detail>``, of ``most_pixels`` unless that is None.
+
+    Raises:
+        KeyError, ValueError: it is none.
+        ImportError: Pillow is not installed.
+    """
+    if detail != "RGB":
+        raise KeyError(detail)
+    return EncodedFile(_bytes(values)).decode(most_pixels)
+
+
+def _bytes(values: npt.NDArray[Any]) -> bytes:
+    if values.ndim != 1 or values.dtype.str != "|u1":
+        raise ValueError("not bytes")
+    return values.tobytes()

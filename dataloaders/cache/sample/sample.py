@@ -1,0 +1,345 @@
+"""One sample as a structure and cells, one cell a leaf; and back again.
+
+    {"image": <PIL RGB 640x480>, "label": 3}
+        structure  {"dict": [["image", 0], ["label", 1]]}
+        cells      Cell("image:RGB", uint8 (3, 480, 640)), Cell("int", int64 ())
+
+Containers are dict, list, tuple and namedtuple; a namedtuple comes back as one of the same name and
+fields. A list of what JSON keeps (numbers, strings, None, lists, dicts) is one leaf, so that its
+length may differ from sample to sample.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import namedtuple
+from collections.abc import Iterator
+from functools import lru_cache
+from keyword import iskeyword
+from typing import Any, TypeAlias
+
+from dataloaders.cache.printable import shown
+from dataloaders.cache.sample.cell import (
+    DEEPEST,
+    DTYPES,
+    Cell,
+    cell_of,
+    fits,
+    has_surrogates,
+    is_int64,
+    is_plain,
+    leaf_of,
+)
+from dataloaders.errors import CacheError
+
+__all__ = [
+    "DTYPES",
+    "MOST_LEAVES",
+    "Cell",
+    "Classes",
+    "Structure",
+    "cell_of",
+    "classes_in",
+    "column_names",
+    "fits",
+    "join",
+    "leaf_of",
+    "leaf_paths",
+    "namedtuples_in",
+    "split",
+]
+
+Structure: TypeAlias = "int | dict[str, Any]"
+"""JSON: a leaf's number, or {"dict" | "list" | "tuple" | "namedtuple": members}."""
+
+MOST_LEAVES = 10_000
+"""Leaves of a sample, each of which is a column of the file."""
+
+_LONGEST_NAME = 200  # characters of a key that go into a column's name
+_LONGEST_NAMES = 8 << 20  # characters of all of them; keys are in each name below them
+_MOST_FIELDS = 255
+_MOST_NAMEDTUPLES = 1000
+
+
+def split(sample: Any) -> tuple[Structure, list[Cell]]:
+    """The structure of ``sample``, and its cells in the order of its leaves.
+
+    Raises:
+        CacheError: something in it cannot be kept; the message names its place and type.
+    """
+    cells: list[Cell] = []
+    return _split(sample, "sample", cells, 0), cells
+
+
+Classes: TypeAlias = "dict[tuple[str, tuple[str, ...]], Any]"
+"""Namedtuple classes by their name and fields."""
+
+
+def join(structure: Structure, leaves: list[Any], classes: Classes | None = None) -> Any:
+    """The sample of this structure with these leaves; the inverse of `split`.
+
+    A namedtuple is one of ``classes``, else of a class that is made here.
+    """
+    if isinstance(structure, int):
+        return leaves[structure]
+    ((kind, members),) = structure.items()
+    if kind == "dict":
+        return {key: join(inner, leaves, classes) for key, inner in members}
+    if kind == "namedtuple":
+        name, fields = members
+        names = tuple(field for field, _ in fields)
+        known = None if classes is None else classes.get((name, names))
+        return (known or _namedtuple(name, names))(
+            *(join(inner, leaves, classes) for _, inner in fields)
+        )
+    inner_values = [join(inner, leaves, classes) for inner in members]
+    return inner_values if kind == "list" else tuple(inner_values)
+
+
+def namedtuples_in(structure: Structure | None) -> set[tuple[str, tuple[str, ...]]]:
+    """Return the name and fields of each namedtuple in samples of this structure."""
+    if structure is None or isinstance(structure, int):
+        return set()
+    ((kind, members),) = structure.items()
+    found = set()
+    if kind == "namedtuple":
+        name, members = members
+        found.add((name, tuple(field for field, _ in members)))
+    inners = members if kind in ("list", "tuple") else [inner for _, inner in members]
+    return found.union(*map(namedtuples_in, inners))
+
+
+def classes_in(sample: Any) -> Classes:
+    """The namedtuple classes of ``sample``, for `join`."""
+    found: Classes = {}
+    if isinstance(sample, dict):
+        for inner in sample.values():
+            found.update(classes_in(inner))
+    elif isinstance(sample, (list, tuple)):
+        if hasattr(sample, "_fields"):
+            found[type(sample).__name__, type(sample)._fields] = type(sample)
+        for inner in sample:
+            found.update(classes_in(inner))
+    return found
+
+
+def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
+    """The keys to each leaf, in order: of a dict its key, a position, or a field's name.
+
+    Raises:
+        CacheError: this is no structure, its leaves are not numbered in order, or too many.
+    """
+    return [path for path, _ in _leaves(structure)]
+
+
+def column_names(structure: Structure) -> list[str]:
+    """A name for each leaf, in order: its keys with a slash between, ``sample`` if it is alone.
+
+    They are different from each other, and valid as paths in HDF5.
+
+    Raises:
+        CacheError: as `leaf_paths`, or they are too long.
+    """
+    found, length = [], 0
+    for _, names in _leaves(structure):
+        name = "/".join(names) or "sample"
+        length += len(name)
+        if length > _LONGEST_NAMES:
+            raise CacheError(
+                f"the names of the columns have more than {_LONGEST_NAMES} characters, which is "
+                "the most that a cache keeps; use shorter keys, or fewer leaves"
+            )
+        found.append(name)
+    return found
+
+
+_Leaf = tuple[tuple[Any, ...], tuple[str, ...]]
+"""The keys to a leaf, and the same as parts of a name."""
+
+
+def _leaves(structure: Structure) -> list[_Leaf]:
+    numbers: list[int] = []
+    leaves = list(_walk(structure, (), (), numbers, set()))
+    if numbers != list(range(len(numbers))):
+        raise CacheError("the structure of the samples is malformed: its leaves are out of order")
+    return leaves
+
+
+def _walk(
+    structure: Structure,
+    path: tuple[Any, ...],
+    names: tuple[str, ...],
+    numbers: list[int],
+    classes: set[tuple[str, tuple[str, ...]]],
+) -> Iterator[_Leaf]:
+    if type(structure) is int:
+        if len(numbers) >= MOST_LEAVES:
+            raise CacheError(
+                f"each sample has more than {MOST_LEAVES} leaves, which is the most that a cache "
+                "keeps; return fewer and larger ones"
+            )
+        numbers.append(structure)
+        yield path, names
+        return
+    if len(path) > DEEPEST or type(structure) is not dict or len(structure) != 1:
+        raise CacheError("the structure of the samples is malformed")
+    ((kind, members),) = structure.items()
+    try:
+        inside = _members(kind, members)
+    except (TypeError, ValueError) as error:
+        raise CacheError(f"the structure of the samples is malformed: {error}") from error
+    if kind == "namedtuple":
+        classes.add((members[0], tuple(field for field, _ in inside)))
+        if len(classes) > _MOST_NAMEDTUPLES:
+            raise CacheError(
+                f"each sample has namedtuples of more than {_MOST_NAMEDTUPLES} sorts, which is the "
+                "most that a cache keeps; return dicts"
+            )
+    taken: dict[str, int] = {}
+    for key, inner in inside:
+        name = _escaped(key)
+        taken[name] = taken.get(name, 0) + 1
+        if taken[name] > 1:  # 1 and "1"; a tilde in a key is escaped, so that this name is new
+            name = f"{name}~{taken[name]}"
+        yield from _walk(inner, (*path, key), (*names, name), numbers, classes)
+
+
+def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
+    """The (key, structure) pairs in a container.
+
+    Raises:
+        TypeError, ValueError: it is malformed.
+    """
+    if type(members) is not list:
+        raise ValueError(f"no list in a container of kind {shown(kind)}")
+    if kind in ("list", "tuple"):
+        return list(enumerate(members))
+    if kind == "namedtuple":
+        name, fields = members
+        inside = _pairs(fields)
+        _check_names(name, tuple(field for field, _ in inside))
+        return inside
+    if kind != "dict":
+        raise ValueError(f"a container of kind {shown(kind)}")
+    inside = _pairs(members)
+    keys = [key for key, _ in inside]
+    if not all(map(_is_key, keys)) or len(set(keys)) != len(keys):
+        raise ValueError("a dict with keys that are neither str nor int, or twice the same")
+    return inside
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    if type(value) is not list:
+        raise ValueError("no list of pairs")
+    pairs = []
+    for each in value:
+        if type(each) is not list or len(each) != 2:
+            raise ValueError("no pair")
+        pairs.append((each[0], each[1]))
+    return pairs
+
+
+def _is_key(key: Any) -> bool:
+    """Whether JSON keeps ``key``: a str that is Unicode, an int of 64 bits."""
+    if type(key) is str:
+        return not has_surrogates(key)
+    return type(key) is int and is_int64(key)
+
+
+def _split(value: Any, where: str, cells: list[Cell], depth: int) -> Structure:
+    if depth > DEEPEST:
+        raise CacheError(f"{where} is nested more than {DEEPEST} deep; flatten the sample")
+    kind = type(value)
+    if kind is dict:
+        for key in value:
+            if not _is_key(key):
+                raise CacheError(
+                    f"{where} has the key {key!r} of type {type(key).__name__}; a cache keeps "
+                    "keys that are str (Unicode without surrogates) or int (64 bits)"
+                )
+        return {
+            "dict": [
+                [key, _split(inner, f"{where}[{key!r}]", cells, depth + 1)]
+                for key, inner in value.items()
+            ]
+        }
+    if kind is list and not is_plain(value):
+        return {"list": _split_all(value, where, cells, depth)}
+    if kind is tuple:
+        return {"tuple": _split_all(value, where, cells, depth)}
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        try:
+            _check_names(kind.__name__, kind._fields)
+        except (ValueError, TypeError) as error:
+            raise CacheError(
+                f"{where} is a namedtuple that cannot be kept: {error}; return a dict"
+            ) from error
+        inner = _split_all(value, where, cells, depth)
+        return {
+            "namedtuple": [kind.__name__, [list(p) for p in zip(kind._fields, inner, strict=True)]]
+        }
+    cells.append(cell_of(value, where))
+    return len(cells) - 1
+
+
+def _split_all(value: Any, where: str, cells: list[Cell], depth: int) -> list[Structure]:
+    return [
+        _split(inner, f"{where}[{position}]", cells, depth + 1)
+        for position, inner in enumerate(value)
+    ]
+
+
+def _check_names(name: Any, fields: tuple[Any, ...]) -> None:
+    """Whether there can be a namedtuple of this name and fields.
+
+    Raises:
+        ValueError: they are no names. `namedtuple` builds source code of them.
+    """
+    for each in (name, *fields):
+        # Source code is made of them, and Python normalises the names in it.
+        if (
+            type(each) is not str
+            or not each.isidentifier()
+            or iskeyword(each)
+            or unicodedata.normalize("NFKC", each) != each
+        ):
+            raise ValueError(f"{shown(each)} is no name")
+    if any(field.startswith("_") for field in fields) or len(set(fields)) != len(fields):
+        raise ValueError(f"fields of {shown(name)} that are the same, or begin with _")
+    if len(fields) > _MOST_FIELDS:
+        raise ValueError(f"{len(fields)} fields in a namedtuple, of at most {_MOST_FIELDS}")
+
+
+# Those that were used last are kept: files of anybody's must not fill the memory, nor use it up.
+@lru_cache(maxsize=_MOST_NAMEDTUPLES)
+def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
+    """A class of this name and fields, the same one each time.
+
+    Raises:
+        ValueError: as `_check_names`.
+    """
+    _check_names(name, fields)
+    base = namedtuple(name, fields)  # type: ignore[misc]
+    # No module holds this class, so that pickle (on the way out of a worker) calls a function.
+    return type(name, (base,), {"__slots__": (), "__reduce__": _reduced, "__module__": __name__})
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    return _filled, (type(value).__name__, value._fields, tuple(value))
+
+
+def _filled(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return _namedtuple(name, fields)(*values)
+
+
+def _escaped(key: Any) -> str:
+    text = str(key)[:_LONGEST_NAME]
+    safe = "".join(c if c.isalnum() or c in _SAFE else _percent(c) for c in text)
+    return safe if safe.strip(". ") else f"%{safe}"
+
+
+_SAFE = frozenset(".-_+= ()[]{}<>,;:!?@#$^&*|")
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02x}" for byte in character.encode("utf-8"))
