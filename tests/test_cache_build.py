@@ -443,7 +443,7 @@ def test_settings_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     dataset = interrupted(path, tmp_path, at=22)
     (building_folder(path) / "build.json").write_text("[" * 100_000)
-    with pytest.raises(CacheError, match=r"it cannot be read\. Pass overwrite=True"):
+    with pytest.raises(CacheError, match=r"it cannot be read\. Pass overwrite=True \(--overwrite\)"):
         precompute(dataset, path, num_workers=0)
     assert len(precompute(dataset, path, num_workers=0, overwrite=True)) == SIZE
 
@@ -670,7 +670,7 @@ def test_a_worker_that_dies_is_told_with_what_to_do(
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
         precompute(Dies(end), tmp_path / "a.h5", num_workers=1, rows=4)
     notes = raised.value.__notes__
-    assert any("num_workers=0 shows where" in note for note in notes), notes
+    assert any("num_workers=0 (--workers 0) shows where" in note for note in notes), notes
     assert any("samples are kept" in note for note in notes), notes
 
 

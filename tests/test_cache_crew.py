@@ -142,7 +142,7 @@ def test_who_dies_is_told_behind_all_that_it_has_answered(
     seen, pid, error = death(Does(end), 1)
     assert seen == FIFTY[:20]
     assert str(error) == f"DataLoader worker (pid {pid}) {how} while it read number 20"
-    assert "num_workers=0 shows where" in error.__notes__[0]
+    assert "num_workers=0 (--workers 0) shows where" in error.__notes__[0]
 
 
 def test_nobody_survives_another_workers_death() -> None:

@@ -25,7 +25,6 @@ from dataloaders.cache.lock import BuildLock
 from dataloaders.cache.sample import DTYPES
 from dataloaders.cli import main
 from dataloaders.cli.cache import add_parsers
-from dataloaders.cli.cache_words import as_options, told_as_options
 from dataloaders.cli.photos import make_photos
 from helpers.cached import MODES, TORCH_DTYPES
 from helpers.cached import build as build_cache
@@ -208,7 +207,7 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
     with pytest.raises(ValueError, match="no square 2") as caught:
         build(command, "squares_data.py:partly", "partly.h5")
     (note,) = [note for note in caught.value.__notes__ if "sample 2" in note]
-    assert note.endswith("; --skip leaves such samples out")
+    assert note.endswith('; on_error="skip" (--skip) leaves such samples out')
     done = build(command, "squares_data.py:partly", "partly.h5", "--skip")
     assert done.status == 0, done.err
     assert "1 samples were left out" in done.out
@@ -217,31 +216,6 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
     assert "left out, since reading them failed: 1 samples" in info.out
     assert "sample 2: " in info.out
     assert "no square 2" in info.out
-
-
-def test_what_to_do_is_told_as_options(command: Callable[..., Done]) -> None:
-    done = build(command, "squares_data.py:loose", "x.h5")
-    assert done.status == 2
-    assert "draws random numbers" in done.err
-    assert "or pass --allow-random to keep one draw of each sample" in done.err
-    told = (
-        'num_workers=0 shows where, num_workers=16 is fast; images="jpeg", images="packed", '
-        'compress="zstd"; (wait=False); Pass overwrite=True to begin anew; (on_error="skip"); '
-        'call precompute again with the same arguments to go on; images={"a": "jpeg"}'
-    )
-    assert as_options(told) == (
-        "--workers 0 shows where, --workers 16 is fast; --images jpeg, --images packed, "
-        "--compress zstd; (--no-wait); Pass --overwrite to begin anew; (--skip); "
-        'give the same command again to go on; images={"a": "jpeg"}'
-    )
-
-
-def test_of_errors_that_are_not_ours_our_notes_are() -> None:
-    theirs = ValueError("num_workers=0")
-    theirs.__notes__ = ["dataloaders: num_workers=0", "theirs: num_workers=0"]
-    with pytest.raises(ValueError, match="num_workers=0"), told_as_options():
-        raise theirs
-    assert theirs.__notes__ == ["dataloaders: --workers 0", "theirs: num_workers=0"]
 
 
 INTERRUPTED = """
@@ -268,7 +242,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     Path("interrupted.py").write_text(INTERRUPTED)
     done = build(command, "interrupted.py:interrupted", "x.h5")
     assert done.status == 130
-    kept = r"dataloaders cache: interrupted: \d+ of 40 samples are kept in .*x.h5.building; give"
+    kept = r"dataloaders cache: interrupted: \d+ of 40 samples are kept in .*x.h5.building; start it"
     assert re.search(kept, done.err)
     sys.modules.pop("interrupted")
     Path("interrupted.py").write_text(INTERRUPTED.replace("at = 30", "at = 1000"))
@@ -294,6 +268,7 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
     done = build(command, "squares_data.py:loose", "loose.h5")
     assert done.status == 2
     assert "Loose draws random numbers" in done.err
+    assert "pass allow_random=True (--allow-random) to keep one draw of each sample" in done.err
     assert not Path("loose.h5").exists()
     assert build(command, "squares_data.py:loose", "loose.h5", "--allow-random").status == 0
     assert len(CachedDataset("loose.h5")) == 4

@@ -509,7 +509,8 @@ class _Builder:
         while not lock.try_acquire():
             if not wait:
                 raise CacheError(
-                    f"{self.path} is being built by {builder_of(self.folder.path)} (wait=False); "
+                    f"{self.path} is being built by {builder_of(self.folder.path)} "
+                    "(wait=False, --no-wait); "
                     "wait for it, or give another path"
                 )
             now = time.monotonic()
@@ -670,7 +671,7 @@ class _Builder:
         missing = self._missing(chunking)
         if missing:  # a file without them would be finished, and short
             raise CacheError(
-                f"{len(missing)} chunks were not made, and no worker said why; call precompute "
+                f"{len(missing)} chunks were not made, and no worker said why; start it "
                 "again with the same arguments to go on"
             )
 
@@ -749,7 +750,7 @@ class _Builder:
             return self.folder.is_empty()
         self.folder.close()
         text = (
-            f"{done} of {len(self._part)} samples are kept in {self.folder.path}; call precompute "
+            f"{done} of {len(self._part)} samples are kept in {self.folder.path}; start it "
             "again with the same arguments to go on"
         )
         if isinstance(error, KeyboardInterrupt) and not error.args:

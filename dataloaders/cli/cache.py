@@ -1,4 +1,4 @@
-"""``dataloaders cache``: build, look at, check, take apart, list and delete caches."""
+"""``dataloaders cache``: build, join, look at, check, take apart, list and delete caches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataloaders.cli.cache_ranks import restarted, shard, shard_of_rank
-from dataloaders.cli.cache_words import as_options, told_as_options
 from dataloaders.errors import OptionError
 
 if TYPE_CHECKING:
@@ -137,100 +134,14 @@ examples:
   dataloaders cache prune --unused 7 --yes
 """
 
-Subparsers = Any
 
-
-def add_parsers(commands: Subparsers) -> None:
-    """Add ``cache`` and what it can do to the subcommands of the parser."""
-    cache = _add(
-        commands,
-        "cache",
-        "precompute a dataset into one file, and look after it",
-        _CACHE,
-        _CACHE_EPILOG,
-    )
-    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    build = _add(actions, "build", "compute a dataset's samples once", _BUILD, _BUILD_EPILOG)
-    build.add_argument(
-        "dataset", help="module:name or file.py:name of a dataset, or a folder of images"
-    )
-    build.add_argument("path", help="the file to write, such as train.h5")
-    build.add_argument("--workers", type=int, metavar="N", help="processes (as many as cores)")
-    build.add_argument("--resize", type=_pixels, metavar="N", help="of a folder: the shorter side")
-    build.add_argument("--crop", type=_pixels, metavar="N", help="of a folder: the middle N x N")
-    build.add_argument(
-        "--images",
-        metavar="HOW",
-        help="raw, jpeg, png, webp, packed (the dataset's own files), or some of the first four by "
-        "column, as in image=jpeg,mask=png (raw)",
-    )
-    build.add_argument("--quality", type=int, metavar="N", help="of jpeg, 1 to 100 (90)")
-    build.add_argument(
-        "--max-side", type=int, metavar="N", help="of encoded images: larger ones are made smaller"
-    )
-    build.add_argument(
-        "--skip", action="store_true", help="leave out samples that fail; info lists them"
-    )
-    build.add_argument(
-        "--allow-random",
-        action="store_true",
-        help="keep one draw of each sample of a dataset that draws random numbers",
-    )
-    build.add_argument(
-        "--overwrite", action="store_true", help="begin anew, whatever there is at the path"
-    )
-    build.add_argument(
-        "--check",
-        choices=["contents"],
-        help="of a file that is there: compare a few samples with it, too",
-    )
-    build.add_argument(
-        "--compress",
-        metavar="CODEC",
-        help="zstd (small) or blosc (fast to read); takes the extra gpu-dataloaders[compressed]",
-    )
-    build.add_argument(
-        "--level", type=int, metavar="N", help="of --compress: zstd 1 to 22 (3), blosc 1 to 9 (9)"
-    )
-    build.add_argument(
-        "--shard",
-        type=shard,
-        metavar="RANK/OF",
-        help="this part only, such as 3/8 (of torchrun's)",
-    )
-    build.add_argument(
-        "--no-wait", action="store_true", help="of a shard: do not wait for the others, nor join"
-    )
-    build.add_argument("--quiet", action="store_true", help="no progress")
-
-    join = _add(
-        actions, "join", "make one cache of shards that were built apart", _JOIN, _JOIN_EPILOG
-    )
-    join.add_argument("path", help="the file to write, such as train.h5, beside its shards")
-
-    info = _add(actions, "info", "what is in a cache", _INFO, _INFO_EPILOG)
-    info.add_argument("path", help="of the cache")
-    info.add_argument("--sheet", metavar="F", help="draw the first images into this PNG file")
-
-    verify = _add(actions, "verify", "find any flipped bit", _VERIFY)
-    verify.add_argument("path", help="of the cache")
-    verify.add_argument("--quiet", action="store_true", help="no progress")
-
-    extract = _add(actions, "extract", "samples as plain files", _EXTRACT, _EXTRACT_EPILOG)
-    extract.add_argument("path", help="of the cache")
-    extract.add_argument("folder", help="made if it does not exist")
-    extract.add_argument("--rows", metavar="A:B", help="which rows (the first 16)")
-    extract.add_argument("--overwrite", action="store_true", help="though something is in it")
-
-    _add(actions, "list", "caches in the user's cache folder", _LIST)
-    prune = _add(
-        actions, "prune", "delete caches from the user's cache folder", _PRUNE, _PRUNE_EPILOG
-    )
-    prune.add_argument(
-        "--unused", type=_days, default=30.0, metavar="DAYS", help="not used for so long (30)"
-    )
-    prune.add_argument("--yes", action="store_true", help="delete them")
+def _shard(text: str) -> tuple[int, int]:
+    rank, slash, of = text.partition("/")
+    if not slash or not rank.isdecimal() or not of.isdecimal() or not int(rank) < int(of):
+        raise argparse.ArgumentTypeError(
+            f"{text}: give RANK/OF, such as 3/8: which one, counted from 0, and how many there are"
+        )
+    return int(rank), int(of)
 
 
 def _pixels(text: str) -> int:
@@ -249,19 +160,142 @@ def _days(text: str) -> float:
     return days
 
 
+def _option(help_: str, metavar: str | None = None, **how: Any) -> dict[str, Any]:
+    return {"help": help_, **({"metavar": metavar} if metavar else {}), **how}
+
+
+def _flag(help_: str, **how: Any) -> dict[str, Any]:
+    return {"help": help_, "action": "store_true", **how}
+
+
+Arguments = dict[str, dict[str, Any]]
+
+# With the name of an argument of `precompute` as dest: the value goes to it as it is.
+_BUILD_OPTIONS: Arguments = {
+    "dataset": _option("module:name or file.py:name of a dataset, or a folder of images"),
+    "path": _option("the file to write, such as train.h5"),
+    "--workers": _option(
+        "processes (as many as cores)", "N", type=int, dest="num_workers", default=argparse.SUPPRESS
+    ),
+    "--resize": _option("of a folder: the shorter side", "N", type=_pixels),
+    "--crop": _option("of a folder: the middle N x N", "N", type=_pixels),
+    "--images": _option(
+        "raw, jpeg, png, webp, packed (the dataset's own files), or some of the first four by "
+        "column, as in image=jpeg,mask=png (raw)",
+        "HOW",
+    ),
+    "--quality": _option("of jpeg, 1 to 100 (90)", "N", type=int),
+    "--max-side": _option("of encoded images: larger ones are made smaller", "N", type=int),
+    "--skip": _option(
+        "leave out samples that fail; info lists them",
+        action="store_const",
+        const="skip",
+        default="raise",
+        dest="on_error",
+    ),
+    "--allow-random": _flag(
+        "keep one draw of each sample of a dataset that draws random numbers", dest="allow_random"
+    ),
+    "--overwrite": _flag("begin anew, whatever there is at the path", dest="overwrite"),
+    "--check": _option(
+        "of a file that is there: compare a few samples with it, too",
+        choices=["contents"],
+        dest="check",
+    ),
+    "--compress": _option(
+        "zstd (small) or blosc (fast to read); takes the extra gpu-dataloaders[compressed]", "CODEC"
+    ),
+    "--level": _option("of --compress: zstd 1 to 22 (3), blosc 1 to 9 (9)", "N", type=int),
+    "--shard": _option("this part only, such as 3/8 (of torchrun's)", "RANK/OF", type=_shard),
+    "--no-wait": _option(
+        "of a shard: do not wait for the others, nor join", action="store_false", dest="wait"
+    ),
+    "--quiet": _flag("no progress"),
+}
+_PATH: Arguments = {"path": _option("of the cache")}
+# Action -> one line about it, its description, its examples, its arguments.
+_ACTIONS: dict[str, tuple[str, str, str | None, Arguments]] = {
+    "build": ("compute a dataset's samples once", _BUILD, _BUILD_EPILOG, _BUILD_OPTIONS),
+    "join": (
+        "make one cache of shards that were built apart",
+        _JOIN,
+        _JOIN_EPILOG,
+        {"path": _option("the file to write, such as train.h5, beside its shards")},
+    ),
+    "info": (
+        "what is in a cache",
+        _INFO,
+        _INFO_EPILOG,
+        {**_PATH, "--sheet": _option("draw the first images into this PNG file", "F")},
+    ),
+    "verify": ("find any flipped bit", _VERIFY, None, {**_PATH, "--quiet": _flag("no progress")}),
+    "extract": (
+        "samples as plain files",
+        _EXTRACT,
+        _EXTRACT_EPILOG,
+        {
+            **_PATH,
+            "folder": _option("made if it does not exist"),
+            "--rows": _option("which rows (the first 16)", "A:B"),
+            "--overwrite": _flag("though something is in it"),
+        },
+    ),
+    "list": ("caches in the user's cache folder", _LIST, None, {}),
+    "prune": (
+        "delete caches from the user's cache folder",
+        _PRUNE,
+        _PRUNE_EPILOG,
+        {
+            "--unused": _option("not used for so long (30)", "DAYS", type=_days, default=30.0),
+            "--yes": _flag("delete them"),
+        },
+    ),
+}
+
+
+def add_parsers(commands: Any) -> None:
+    """Add ``cache`` and what it can do to the subcommands of the parser."""
+
+    def add(to: Any, name: str, about: str, text: str, epilog: str | None) -> Any:
+        return to.add_parser(
+            name,
+            help=about,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    about = "precompute a dataset into one file, and look after it"
+    cache = add(commands, "cache", about, _CACHE, _CACHE_EPILOG)
+    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, (about, text, epilog, arguments) in _ACTIONS.items():
+        action = add(actions, name, about, text, epilog)
+        for argument, how in arguments.items():
+            action.add_argument(argument, **how)
+
+
 def carry_out(parsed: argparse.Namespace) -> int:
     """Do what the command line says; returns the exit status."""
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
-        "build": _build,
-        "join": _join,
-        "info": _info,
-        "verify": _verify,
-        "extract": _extract,
-        "list": _list,
-        "prune": _prune,
-    }
-    with told_as_options():
-        return actions[parsed.action](parsed)
+    if parsed.action == "build":
+        return _build(parsed)
+    if parsed.action == "join":
+        return _join(parsed)
+    if parsed.action == "verify":
+        return _verify(parsed.path, quiet=parsed.quiet)
+    if parsed.action == "info":
+        from dataloaders.cli import cache_info
+
+        return cache_info.info(parsed.path, sheet=parsed.sheet)
+    if parsed.action == "extract":
+        from dataloaders.cli.cache_extract import extract
+
+        return extract(parsed.path, parsed.folder, rows=parsed.rows, overwrite=parsed.overwrite)
+    from dataloaders.cli import cache_folder
+
+    if parsed.action == "list":
+        return cache_folder.show()
+    return cache_folder.prune(parsed.unused, delete=parsed.yes)
 
 
 def _build(parsed: argparse.Namespace) -> int:
@@ -270,120 +304,103 @@ def _build(parsed: argparse.Namespace) -> int:
 
     if parsed.level is not None and parsed.compress is None:
         raise OptionError(f"--level {parsed.level}: give --compress too, whose level it is")
-    compress = None if parsed.compress is None else Compressed(parsed.compress, parsed.level)
-    part = parsed.shard or shard_of_rank()
-    if parsed.no_wait and part is None:
+    names = [how["dest"] for how in _BUILD_OPTIONS.values() if "dest" in how]
+    given = {name: getattr(parsed, name) for name in names if name in parsed}
+    rank = given["shard"] = parsed.shard or _shard_of_rank()
+    if not parsed.wait and rank is None:
         raise OptionError("--no-wait is for shards: give --shard RANK/OF, or start it by torchrun")
+    # A rank that torchrun starts again goes on with what it had begun anew.
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    given["overwrite"] = parsed.overwrite and not restarted
     # One of the ranks on a terminal speaks for all, of which each would say the same.
-    first = part is None or parsed.no_wait or part[0] == 0
+    speaks = rank is None or not parsed.wait or rank[0] == 0
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     before = None if parsed.overwrite else _stamp(parsed.path)
-    with _Told(quiet=parsed.quiet or not first) as told:
+    with _Progress(quiet=parsed.quiet or not speaks) as progress:
         cached = precompute(
             dataset,
             parsed.path,
             images=images_of(parsed.images, quality=parsed.quality, max_side=parsed.max_side),
-            num_workers="auto" if parsed.workers is None else parsed.workers,
-            allow_random=parsed.allow_random,
-            on_error="skip" if parsed.skip else "raise",
-            check=parsed.check,
-            # A rank that torchrun starts again goes on with what it had begun anew.
-            overwrite=parsed.overwrite and not restarted(),
-            compress=compress,
-            progress=told,
-            announce=told.announce,
-            wait=not parsed.no_wait,
-            shard=part,
+            compress=parsed.compress and Compressed(parsed.compress, parsed.level),
+            progress=progress,
+            announce=progress.announce,
+            **given,
         )
-    if not first:
+    if not speaks:
         return 0
-    path = cached.path if parsed.no_wait else parsed.path
+    path = parsed.path if parsed.wait else cached.path
     same = ", built before" if before is not None and before == _stamp(parsed.path) else ""
-    print(f"{path}: {_told(cached)}{same}")
+    print(f"{path}: {_summary(cached)}{same}")
     if cached.failed:
         print(f"{len(cached.failed)} samples were left out; dataloaders cache info lists them")
     return 0
 
 
+def _shard_of_rank() -> tuple[int, int] | None:
+    """Return the rank that torchrun says this process is; None if there is only one."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not world.isdecimal() or int(world) < 2:
+        return None
+    if not rank.isdecimal() or int(rank) >= int(world):
+        raise OptionError(
+            f"WORLD_SIZE={world} and RANK={rank!r} in the environment say nothing of a shard; give "
+            "--shard RANK/OF, or unset them"
+        )
+    return int(rank), int(world)
+
+
 def _stamp(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _join(parsed: argparse.Namespace) -> int:
     from dataloaders.cache import CachedDataset, join
 
     join(parsed.path)
-    print(f"{parsed.path}: {_told(CachedDataset(parsed.path))}")
+    print(f"{parsed.path}: {_summary(CachedDataset(parsed.path))}")
     print(f"dataloaders cache verify {parsed.path} finds what was damaged on the way")
     return 0
 
 
-def _told(cached: CachedDataset) -> str:
+def _summary(cached: CachedDataset) -> str:
     from dataloaders.cache.disk import size_of
 
     shards = f" in {len(cached.shards)} shards" if cached.shards else ""
     return f"{len(cached):,} samples{shards}, {size_of(cached.index.all_bytes)}"
 
 
-def _info(parsed: argparse.Namespace) -> int:
-    from dataloaders.cli import cache_info
-
-    return cache_info.info(parsed.path, sheet=parsed.sheet)
-
-
-def _extract(parsed: argparse.Namespace) -> int:
-    from dataloaders.cli.cache_extract import extract
-
-    return extract(parsed.path, parsed.folder, rows=parsed.rows, overwrite=parsed.overwrite)
-
-
-def _verify(parsed: argparse.Namespace) -> int:
+def _verify(path: str, *, quiet: bool) -> int:
+    from dataloaders.cache import verify
     from dataloaders.cache.disk import size_of
     from dataloaders.cache.shards import listed
-    from dataloaders.cache.verification import verify
     from dataloaders.cli.progress import ProgressLine
 
-    line = ProgressLine(quiet=parsed.quiet)
-
-    def told(done: int, whole: int) -> None:
-        line(f"verify  {size_of(done)} of {size_of(whole)}")
-
-    damages = verify(Path(parsed.path), told)
+    line = ProgressLine(quiet=quiet)
+    damages = verify(
+        Path(path), lambda done, whole: line(f"verify  {size_of(done)} of {size_of(whole)}")
+    )
     line.close()
+    if not damages:
+        print(f"{path} is whole")
+        return 0
     for damage in damages:
         where = f"{damage.shard}: " if damage.shard else ""
         print(f"{where}{damage.what} (bytes {damage.offset} to {damage.offset + damage.bytes})")
     shards = sorted({damage.shard for damage in damages} - {""})
     if shards:
-        print(f"{parsed.path} is damaged: delete these shards ({listed(shards)}) and build again")
-        return 1
-    if damages and "is no cache" in damages[0].what:  # overwriting it may not be what is wanted
-        print(f"if {parsed.path} was one, its first bytes are damaged: delete it, build it again")
-        return 1
-    if damages:
-        print(f"{parsed.path} is damaged: build it again, dataloaders cache build --overwrite")
-        return 1
-    print(f"{parsed.path} is whole")
-    return 0
+        print(f"{path} is damaged: delete these shards ({listed(shards)}) and build again")
+    elif "is no cache" in damages[0].what:  # overwriting it may not be what is wanted
+        print(f"if {path} was one, its first bytes are damaged: delete it, build it again")
+    else:
+        print(f"{path} is damaged: build it again, dataloaders cache build --overwrite")
+    return 1
 
 
-def _list(parsed: argparse.Namespace) -> int:
-    from dataloaders.cli import cache_folder
-
-    return cache_folder.show()
-
-
-def _prune(parsed: argparse.Namespace) -> int:
-    from dataloaders.cli import cache_folder
-
-    return cache_folder.prune(parsed.unused, delete=parsed.yes)
-
-
-class _Told:
+class _Progress:
     """A build's progress on stderr, in one line."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -392,7 +409,7 @@ class _Told:
         self._quiet = quiet
         self._line = ProgressLine(quiet=quiet)
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -401,7 +418,7 @@ class _Told:
     def announce(self, estimate: Estimate) -> None:
         """Show what it will take."""
         if not self._quiet:
-            for text in filter(None, (str(estimate), as_options(estimate.advice))):
+            for text in filter(None, (str(estimate), estimate.advice)):
                 print(f"build  {text}", file=sys.stderr)
 
     def __call__(self, progress: BuildProgress) -> None:
@@ -425,17 +442,3 @@ class _Told:
             text += f", {progress.failed} left out"
         left = progress.seconds_left
         self._line(f"{doing}  {text}" + ("" if left is None else f", {left:,.0f} s left"))
-
-
-def _add(
-    commands: Subparsers, name: str, help_: str, text: str, epilog: str | None = None
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=help_,
-        description=text,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    return parser
