@@ -851,7 +851,8 @@ def test_options_pickle_and_are_shown() -> None:
     backend = H5("train.h5")
     assert pickle.loads(pickle.dumps(backend)) == backend
     assert repr(backend) == (
-        "H5(path='train.h5', build='if_missing', images=None, check=None, expect=None)"
+        "H5(path='train.h5', build='if_missing', images=None, check=None, expect=None, "
+        "threads=None)"
     )
 
 
