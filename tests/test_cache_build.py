@@ -443,7 +443,9 @@ def test_settings_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     dataset = interrupted(path, tmp_path, at=22)
     (building_folder(path) / "build.json").write_text("[" * 100_000)
-    with pytest.raises(CacheError, match=r"it cannot be read\. Pass overwrite=True \(--overwrite\)"):
+    with pytest.raises(
+        CacheError, match=r"cannot be read\. Pass overwrite=True \(--ov"
+    ):
         precompute(dataset, path, num_workers=0)
     assert len(precompute(dataset, path, num_workers=0, overwrite=True)) == SIZE
 

@@ -131,8 +131,8 @@ def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path:
     refused, waited, counted, last = done.stdout.splitlines()
     status, length, pid = last.split()
     assert refused == (
-        f"{tmp_path}/a.h5 is being built by process {pid} (wait=False, --no-wait); wait for it, or give "
-        "another path"
+        f"{tmp_path}/a.h5 is being built by process {pid} (wait=False, --no-wait); "
+        "wait for it, or give another path"
     )
     assert (waited, counted, status, length) == ("True 200", "True", "0", "200")
 

@@ -8,7 +8,6 @@ import pickle
 import re
 from collections import OrderedDict, namedtuple
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torchvision import tv_tensors
 
-from dataloaders.cache.chunk import Chunk, sizes
 from dataloaders.cache.sample import (
     DTYPES,
-    Cell,
     column_names,
     fits,
     join,
@@ -32,7 +29,7 @@ from dataloaders.cache.sample import (
     split,
 )
 from dataloaders.errors import CacheError
-from helpers.cached import KEYS, MODES, SAMPLES, TEXT, TORCH_DTYPES, Point, chunks_of, palettes
+from helpers.cached import KEYS, SAMPLES, Point, palettes
 from helpers.compare import bits
 
 
@@ -57,35 +54,6 @@ def test_every_cell_is_one_that_the_index_allows(sample: Any) -> None:
         assert cell.values.dtype.str in DTYPES
         assert fits(cell.kind, cell.values.dtype.str, of, cell.values.shape)
         assert fits(cell.kind, cell.values.dtype.str, of, None)
-
-
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_every_dtype_of_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = torch.randint(0, 2, shape).to(dtype)
-    assert bits(there_and_back(tensor)) == bits(tensor)
-
-
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)])
-def test_every_dtype_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
-    array = np.random.default_rng(0).integers(0, 2, shape)
-    array = np.asarray(array).astype(dtype)
-    assert array.dtype.str == dtype
-    assert bits(there_and_back(array)) == bits(array)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(7, 5), (1, 1), (0, 3), (3, 0)])
-def test_every_mode_of_pil(mode: str, size: tuple[int, int]) -> None:
-    image = Image.new(mode, size)
-    if 0 not in size:
-        raw = np.random.default_rng(1).integers(0, 256, len(image.tobytes()), np.uint8)
-        image.frombytes(raw.tobytes())
-    back = there_and_back(image)
-    assert bits(back) == bits(image)
-    if 0 not in size:
-        back.putpixel((0, 0), back.getpixel((size[0] - 1, 0)))  # may be changed
 
 
 @settings(max_examples=400, deadline=None)
@@ -383,46 +351,3 @@ def test_json_that_is_too_deep() -> None:
 
 
 # Chunks
-
-
-@settings(max_examples=100, deadline=None)
-@given(TEXT, st.lists(st.none() | st.binary(), min_size=1, max_size=9))
-def test_a_chunk_through_its_bytes(text: str, data: list[bytes | None]) -> None:
-    samples = [(text[:row], one, np.full(row % 3, row, ">i2")) for row, one in enumerate(data)]
-    (chunk,) = chunks_of(samples, len(samples))()
-    assert chunk.rows == len(samples)
-    for number, column in enumerate(chunk.columns):
-        ends = np.cumsum(sizes(column))
-        values = np.split(column.values, ends)[:-1]
-        for sample, one, code in zip(samples, values, column.codes, strict=True):
-            kind, of = column.variants[code]
-            assert bits(leaf_of(kind, one)) == bits(sample[number])
-            assert of == (0 if kind == "none" else 1)
-
-
-def test_a_chunk_of_nothing() -> None:
-    assert Chunk.of([]) is None
-    (chunk,) = chunks_of([{}, {}])()
-    assert (chunk.rows, chunk.columns) == (2, ())
-    (chunk,) = chunks_of([None, None])()
-    assert chunk.columns[0].shapes.shape == (2, 0)
-    (chunk,) = chunks_of([1, None])()
-    assert chunk.columns[0].shapes.shape == (2, 0)
-
-
-def test_rows_that_do_not_belong_into_one_chunk() -> None:
-    with pytest.raises(CacheError, match=r"samples 4 and 5 are built differently: 1 leaves \(a\)"):
-        Chunk.of((4 + row, *split(one)) for row, one in enumerate([{"a": 1}, {"b": 1}]))
-    with pytest.raises(
-        CacheError, match=r"'sample' holds <i8 \(int\) in sample 1 and <f8 \(float\) in sample 2"
-    ):
-        Chunk.of((row, *split(one)) for row, one in enumerate([None, 1, 2.0]))
-    with pytest.raises(CacheError, match="more than 255 kinds"):
-        Chunk.of(
-            (row, f, [Cell(f"k{row}", c[0].values)]) for row in range(300) for f, c in [split(1)]
-        )
-
-
-def test_a_file_that_is_no_chunk(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="no file of a cache that is being built"):
-        Chunk.from_buffer(b"something else")

@@ -108,6 +108,8 @@ class Moment:
 class Samples:
     """Samples of one kind, each a function of its number and the version."""
 
+    classes = ("cat", "dog")
+
     def __init__(self, kind: str, size: int, fails: int | None) -> None:
         self.kind, self.size, self.fails = kind, size, fails
         self.version = 0
