@@ -276,17 +276,6 @@ def test_what_is_put_into_place_is_what_torchvision_makes(
     assert torch.equal(out, torch.stack(wanted))
 
 
-def test_an_image_is_let_go_when_it_is_in_its_place(path: Path) -> None:
-    cached = precompute(Pictures(CHAINS["v1 bytes"]()), path, images="png", num_workers=0)
-    steps = steps_of(cached.calls[0][1])
-    assert isinstance(steps, Steps)
-    made = Made(
-        steps, [header_of(cached.readers[0], row) for row in range(4)], Draws(words(1, 0, range(4)))
-    )
-    made.into(torch.empty((4, 3, 16, 16), dtype=torch.uint8), Team())
-    assert made._headers == [None] * 4
-
-
 # The backend
 
 

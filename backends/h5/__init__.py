@@ -1,4 +1,4 @@
-"""Read the deterministic part of each sample from a cache: one HDF5 file, mapped into memory.
+"""Read the deterministic part of each sample from a cache: HDF5 files, mapped into memory.
 
 dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches    batches
                                                  │    from the map into the batch,   geometry

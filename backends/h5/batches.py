@@ -3,8 +3,7 @@
     rows ──> numbers, tensors   one gather a column
              text               a list
              images             a window each, straight from the mapped file into the batch;
-                                floats, if a tail makes them, as soon as a window is copied;
-                                a resize is done by Pillow, plane by plane
+                                floats, if a tail makes them, as soon as a window is copied
              encoded images,    one by one, through torchvision's own functions with arguments
              longer chains      that are drawn for the whole batch (pictures.py)
              compressed         as these, decoded row by row
@@ -48,7 +47,6 @@ from dataloaders.transforms.ways import Arithmetic, Way
 from .geometry import Geometry, Windows, geometry_of
 from .mirroring import Mirror
 from .pictures import Made, Steps, header_of, is_image, steps_of
-from .resizing import resized
 from .team import Team
 
 __all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "is_proved"]
@@ -322,25 +320,21 @@ class _Images:
         images = self._images(rows)
         heights = np.array([image.shape[1] for image in images])
         widths = np.array([image.shape[2] for image in images])
-        moves = self.geometry.draw(heights, widths, rows.draws)
-        if moves is None:
+        drawn = self.geometry.draw(heights, widths, rows.draws)
+        if drawn is None:
             raise NotThisBatch
-        windows = moves.placed
+        windows, outside = drawn
         height, width = int(windows.height[0]), int(windows.width[0])
-        channels = images[0].shape[0]
         if (windows.height != height).any() or (windows.width != width).any():
             raise NotThisBatch
-        shape = (len(images), channels, height, width)
-        plain = moves.resize is None and not moves.outside
-        if plain and self._deferred and rows.late is not None:
+        shape = (len(images), images[0].shape[0], height, width)
+        if not outside and self._deferred and rows.late is not None:
             return rows.late.stand_in(shape, Windowed(images, windows))
         batch = rows.empty(shape, torch.uint8)
-        if plain:
-            Windowed(images, windows).into(batch, rows.team)
-        elif moves.resize is not None:
-            resized(batch, images, moves, rows.team)
-        else:
+        if outside:
             _fill_with_border(batch, images, windows)
+        else:
+            Windowed(images, windows).into(batch, rows.team)
         return batch
 
     def _images(self, rows: Rows) -> list[Image]:
@@ -548,8 +542,7 @@ def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows
 
 def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
     geometry = _tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
-    # Pillow resizes RGBA by its alpha; by windows, each plane is resized by itself.
-    if isinstance(geometry, Geometry) and not (geometry.resizes and kinds == {"image:RGBA"}):
+    if isinstance(geometry, Geometry):
         last = list(read(tail))[-1].transform
         return _Images(column, geometry, deferred=isinstance(last, Deferred))
     steps = steps_of(tail)
