@@ -798,38 +798,6 @@ def test_kinds_that_there_are_not(path: Path, kind: str) -> None:
         leaf_of(kind, np.zeros(3, np.uint8))
 
 
-WHOLE = [
-    ("encoded:JPEG:RGB", saved(smooth(0), "JPEG")),
-    ("encoded:PNG:RGB", saved(smooth(0), "PNG")),
-    ("encoded:WEBP:L", saved(smooth(0), "WEBP")),
-    *(
-        ("encoded:PNG:P", cell_of(mask(number, mode), "sample").values.tobytes())
-        for number, mode in ((0, "RGB"), (1, "RGBA"))
-    ),
-    *(("file:RGB", saved(smooth(0), name)) for name in ("JPEG", "PNG", "WEBP", "TIFF", "GIF")),
-]
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(deadline=None, max_examples=400)
-@given(st.data())
-@pytest.mark.nightly
-def test_bytes_changed_anywhere(data: st.DataObject) -> None:
-    kind, whole = data.draw(st.sampled_from(WHOLE))
-    spoilt = bytearray(whole)
-    for _ in range(data.draw(st.integers(1, 6))):
-        # Most of what a decoder believes stands in front.
-        place = data.draw(st.integers(0, len(spoilt) - 1) | st.integers(0, 60))
-        spoilt[place] = data.draw(st.sampled_from([0, 1, 127, 128, 255]) | st.integers(0, 255))
-    del spoilt[data.draw(st.integers(0, len(spoilt)) | st.just(len(spoilt))) :]
-    try:
-        image = leaf_of(kind, np.frombuffer(bytes(spoilt), np.uint8))
-    except CacheError:
-        return
-    assert image.mode == kind.rpartition(":")[2]
-    image.tobytes()
-
-
 # As a backend
 
 
