@@ -145,14 +145,28 @@ class Caches(RuleBasedStateMachine):
         rows=st.integers(2, 12),
         fails=st.none() | st.integers(0, 25),
         ranks=st.sampled_from([1, 1, 1, 2]),
+        single_file=st.sampled_from([None, False, False, True]),
     )
-    def begin(self, kind: str, size: int, rows: int, fails: int | None, ranks: int) -> None:
+    def begin(
+        self,
+        kind: str,
+        size: int,
+        rows: int,
+        fails: int | None,
+        ranks: int,
+        single_file: bool | None,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp()).resolve()
         self.path = self.folder / "train.h5"
         self.fails = fails if fails is not None and fails < size > 1 else None
         self.lacks = [] if self.fails is None else [self.fails]
         self.dataset = Samples(kind, size, self.fails)
-        self.options = {"rows": rows, "on_error": "skip", **KINDS[kind][1]}
+        self.options = {
+            "rows": rows,
+            "on_error": "skip",
+            "single_file": single_file,
+            **KINDS[kind][1],
+        }
         self.ranks = ranks
         self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
