@@ -250,24 +250,6 @@ def test_info_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "classes: 2 (tench/Tinca, shark)" in capsys.readouterr().out
 
 
-def test_they_are_the_same_however_it_was_built(tmp_path: Path) -> None:
-    dataset = Numbers(classes=["cat", "dog"])
-    kept(tmp_path / "a.h5", dataset)
-    precompute(dataset, tmp_path / "b.h5", num_workers=2, rows=1)
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
-
-
-def test_an_interrupted_build_goes_on_with_them(tmp_path: Path) -> None:
-    def broken_off(progress: Any) -> None:
-        if progress.samples_done >= 4:
-            raise KeyboardInterrupt
-
-    dataset = Numbers(classes=["cat", "dog"])
-    with pytest.raises(KeyboardInterrupt):
-        kept(tmp_path / "a.h5", dataset, rows=2, progress=broken_off)
-    assert kept(tmp_path / "a.h5", dataset).classes == ["cat", "dog"]
-
-
 @pytest.mark.nightly
 def test_reading_them_imports_no_h5py(tmp_path: Path) -> None:
     kept(tmp_path / "a.h5", Numbers(classes=["cat", "dog"]))

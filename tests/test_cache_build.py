@@ -573,7 +573,7 @@ def test_a_worker_that_dies_is_told_with_what_to_do(
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
         precompute(Dies(end), tmp_path / "a.h5", num_workers=1, rows=4)
     notes = raised.value.__notes__
-    assert any("num_workers=0 shows where" in note for note in notes), notes
+    assert any("num_workers=0 (--workers 0) shows where" in note for note in notes), notes
     assert any("samples are kept" in note for note in notes), notes
 
 

@@ -26,7 +26,7 @@ from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 from helpers import hostile
 from helpers.cached import build, mixed
-from helpers.hostile import Whole, attempts, check_places, places_in
+from helpers.hostile import Whole, attempts, check_places
 
 ROWS = 11
 MOST = 30 << 20  # bytes; the file has 60,000
@@ -95,67 +95,7 @@ def test_bytes_changed_anywhere(tmp_path: Path, whole: Whole, data: st.DataObjec
 # The index, its digest right, so that the parser is reached
 
 
-@relaxed
-@given(st.data())
-@pytest.mark.nightly
-def test_bytes_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
-    text = bytearray(whole.text)
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(text) - 1))
-        kind = data.draw(st.sampled_from(["replace", "insert", "delete", "digit"]))
-        if kind == "replace":
-            text[place] = data.draw(st.integers(0, 255))
-        elif kind == "insert":
-            text[place:place] = data.draw(st.sampled_from([b"9", b"-", b"0", b"[", b'"', b"1e5"]))
-        elif kind == "delete":
-            del text[place : place + data.draw(st.integers(1, 9))]
-        else:
-            digits = [at for at, byte in enumerate(text) if chr(byte).isdigit()]
-            text[data.draw(st.sampled_from(digits))] = data.draw(st.integers(48, 57))
-    read(tmp_path / "a.h5", whole.with_text(bytes(text)))
-
-
 NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
-KINDS = st.sampled_from(hostile.KINDS)
-DTYPES = st.sampled_from(hostile.ODD_DTYPES)
-ANY = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.floats() | KINDS | DTYPES | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["dict", "list", "tuple", "namedtuple", "a"]), inner)
-    ),
-    max_leaves=8,
-)
-
-
-@relaxed
-@given(st.data())
-@pytest.mark.nightly
-def test_values_of_the_index_changed(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
-    fields = copy.deepcopy(whole.fields)
-    for _ in range(data.draw(st.integers(1, 3))):
-        *way, last = data.draw(st.sampled_from(list(places_in(fields))[1:]))
-        inner = fields
-        for key in way:
-            inner = inner[key]
-        kind = data.draw(st.sampled_from(["same", "any", "number", "delete", "add", "nudge"]))
-        if kind == "delete":
-            del inner[last]
-        elif kind == "add" and isinstance(inner, list):
-            inner.insert(last, data.draw(ANY))
-        elif kind == "add":
-            inner[data.draw(st.text(max_size=3))] = data.draw(ANY)
-        elif kind == "nudge" and type(inner[last]) is int:
-            inner[last] += data.draw(st.integers(-9, 9))
-        elif kind == "same" and type(inner[last]) is str:
-            inner[last] = data.draw(KINDS | DTYPES)
-        elif (kind == "same" and type(inner[last]) is int) or kind == "number":
-            inner[last] = data.draw(NUMBERS)
-        else:
-            inner[last] = data.draw(ANY)
-        if not isinstance(fields, dict):
-            break
-    read(tmp_path / "a.h5", whole.with_fields(fields))
 
 
 def changed(whole: Whole, way: str, value: Any) -> bytes:

@@ -32,13 +32,11 @@ from dataloaders.cache import CachedDataset, Encoded, precompute, verify
 from dataloaders.cache.build.builder import estimate
 from dataloaders.cache.build.fingerprint import fingerprint
 from dataloaders.cache.build.rows import Gathered
-from dataloaders.cache.build.study import _digest
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.sample.cell import Cell, cell_of, fits, leaf_of
 from dataloaders.cache.sample.decode import KEPT
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.images import Images
-from dataloaders.cache.sample.packed import packed
 from dataloaders.cli import main
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from helpers.cached import MODES
@@ -378,28 +376,6 @@ def test_an_index_has_no_colours_in_between(path: Path) -> None:
         assert bits(kept) == bits(whole.resize(kept.size, Image.Resampling.NEAREST))
 
 
-def test_masks_with_a_palette_are_not_compressed_again(path: Path) -> None:
-    class Large(Masks):
-        def __getitem__(self, index: int) -> Any:
-            noise = np.random.default_rng(index).integers(0, 256, (150, 150), np.uint8)
-            return Image.fromarray(noise).convert("P"), torch.zeros(9000)
-
-    assert estimate(Large(), path, num_workers=0).bytes > SIZE * 150 * 150
-    cached = make(Large(), path, compress="zstd")
-    assert [column.packing is None for column in cached.columns] == [True, False]
-    assert_all_equal(cached, Large())
-
-
-def test_masks_with_a_palette_in_shards(path: Path) -> None:
-    for rank in range(2):
-        precompute(Masks(), path, shard=(rank, 2), num_workers=0, wait=rank == 1, single_file=False)
-    cached = CachedDataset(path)
-    assert len(cached.index.shards) == 2
-    assert kinds(cached)["1"] == ["encoded:PNG:P"]
-    assert_all_equal(cached, Masks())
-    assert verify(path) == []
-
-
 def test_a_palette_is_part_of_what_a_sample_gives(path: Path) -> None:
     class Other(Masks):
         __qualname__, __module__ = Masks.__qualname__, Masks.__module__
@@ -413,16 +389,6 @@ def test_a_palette_is_part_of_what_a_sample_gives(path: Path) -> None:
     assert fingerprint(Masks()).items() <= make(Masks(), path).index.fingerprint.items()
     with pytest.raises(CacheError, match="the contents of sample 0, "):
         make(Other(), path, check="contents")
-
-
-def test_the_fingerprint_does_not_depend_on_how_png_files_are_packed() -> None:
-    cell = cell_of(mask(0), "sample")
-    file = io.BytesIO()
-    mask(0).save(file, "PNG", compress_level=0)
-    other = Cell(cell.kind, np.frombuffer(file.getvalue(), np.uint8))
-    assert other.values.tobytes() != cell.values.tobytes()
-    assert _digest((0, [other])) == _digest((0, [cell]))
-    assert _digest((0, [cell_of(mask(0, "RGBA"), "sample")])) != _digest((0, [cell]))
 
 
 def test_a_transparent_colour_of_a_palette_is_kept_for_code_that_looks_at_it(path: Path) -> None:
@@ -548,37 +514,6 @@ def test_what_the_file_has_counts_where_nothing_is_said(path: Path, photos: Path
         old, new = Images.of(images), Images.of(other)
         with pytest.raises(CacheError, match=f"images: {old} when it was built, {new} now; build"):
             make(dataset, path, other)
-
-
-def test_an_unfinished_build_of_other_images(path: Path) -> None:
-    class Breaks(Photos):
-        broken = True
-
-        def __getitem__(self, index: int) -> Any:
-            if self.broken and index == 5:
-                raise KeyError(index)
-            return super().__getitem__(index)
-
-    dataset = Breaks(size=60)
-    with pytest.raises(KeyError):
-        make(dataset, path, "png", rows=2)
-    with pytest.raises(CacheError, match="images: png when it was begun, raw now"):
-        make(dataset, path, rows=2)
-    dataset.broken = False
-    assert_all_equal(make(dataset, path, "png", rows=2), dataset)
-
-
-@pytest.mark.parametrize("images", ["jpeg", "png", "webp", "packed"])
-def test_the_file_is_the_same_whoever_encodes(
-    tmp_path: Path, photos: Path, images: str, workers_end_fast: None
-) -> None:
-    dataset = ImageFolder(photos, transform=v2.Compose([v2.Resize(20), v2.RandomCrop(16)]))
-    written = []
-    for number, options in enumerate(({"num_workers": 0}, {"num_workers": 2, "rows": 1})):
-        target = tmp_path / f"{number}.h5"
-        make(dataset, target, images, **options)
-        written.append(target.read_bytes())
-    assert written[0] == written[1]
 
 
 def test_a_mode_that_cannot_be_kept_names_its_sample(path: Path) -> None:
@@ -788,14 +723,6 @@ def test_packed_files_all_broken(path: Path, photos: Path, tmp_path: Path) -> No
         make(dataset, path, "packed", on_error="skip")
 
 
-def test_packed_rows_of_a_cut_that_was_sent_to_a_worker(photos: Path) -> None:
-    dataset = ImageFolder(photos, v2.RandomCrop(9))
-    cut = pickle.loads(pickle.dumps(packed(dataset)))
-    file, label = cut.read(1, [(0, (0,))])
-    assert (file.data, label) == (Path(dataset.samples[1][0]).read_bytes(), dataset.targets[1])
-    assert cut.calls_in(cut.read(2)) == ((0, (0,)),)
-
-
 def test_packed_and_empty(path: Path, photos: Path) -> None:
     assert len(make(Subset(ImageFolder(photos), []), path, "packed")) == 0
 
@@ -871,72 +798,11 @@ def test_kinds_that_there_are_not(path: Path, kind: str) -> None:
         leaf_of(kind, np.zeros(3, np.uint8))
 
 
-@pytest.mark.parametrize("kind", ["encoded:PNG:RGB", "file:RGB"])
-def test_values_that_are_no_bytes(kind: str) -> None:
-    assert fits(kind, "|u1", 1, (7,))
-    for dtype, shape in (("<u2", (4,)), ("|u1", (2, 2)), ("|b1", (4,)), ("|u1", ())):
-        assert not fits(kind, dtype, len(shape), shape)
-        with pytest.raises(CacheError, match="not bytes"):
-            leaf_of(kind, np.zeros(shape, dtype))
-
-
-WHOLE = [
-    ("encoded:JPEG:RGB", saved(smooth(0), "JPEG")),
-    ("encoded:PNG:RGB", saved(smooth(0), "PNG")),
-    ("encoded:WEBP:L", saved(smooth(0), "WEBP")),
-    *(
-        ("encoded:PNG:P", cell_of(mask(number, mode), "sample").values.tobytes())
-        for number, mode in ((0, "RGB"), (1, "RGBA"))
-    ),
-    *(("file:RGB", saved(smooth(0), name)) for name in ("JPEG", "PNG", "WEBP", "TIFF", "GIF")),
-]
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(deadline=None, max_examples=400)
-@given(st.data())
-@pytest.mark.nightly
-def test_bytes_changed_anywhere(data: st.DataObject) -> None:
-    kind, whole = data.draw(st.sampled_from(WHOLE))
-    spoilt = bytearray(whole)
-    for _ in range(data.draw(st.integers(1, 6))):
-        # Most of what a decoder believes stands in front.
-        place = data.draw(st.integers(0, len(spoilt) - 1) | st.integers(0, 60))
-        spoilt[place] = data.draw(st.sampled_from([0, 1, 127, 128, 255]) | st.integers(0, 255))
-    del spoilt[data.draw(st.integers(0, len(spoilt)) | st.just(len(spoilt))) :]
-    try:
-        image = leaf_of(kind, np.frombuffer(bytes(spoilt), np.uint8))
-    except CacheError:
-        return
-    assert image.mode == kind.rpartition(":")[2]
-    image.tobytes()
-
-
 # As a backend
 
 
 def epochs(loader: Any) -> list[Any]:
     return list(itertools.chain.from_iterable(list(loader) for _ in range(2)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("images", ["packed", {"0": Encoded("png")}, "jpeg"])
-@pytest.mark.covering
-def test_the_backend(
-    path: Path, photos: Path, workers: int, images: Any, workers_end_fast: None
-) -> None:
-    dataset = ImageFolder(photos, v2.Compose([v2.Resize(20), v2.RandomCrop(16), *FLOATS]))
-    options: Any = {"batch_size": 4, "shuffle": True, "num_workers": workers, "seed": 5}
-    theirs = epochs(DataLoader(dataset, **options))
-    ours = epochs(DataLoader(dataset, backend=H5(path, images=images), **options))
-    again = epochs(DataLoader(dataset, backend=H5(path, build="never"), **options))
-    assert_same(again, ours)
-    if images != "jpeg":
-        assert_same(ours, theirs)
-        return
-    for (near, labels), (image, wanted) in zip(ours, theirs, strict=True):
-        assert torch.equal(labels, wanted)
-        assert 0 < (near - image).abs().mean() < 0.1
 
 
 def test_what_the_backend_says(path: Path, photos: Path, tmp_path: Path) -> None:
@@ -988,11 +854,6 @@ def test_caches_in_the_users_folder_have_names_of_their_own(
     assert found == ["jpeg, quality 90", "packed", "raw"]
 
 
-def test_the_fingerprint_is_of_what_the_dataset_gave() -> None:
-    raw, jpeg = fingerprint(Photos()), fingerprint(Photos(), "jpeg")
-    assert {**raw, "images": "jpeg, quality 90"} == jpeg
-
-
 # On the command line
 
 
@@ -1042,28 +903,6 @@ def test_an_encoded_cache_and_back(
     assert (tmp_path / "out/00000001-0.jpg").read_bytes() == file
     assert command("build", photos, tmp_path / "b.h5", "--images", "0=webp")[0] == 0
     assert kinds(CachedDataset(tmp_path / "b.h5"))["0"] == ["encoded:WEBP:RGB"]
-
-
-def test_masks_with_a_palette_and_back(
-    command: Callable[..., tuple[int, str]], path: Path, tmp_path: Path
-) -> None:
-    class Turned(Masks):
-        def __getitem__(self, index: int) -> Any:
-            target = mask(index)
-            target.info["transparency"] = bytes(range(9))  # which Pillow warns of
-            return target
-
-    make(Turned(), path)
-    status, said = command("info", path, "--sheet", tmp_path / "sheet.png")
-    assert status == 0
-    assert "encoded:PNG:P" in said
-    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
-    assert np.array_equal(sheet[:24, :30], np.asarray(mask(0).convert("RGB")))
-    assert command("verify", path)[0] == 0
-    assert command("extract", path, tmp_path / "out")[0] == 0
-    for row in range(SIZE):
-        with Image.open(tmp_path / f"out/{row:08}-sample.png") as file:
-            assert bits(file) == bits(Turned()[row])
 
 
 def test_damaged_images_are_extracted_all_the_same(

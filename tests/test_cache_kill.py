@@ -86,7 +86,7 @@ def test_ctrl_c_says_how_to_go_on(num_workers: int, tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT
     last = output.strip().splitlines()[-1]
     kept = re.fullmatch(
-        r"KeyboardInterrupt: interrupted: (\d+) of 200 samples are kept in (.*); call precompute "
+        r"KeyboardInterrupt: interrupted: (\d+) of 200 samples are kept in (.*); start it "
         "again with the same arguments to go on",
         last,
     )
@@ -129,8 +129,8 @@ def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path:
     refused, waited, counted, last = done.stdout.splitlines()
     status, length, pid = last.split()
     assert refused == (
-        f"{tmp_path}/a.h5 is being built by process {pid} (wait=False); wait for it, or give "
-        "another path"
+        f"{tmp_path}/a.h5 is being built by process {pid} (wait=False, --no-wait); "
+        "wait for it, or give another path"
     )
     assert (waited, counted, status, length) == ("True 200", "True", "0", "200")
 

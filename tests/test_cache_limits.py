@@ -242,20 +242,6 @@ def test_a_joined_file_says_the_most_of_its_shards(tmp_path: Path) -> None:
     assert [bits(s) for s in CachedDataset(tmp_path / "a.h5")] == [bits(s) for s in whole]
 
 
-def test_a_build_that_goes_on_says_the_same(tmp_path: Path) -> None:
-    def broken_off(progress: Any) -> None:
-        if progress.samples_done >= 4:
-            raise KeyboardInterrupt
-
-    precompute(Pictures(), tmp_path / "a.h5", num_workers=0, rows=2, images="png")
-    with pytest.raises(KeyboardInterrupt):
-        precompute(
-            Pictures(), tmp_path / "b.h5", num_workers=0, rows=2, images="png", progress=broken_off
-        )
-    precompute(Pictures(), tmp_path / "b.h5", num_workers=2, images="png")
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
-
-
 def test_a_limit_of_ones_own(tmp_path: Path) -> None:
     for name, dataset, options, most in (
         ("raw", Pictures(), {}, 3 * LARGEST),

@@ -6,8 +6,6 @@ import copy
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -17,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Subset, default_collate
 
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.read.reader import CachedDataset
@@ -124,11 +121,6 @@ def test_a_column_is_a_view_of_the_file(cached: CachedDataset) -> None:
     assert np.shares_memory(images, cached.column("image"))
     assert cached.column("label").tolist() == list(range(ROWS))
     assert cached.column("score")[1] == 0
-
-
-def test_a_column_outlives_its_dataset(path: Path) -> None:
-    labels = CachedDataset(path).column("label")
-    assert labels.tolist() == list(range(ROWS))
 
 
 def test_columns_that_are_not_there(cached: CachedDataset) -> None:
@@ -293,49 +285,6 @@ def as_bits(samples: list[Any]) -> list[Any]:
     return [bits(sample) for sample in samples]
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", None])
-@pytest.mark.nightly
-def test_workers(cached: CachedDataset, context: str | None) -> None:
-    loader: DataLoader[Any] = DataLoader(
-        cached,
-        batch_size=5,
-        collate_fn=as_bits,
-        num_workers=0 if context is None else 2,
-        multiprocessing_context=context,
-    )
-    assert [sample for batch in loader for sample in batch] == EXPECTED
-
-
-def test_namedtuples_leave_a_worker(tmp_path: Path) -> None:
-    build(tmp_path / "a.h5", [Point(row, torch.full((2,), row)) for row in range(4)])
-    cached = CachedDataset(tmp_path / "a.h5")
-    loader: DataLoader[Any] = DataLoader(cached, batch_size=4, num_workers=1)
-    (batch,) = loader
-    assert type(batch).__name__ == "Point"
-    assert batch.x.tolist() == [0, 1, 2, 3]
-    assert batch.y.shape == (4, 2)
-    assert bits(default_collate(cached[:])) == bits(batch)
-
-
-def test_subsets(cached: CachedDataset) -> None:
-    subset = Subset(cached, [5, 1, -1])
-    assert [bits(sample) for sample in subset.__getitems__([0, 2])] == [EXPECTED[5], EXPECTED[-1]]
-
-
-def test_a_fork_reads_the_map_of_its_parent(cached: CachedDataset) -> None:
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, pickle.dumps([bits(sample) for sample in cached] == EXPECTED))
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        assert pickle.loads(pipe.read()) is True
-    os.waitpid(child, 0)
-
-
 def test_threads(cached: CachedDataset) -> None:
     wrong: list[Any] = []
     start = threading.Barrier(8)
@@ -359,14 +308,6 @@ def test_threads(cached: CachedDataset) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_h5py_in_a_child_reads_beside_us(cached: CachedDataset) -> None:
-    source = "import h5py, sys; print(h5py.File(sys.argv[1])['columns/label'][:].tolist())"
-    done = subprocess.run(
-        [sys.executable, "-c", source, str(cached.path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == str(cached.column("label").tolist())
 
 
 # What a read costs, in bytes copied
@@ -395,12 +336,3 @@ def test_an_image_row_is_one_copy(tmp_path: Path) -> None:
     rows, peak = peak_of(lambda: cached.__getitems__([3, 0]))
     assert as_bits(rows) == as_bits([samples[3], samples[0]])
     assert 2 * size <= peak < 2 * size + 100_000
-
-
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(st.none() | st.text(max_size=5), min_size=1, max_size=9))
-def test_none_among_strings(tmp_path: Path, texts: list[str | None]) -> None:
-    build(tmp_path / "a.h5", texts)
-    assert list(CachedDataset(tmp_path / "a.h5")) == texts

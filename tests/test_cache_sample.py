@@ -29,7 +29,7 @@ from dataloaders.cache.sample.sample import (
     split,
 )
 from dataloaders.errors import CacheError
-from helpers.cached import KEYS, MODES, SAMPLES, TORCH_DTYPES, Point, palettes
+from helpers.cached import KEYS, SAMPLES, Point, palettes
 from helpers.compare import bits
 
 
@@ -54,35 +54,6 @@ def test_every_cell_is_one_that_the_index_allows(sample: Any) -> None:
         assert cell.values.dtype.str in DTYPES
         assert fits(cell.kind, cell.values.dtype.str, of, cell.values.shape)
         assert fits(cell.kind, cell.values.dtype.str, of, None)
-
-
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_every_dtype_of_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = torch.randint(0, 2, shape).to(dtype)
-    assert bits(there_and_back(tensor)) == bits(tensor)
-
-
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)])
-def test_every_dtype_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
-    array = np.random.default_rng(0).integers(0, 2, shape)
-    array = np.asarray(array).astype(dtype)
-    assert array.dtype.str == dtype
-    assert bits(there_and_back(array)) == bits(array)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(7, 5), (1, 1), (0, 3), (3, 0)])
-def test_every_mode_of_pil(mode: str, size: tuple[int, int]) -> None:
-    image = Image.new(mode, size)
-    if 0 not in size:
-        raw = np.random.default_rng(1).integers(0, 256, len(image.tobytes()), np.uint8)
-        image.frombytes(raw.tobytes())
-    back = there_and_back(image)
-    assert bits(back) == bits(image)
-    if 0 not in size:
-        back.putpixel((0, 0), back.getpixel((size[0] - 1, 0)))  # may be changed
 
 
 @settings(max_examples=400, deadline=None)

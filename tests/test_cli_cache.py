@@ -24,8 +24,7 @@ from dataloaders.cache import CachedDataset
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.sample.sample import DTYPES
 from dataloaders.cli import main
-from dataloaders.cli.cache import add_parsers
-from dataloaders.cli.cache_words import as_options, told_as_options
+from dataloaders.cli.cache_options import add_parsers
 from dataloaders.cli.photos import make_photos
 from helpers.cached import MODES, TORCH_DTYPES
 from helpers.cached import build as build_cache
@@ -144,12 +143,12 @@ class Gated(torch.utils.data.Dataset):
     def __len__(self):
         return 6
     def __getitem__(self, index):
-        building = os.path.exists("x.parts/build.json")
+        building = os.path.exists("x.parts")
         if building:
             time.sleep(0.25)  # the line is written anew every 0.2 s at most
         while building and index == 5 and not os.path.exists("go"):
             time.sleep(0.01)
-        return torch.zeros(300_000, dtype=torch.uint8)
+        return torch.zeros(40 << 20, dtype=torch.uint8)
 
 gated = Gated()
 """
@@ -169,7 +168,7 @@ def test_a_terminal_shows_rate_bytes_and_time_left(tmp_path: Path) -> None:
     )
     os.close(theirs)
     all_of_it = re.compile(
-        rb"[1-5] of 6 samples, [\d,]+/s, [\d.]+ [KM]iB of about 1.7 MiB, [\d,]+ s left"
+        rb"[24] of 6 samples, [\d,]+/s, [\d.]+ [KM]iB of about 240.0 MiB, [\d,]+ s left"
     )
     shown = b""
     try:
@@ -185,8 +184,8 @@ def test_a_terminal_shows_rate_bytes_and_time_left(tmp_path: Path) -> None:
         builder.wait()
         os.close(ours)
     text = re.sub(rb"\x1b\[[\d;?]*[a-zA-Z]", b"", shown)
-    assert re.search(rb"6 samples, about 1.7 MiB and 0:00:\d+ with 1 worker; .* are free", text)
-    assert text.rstrip().endswith(b"x.h5: 6 samples, 1.7 MiB")
+    assert re.search(rb"6 samples, about 240.0 MiB and 0:00:\d+ with 1 worker; .* are free", text)
+    assert re.search(rb"x.h5: 6 samples in \d parts, 240\.\d MiB$", text.rstrip())
 
 
 def test_a_folder_of_images_is_resized_and_cropped(
@@ -208,7 +207,7 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
     with pytest.raises(ValueError, match="no square 2") as caught:
         build(command, "squares_data.py:partly", "partly.h5")
     (note,) = [note for note in caught.value.__notes__ if "sample 2" in note]
-    assert note.endswith("; --skip leaves such samples out")
+    assert note.endswith('; on_error="skip" (--skip) leaves such samples out')
     done = build(command, "squares_data.py:partly", "partly.h5", "--skip")
     assert done.status == 0, done.err
     assert "1 samples were left out" in done.out
@@ -219,44 +218,19 @@ def test_samples_that_fail_end_the_build_or_are_left_out(command: Callable[..., 
     assert "no square 2" in info.out
 
 
-def test_what_to_do_is_told_as_options(command: Callable[..., Done]) -> None:
-    done = build(command, "squares_data.py:loose", "x.h5")
-    assert done.status == 2
-    assert "draws random numbers" in done.err
-    assert "or pass --allow-random to keep one draw of each sample" in done.err
-    told = (
-        'num_workers=0 shows where, num_workers=16 is fast; images="jpeg", images="packed", '
-        'compress="zstd"; (wait=False); Pass overwrite=True to begin anew; (on_error="skip"); '
-        'call precompute again with the same arguments to go on; images={"a": "jpeg"}'
-    )
-    assert as_options(told) == (
-        "--workers 0 shows where, --workers 16 is fast; --images jpeg, --images packed, "
-        "--compress zstd; (--no-wait); Pass --overwrite to begin anew; (--skip); "
-        'give the same command again to go on; images={"a": "jpeg"}'
-    )
-
-
-def test_of_errors_that_are_not_ours_our_notes_are() -> None:
-    theirs = ValueError("num_workers=0")
-    theirs.__notes__ = ["dataloaders: num_workers=0", "theirs: num_workers=0"]
-    with pytest.raises(ValueError, match="num_workers=0"), told_as_options():
-        raise theirs
-    assert theirs.__notes__ == ["dataloaders: --workers 0", "theirs: num_workers=0"]
-
-
 INTERRUPTED = """
 import torch
 
 class Interrupted:
-    at = 30
+    at = 10
 
     def __len__(self):
-        return 40
+        return 12
 
     def __getitem__(self, index):
         if index == self.at:
             raise KeyboardInterrupt
-        return torch.full((3,), index)
+        return torch.full((12 << 20,), index, dtype=torch.uint8)
 
 interrupted = Interrupted()
 """
@@ -268,11 +242,12 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     Path("interrupted.py").write_text(INTERRUPTED)
     done = build(command, "interrupted.py:interrupted", "x.h5")
     assert done.status == 130
-    assert not Path("x.h5").exists()
+    kept = r"dataloaders cache: interrupted: [1-9] of 12 samples are kept in .*x.parts; start it"
+    assert re.search(kept, done.err)
     sys.modules.pop("interrupted")
-    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 30", "at = 1000"))
+    Path("interrupted.py").write_text(INTERRUPTED.replace("at = 10", "at = 1000"))
     assert build(command, "interrupted.py:interrupted", "x.h5").status == 0
-    assert len(CachedDataset("x.h5")) == 40
+    assert len(CachedDataset("x.h5")) == 12
 
 
 @pytest.mark.nightly
@@ -293,6 +268,7 @@ def test_random_samples_need_to_be_allowed(command: Callable[..., Done]) -> None
     done = build(command, "squares_data.py:loose", "loose.h5")
     assert done.status == 2
     assert "Loose draws random numbers" in done.err
+    assert "pass allow_random=True (--allow-random) to keep one draw of each sample" in done.err
     assert not Path("loose.h5").exists()
     assert build(command, "squares_data.py:loose", "loose.h5", "--allow-random").status == 0
     assert len(CachedDataset("loose.h5")) == 4
@@ -549,6 +525,10 @@ def test_what_is_no_cache_is_told_and_not_opened(command: Callable[..., Done]) -
         assert "absent.h5" in done.err
 
 
+def caches_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
 def test_the_users_folder_is_listed_and_pruned(
     command: Callable[..., Done], tmp_path: Path
 ) -> None:
@@ -570,9 +550,9 @@ def test_the_users_folder_is_listed_and_pruned(
     assert "--yes" in told.out
     assert (folder / "old.h5").exists()
     command("prune", "--yes")
-    assert visible(folder) == ["half.parts", "new.h5"]
+    assert caches_in(folder) == ["half.parts", "new.h5"]
     command("prune", "--yes", "--unused", 0)
-    assert visible(folder) == []
+    assert caches_in(folder) == []
     assert "nothing in" in command("prune").out
 
 
@@ -582,37 +562,61 @@ def test_links_that_lead_nowhere_and_odd_names_are_listed(
     folder = tmp_path / "cache" / "h5"
     folder.mkdir(parents=True)
     (folder / "gone.h5").symlink_to(tmp_path / "not there")
-    (folder / "gone.parts").symlink_to(tmp_path / "not there")
+    (folder / "gone too.parts").symlink_to(tmp_path / "not there")
     (folder / "[bold]a.h5").touch()
     (folder / "not ours.h5").mkdir()
     listed = command("list").out
     assert "cannot be read: No such file" in listed
-    assert "gone.parts" in listed
+    assert "gone too.h5" in listed
     assert "[bold]a.h5" in listed
     done = command("prune", "--unused", 0, "--yes")
     assert done.status == 0
     assert done.out.count("\ndeleted ") + done.out.startswith("deleted ") == 3
-    assert visible(folder) == ["not ours.h5"]
+    assert caches_in(folder) == ["not ours.h5"]
 
 
 def test_a_build_under_way_is_not_pruned(command: Callable[..., Done], tmp_path: Path) -> None:
-    folder = tmp_path / "cache" / "h5" / "abc.parts"
-    folder.mkdir(parents=True)
-    with locked(folder.with_suffix(".h5")):
+    folder = tmp_path / "cache" / "h5"
+    (folder / "abc.parts").mkdir(parents=True)
+    with locked(folder / "abc.h5"):
         done = command("prune", "--unused", 0, "--yes")
     assert done.status == 0
-    assert f"kept, since somebody builds it: {folder}" in done.out
-    assert folder.is_dir()
-    (folder.parent / "link.parts").symlink_to(tmp_path)
+    assert f"kept, since somebody builds it: {folder / 'abc.h5'}" in done.out
+    assert (folder / "abc.parts").is_dir()
+    (folder / "link.parts").symlink_to(tmp_path)
     assert "would delete" in command("prune", "--unused", 0).out
     assert "somebody" not in command("prune", "--unused", 0, "--yes").out
-    assert visible(folder.parent) == []
+    assert caches_in(folder) == []
     assert (tmp_path / "squares_data.py").exists()
 
 
-def visible(folder: Path) -> list[str]:
-    """What is in the folder, but for lock files, which stay."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+def test_parts_are_listed_verified_merged_and_pruned(
+    command: Callable[..., Done], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "h5"
+    folder.mkdir(parents=True)
+    path = folder / "a.h5"
+    dataset = [(torch.full((5,), row), row) for row in range(9)]
+    precompute(dataset, path, num_workers=0, rows=4, single_file=False)
+    assert "9 samples in 3 parts" in command("list").out
+    assert "in 3 parts:" in command("info", path).out
+    done = command("merge", path, "one.h5")
+    assert done.status == 0, done.err
+    assert "one.h5: 9 samples, " in done.out
+    assert [int(label) for _, label in CachedDataset("one.h5")] == list(range(9))
+    assert command("merge", path, "one.h5").status == 2
+    part = CachedDataset(path).shards[1]
+    data = bytearray(part.read_bytes())
+    data[-9] ^= 1
+    part.write_bytes(data)
+    done = command("verify", path)
+    assert done.status == 1
+    advice = f"{path} is damaged: delete a.parts/{part.name} and build again"
+    assert done.out.splitlines()[-1] == advice
+    part.unlink()
+    assert f"a.parts/{part.name}" in command("verify", path).out
+    assert command("prune", "--unused", 0, "--yes").status == 0
+    assert not path.with_suffix(".parts").exists()
 
 
 @pytest.mark.parametrize(
@@ -620,7 +624,8 @@ def visible(folder: Path) -> list[str]:
     [
         ([], ["what a dataset gives before anything random", "cache build photos/train train.h5"]),
         (["build"], ["goes on where it stopped", "cache build photos/train train.h5 --resize"]),
-        (["join"], ["have to stay beside it", "--shard 1/2 --no-wait", "cache join train.h5"]),
+        (["join"], ["have to stay there", "--shard 1/2 --no-wait", "cache join train.h5"]),
+        (["merge"], ["as much disk again", "cache merge train.h5 one.h5"]),
         (["info"], ["(the head)", "(the tail)", "cache info train.h5 --sheet train.png"]),
         (["verify"], ["any flipped bit is found", "Exit status 0: whole"]),
         (["extract"], ["one line a row", "cache extract train.h5 look --rows 100:200"]),

@@ -3,8 +3,7 @@
     rows ──> numbers, tensors   one gather a column
              text               a list
              images             a window each, straight from the mapped file into the batch;
-                                floats, if a tail makes them, as soon as a window is copied;
-                                a resize is done by Pillow, plane by plane
+                                floats, if a tail makes them, as soon as a window is copied
              encoded images,    one by one, through torchvision's own functions with arguments
              longer chains      that are drawn for the whole batch (pictures.py)
              compressed         as these, decoded row by row
@@ -33,7 +32,7 @@ from dataloaders.batches.tree import Batch, map_tensors
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.joined import JoinedColumn, groups
-from dataloaders.cache.sample.sample import Classes, Structure, join
+from dataloaders.cache.sample.sample import Structure, join
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
@@ -48,7 +47,6 @@ from dataloaders.transforms.ways import Arithmetic, Way
 from .geometry import Geometry, Windows, geometry_of
 from .mirroring import Mirror
 from .pictures import Made, Steps, header_of, is_image, steps_of
-from .resizing import resized
 from .team import Team
 
 __all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "is_proved"]
@@ -59,6 +57,7 @@ Leaf: TypeAlias = Callable[["Rows"], Any]
 _PROVED_ROWS = 4
 _AT_ONCE = 1 << 18  # values: 1 MiB of floats
 Column: TypeAlias = "ColumnReader | JoinedColumn"
+Integers: TypeAlias = "npt.NDArray[np.int64]"
 Image: TypeAlias = "npt.NDArray[np.uint8]"
 """uint8 [C, H, W], in the file: read-only."""
 
@@ -87,7 +86,7 @@ class Rows:
         self.draws = draws
         self.late = late
         self.team = team or Team()
-        self.located: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+        self.located: tuple[Integers, Integers] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory for a part of the batch."""
@@ -117,6 +116,8 @@ class Batches:
         self.cached = cached
         self.random = random
         self._leaves = leaves
+        assert cached.index.structure is not None
+        self._structure = _as_collated(cached.index.structure)
 
     def of(
         self,
@@ -152,9 +153,7 @@ class Batches:
             parts = [leaf(task) for leaf in self._leaves]
         except NotThisBatch:
             return None
-        structure = self.cached.index.structure
-        assert structure is not None
-        return _joined(structure, parts, self.cached.namedtuples)
+        return join(self._structure, parts, self.cached.namedtuples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spawned worker maps the file itself: a map would be pickled as a copy.
@@ -224,8 +223,6 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     if column.entry.dtype.startswith(">"):
         return "its bytes are in another order than this machine's"
     bits = torch.bfloat16 if kind == "tensor:bfloat16" else None
-    if isinstance(column, ColumnReader) and column.entry.packing is not None:
-        return _Decoded(column, bits)
     return _Values(column, bits)
 
 
@@ -238,92 +235,73 @@ def _is_put_off(tail: Any, shape: Sequence[int] | None) -> bool:
     return converters <= {"ToPureTensor"} and last.channels.get(shape[0]) == shape[0]
 
 
-class _Files:
-    """A fixed column as one tensor; in a joined cache, one a shard, made on first use."""
+class _Parts:
+    """The files that have a column, each with the values of its rows as an array.
+
+    Args:
+        column: the column; of one file, or of several that are joined.
+    """
 
     def __init__(self, column: Column) -> None:
         self._column = column
-        self._known: dict[int, torch.Tensor | None] = {}
-        self.whole = self._tensor(column) if isinstance(column, ColumnReader) else None
+        self._arrays: dict[int, npt.NDArray[Any] | None] = {}
 
-    def of(self, shard: int) -> torch.Tensor | None:
-        """Return the rows of this shard; None if they are compressed."""
-        if shard not in self._known:
-            column = self.reader(shard)
-            packed = column.entry.packing is not None
-            self._known[shard] = None if packed else self._tensor(column)
-        return self._known[shard]
-
-    def reader(self, shard: int) -> ColumnReader:
-        """Return the column in this shard."""
-        assert isinstance(self._column, JoinedColumn)
-        return self._column.of(shard)
-
-    def locate(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the shard of each row and its number there; looked up once for all columns."""
+    def locate(self, rows: Rows) -> tuple[Integers, Integers]:
+        """Return the part of each row and its number there; looked up once for all columns."""
         if rows.located is None:
-            assert isinstance(self._column, JoinedColumn)
-            rows.located = self._column.shards.locate(rows.numbers)
+            numbers = rows.numbers
+            if isinstance(self._column, JoinedColumn):
+                rows.located = self._column.shards.locate(numbers)
+            else:
+                rows.located = np.zeros_like(numbers), numbers
         return rows.located
 
-    @staticmethod
-    def _tensor(column: ColumnReader) -> torch.Tensor:
-        values = column.values
-        # A byte other than 0 and 1 would be a bool that is neither.
-        return _tensor(values.view(np.uint8) if values.dtype.kind == "b" else values)
+    def column(self, part: int) -> ColumnReader:
+        """Return the column in this part."""
+        return self._column.of(part) if isinstance(self._column, JoinedColumn) else self._column
+
+    def array(self, part: int) -> npt.NDArray[Any] | None:
+        """Return the rows of this part; None if they differ in shape or are compressed."""
+        if part not in self._arrays:
+            column = self.column(part)
+            values = None
+            if column.entry.fixed and column.entry.packing is None:
+                values = column.values
+                if values.dtype.kind == "b":
+                    values = values.view(np.uint8)  # a byte other than 0 and 1 would be neither
+                if not values.flags.aligned:  # as columns of a few bytes may be: copying is cheap
+                    values = values.copy()
+            self._arrays[part] = values
+        return self._arrays[part]
 
 
 class _Values:
     """A column of one shape, gathered."""
 
     def __init__(self, column: Column, bits: torch.dtype | None) -> None:
-        self._files = _Files(column)
-        self._entry = column.entry
-        self._bool = np.dtype(column.entry.dtype).kind == "b"
-        self._bits = bits
-
-    def __call__(self, rows: Rows) -> torch.Tensor:
-        whole = self._files.whole
-        if whole is not None:
-            out = rows.empty((len(rows.numbers), *whole.shape[1:]), whole.dtype)
-            torch.index_select(whole, 0, torch.from_numpy(rows.numbers), out=out)
-        else:
-            out = self._gathered(rows)
-        if self._bool:
-            return out != 0
-        return out if self._bits is None else out.view(self._bits)
-
-    def _gathered(self, rows: Rows) -> torch.Tensor:
-        shards, numbers = self._files.locate(rows)
-        dtype = np.dtype(np.uint8 if self._bool else self._entry.dtype)
-        shape = self._entry.shape or ()
-        out = rows.empty((len(numbers), *shape), _tensor(np.empty(0, dtype)).dtype)
-        # NumPy's: torch takes longer for a few rows of each shard, and cannot scatter all types.
-        values = out.numpy()
-        for shard, places in groups(shards):
-            there, own = self._files.of(shard), numbers[places]
-            if there is not None:
-                values[places] = there.numpy()[own]
-            else:
-                decoded = np.empty((len(own), *shape), dtype)
-                self._files.reader(shard).fill(own, decoded)
-                values[places] = decoded
-        return out
-
-
-class _Decoded:
-    """A compressed column of one shape: each row decoded into the batch."""
-
-    def __init__(self, column: ColumnReader, bits: torch.dtype | None) -> None:
-        self._column = column
+        self._parts = _Parts(column)
         dtype = np.dtype(column.entry.dtype)
         self._bool = dtype.kind == "b"
-        self._dtype = _tensor(np.empty(0, np.uint8 if self._bool else dtype)).dtype
+        self._dtype = np.dtype(np.uint8) if self._bool else dtype
+        self._shape = column.entry.shape or ()
         self._bits = bits
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        out = rows.empty((len(rows.numbers), *(self._column.entry.shape or ())), self._dtype)
-        self._column.fill(rows.numbers, out.numpy())
+        parts, numbers = self._parts.locate(rows)
+        shape = (len(numbers), *self._shape)
+        out = rows.empty(shape, _tensor(np.empty(0, self._dtype)).dtype)
+        # NumPy's: torch takes longer for a few rows of each part, and cannot scatter all types.
+        values = out.numpy()
+        for part, places in groups(parts):
+            array, own = self._parts.array(part), numbers[places]
+            if array is None:
+                decoded = np.empty((len(own), *self._shape), self._dtype)
+                self._parts.column(part).fill(own, decoded)
+                values[places] = decoded
+            elif len(own) < len(numbers):
+                values[places] = array[own]
+            else:
+                torch.index_select(_tensor(array), 0, torch.from_numpy(numbers), out=out)
         if self._bool:
             return out != 0
         return out if self._bits is None else out.view(self._bits)
@@ -333,64 +311,41 @@ class _Images:
     """Images of one mode, each window copied straight into a uint8 batch [N, C, H, W]."""
 
     def __init__(self, column: Column, geometry: Geometry, *, deferred: bool) -> None:
-        self._column = column
+        self._parts = _Parts(column)
         self._deferred = deferred
         self.geometry = geometry
         self.random = geometry.random
-        whole = column.entry.fixed and column.entry.packing is None
-        self._files = _Files(column) if whole else None
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         images = self._images(rows)
-        heights, widths = self._sides(images)
-        moves = self.geometry.draw(heights, widths, rows.draws)
-        if moves is None:
+        heights = np.array([image.shape[1] for image in images])
+        widths = np.array([image.shape[2] for image in images])
+        drawn = self.geometry.draw(heights, widths, rows.draws)
+        if drawn is None:
             raise NotThisBatch
-        windows = moves.placed
+        windows, outside = drawn
         height, width = int(windows.height[0]), int(windows.width[0])
-        channels = images[0].shape[0]
         if (windows.height != height).any() or (windows.width != width).any():
             raise NotThisBatch
-        shape = (len(images), channels, height, width)
-        plain = moves.resize is None and not moves.outside
-        if plain and self._deferred and rows.late is not None:
+        shape = (len(images), images[0].shape[0], height, width)
+        if not outside and self._deferred and rows.late is not None:
             return rows.late.stand_in(shape, Windowed(images, windows))
         batch = rows.empty(shape, torch.uint8)
-        if plain:
-            Windowed(images, windows).into(batch, rows.team)
-        elif moves.resize is not None:
-            resized(batch, images, moves, rows.team)
-        else:
+        if outside:
             _fill_with_border(batch, images, windows)
+        else:
+            Windowed(images, windows).into(batch, rows.team)
         return batch
 
-    def _sides(self, images: list[Image]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        if self._files is not None:  # they have one shape
-            _, height, width = images[0].shape
-            return np.full(len(images), height), np.full(len(images), width)
-        return np.array([i.shape[1] for i in images]), np.array([i.shape[2] for i in images])
-
     def _images(self, rows: Rows) -> list[Image]:
-        files = self._files
-        if files is None:
-            return [self._view(row) for row in rows.numbers.tolist()]
-        if files.whole is not None:
-            whole = files.whole.numpy()
-            return [whole[number] for number in rows.numbers.tolist()]
-        shards, numbers = files.locate(rows)
         images = []
-        for row, shard, number in zip(
-            rows.numbers.tolist(), shards.tolist(), numbers.tolist(), strict=True
-        ):
-            there = files.of(shard)
-            images.append(self._view(row) if there is None else there.numpy()[number])
+        for part, number in zip(*(each.tolist() for each in self._parts.locate(rows)), strict=True):
+            array = self._parts.array(part)
+            image = self._parts.column(part).view(number) if array is None else array[number]
+            if image is None:
+                raise NotThisBatch
+            images.append(image)
         return images
-
-    def _view(self, row: int) -> npt.NDArray[Any]:
-        values = self._column.view(row)
-        if values is None:
-            raise NotThisBatch
-        return values
 
 
 class _Pictures:
@@ -587,8 +542,7 @@ def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows
 
 def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
     geometry = _tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
-    # Pillow resizes RGBA by its alpha; by windows, each plane is resized by itself.
-    if isinstance(geometry, Geometry) and not (geometry.resizes and kinds == {"image:RGBA"}):
+    if isinstance(geometry, Geometry):
         last = list(read(tail))[-1].transform
         return _Images(column, geometry, deferred=isinstance(last, Deferred))
     steps = steps_of(tail)
@@ -655,30 +609,23 @@ def _same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _joined(structure: Structure, parts: list[Any], classes: Classes) -> Batch:
-    """Return the batch of these parts, in the containers that default_collate would make."""
-    joined = join(structure, parts, classes)
-    return _as_collated(joined, structure)
-
-
-def _as_collated(value: Any, structure: Structure) -> Any:
-    """Return ``value`` with lists in place of plain tuples, as default_collate does."""
+def _as_collated(structure: Structure) -> Structure:
+    """Return the structure of a batch: default_collate makes lists of plain tuples."""
     if isinstance(structure, int):
-        return value
+        return structure
     ((kind, members),) = structure.items()
-    if kind == "dict":
-        return {key: _as_collated(value[key], inner) for key, inner in members}
     if kind == "namedtuple":
-        inners = [inner for _, inner in members[1]]
-        return type(value)(*map(_as_collated, value, inners))
-    return [_as_collated(each, inner) for each, inner in zip(value, members, strict=True)]
+        name, fields = members
+        return {kind: [name, [(field, _as_collated(inner)) for field, inner in fields]]}
+    if kind == "dict":
+        return {kind: [(key, _as_collated(inner)) for key, inner in members]}
+    return {"list": [_as_collated(inner) for inner in members]}
 
 
 def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
     """Return a tensor over ``values``, which are mapped from a file: read-only."""
     _have_torch_warned()
-    # Columns of a few bytes are not aligned in the file; copying them costs nothing.
-    return torch.from_numpy(values if values.flags.aligned else values.copy())
+    return torch.from_numpy(values)
 
 
 @functools.cache

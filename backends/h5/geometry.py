@@ -1,7 +1,6 @@
-"""Express a chain of crops, flips and one resize as windows: the stored bytes move once.
+"""Express a chain of crops and flips as windows: the stored bytes move once.
 
-    RandomCrop(224), RandomHorizontalFlip()         ──>  rows, columns, mirrored or not
-    RandomResizedCrop(224), RandomHorizontalFlip()  ──>  a window, its new size, a window of that
+    RandomCrop(224), RandomHorizontalFlip()  ──>  rows, columns, mirrored or not
 
 What torchvision draws for each image of a batch is drawn at once (`dataloaders.transforms.draws`).
 """
@@ -18,15 +17,15 @@ import numpy.typing as npt
 from dataloaders.transforms.actions import Action, Operator, Primitive, SampleError, Sizes
 from dataloaders.transforms.draws import Draws, Where
 from dataloaders.transforms.operators import operator_of
-from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
+from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, VerticalFlip
 from dataloaders.transforms.read import Member
 
-__all__ = ["Geometry", "Moves", "Windows", "geometry_of"]
+__all__ = ["Geometry", "Windows", "geometry_of"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-_MOVES = (Crop, HorizontalFlip, VerticalFlip, Resize)
+_MOVES = (Crop, HorizontalFlip, VerticalFlip)
 
 
 @dataclass(frozen=True)
@@ -79,28 +78,8 @@ class Windows:
         return Windows(self.top, self.left, self.height, self.width, upside_down, mirrored)
 
 
-@dataclass(frozen=True)
-class Moves:
-    """What is done to each image of a batch.
-
-    Attributes:
-        taken: the part of the stored image.
-        resize: how that part is resized; None: it is not.
-        placed: the part that is taken of the result of `resize`; without it, the same as ``taken``.
-        sizes: height and width after `resize`; int64 [n] each.
-        outside: whether a part extends beyond its image, where zeros are: after a crop with a
-            border. Only without ``resize``.
-    """
-
-    taken: Windows
-    resize: Resize | None
-    placed: Windows
-    sizes: tuple[Integers, Integers]
-    outside: bool = False
-
-
 class Geometry:
-    """A sequence of crops, flips and at most one resize; see `geometry_of`."""
+    """A sequence of crops and flips; see `geometry_of`."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
         self._operators = tuple(operators)
@@ -110,24 +89,16 @@ class Geometry:
         """Whether two batches of the same images may differ."""
         return any(operator.random for operator in self._operators)
 
-    @property
-    def resizes(self) -> bool:
-        """Whether images are resized."""
-        return any(
-            isinstance(primitive, Resize)
-            for operator in self._operators
-            for primitive in operator.primitives
-        )
+    def draw(
+        self, heights: Integers, widths: Integers, draws: Draws
+    ) -> tuple[Windows, bool] | None:
+        """Draw windows of images of these sizes, and return whether one extends beyond its image.
 
-    def draw(self, heights: Integers, widths: Integers, draws: Draws) -> Moves | None:
-        """Draw the moves of images of these sizes; None if one of them needs something else.
-
-        For instance a crop of more than the image, where torchvision raises.
+        There it has zeros: after a crop with a border. None: one of the images needs something
+        else, such as a crop of more than the image, where torchvision raises.
         """
         sizes = Sizes(heights, widths)
-        taken = seen = Windows.whole(heights, widths)
-        resize: Resize | None = None
-        after = (heights, widths)
+        seen = Windows.whole(heights, widths)
         outside = False
         for operator in self._operators:
             try:
@@ -135,41 +106,29 @@ class Geometry:
             except SampleError:
                 return None
             for action in actions:
-                if isinstance(action.primitive, Resize):
-                    if resize is not None or outside or not _all(action.where):
-                        return None
-                    resize, taken = action.primitive, seen
-                    after = (action.numbers["height"], action.numbers["width"])
-                    seen = Windows.whole(*after)
-                elif isinstance(action.primitive, Crop):
-                    cropped, inside = _cropped(seen, action)
-                    if not inside:
-                        # There are zeros around the image, but around a part of it there are its
-                        # pixels.
-                        if outside or resize is not None or not seen.are_whole(heights, widths):
-                            return None
-                        outside = True
-                    seen = cropped
-                else:
+                if not isinstance(action.primitive, Crop):
                     seen = seen.flipped(action.primitive, action.where)
-        return Moves(seen if resize is None else taken, resize, seen, after, outside)
+                    continue
+                cropped, inside = _cropped(seen, action)
+                if not inside:
+                    # There are zeros around the image, but around a part of it are its pixels.
+                    if outside or not seen.are_whole(heights, widths):
+                        return None
+                    outside = True
+                seen = cropped
+        return seen, outside
 
 
 def geometry_of(members: Sequence[Member]) -> Geometry | str:
     """Return ``members`` as a `Geometry`, or say which one is not part of any and why."""
     operators: list[Operator] = []
-    resizes = 0
     for member in members:
         operator = operator_of(member)
         if isinstance(operator, str):
             return f"{member} is not supported for a whole batch: {operator}"
-        other = [each for each in operator.primitives if not isinstance(each, _MOVES)]
-        if other:
-            return f"{member} does more than crop, resize and flip"
-        resizes += sum(isinstance(each, Resize) for each in operator.primitives)
+        if not all(isinstance(each, _MOVES) for each in operator.primitives):
+            return f"{member} does more than crop and flip"
         operators.append(operator)
-    if resizes > 1:
-        return "images are resized more than once"
     return Geometry(operators)
 
 
@@ -187,7 +146,3 @@ def _cropped(seen: Windows, action: Action) -> tuple[Windows, bool]:
         and (left + width <= seen.width).all()
     )
     return seen.cropped(top, left, height, width), inside
-
-
-def _all(where: Where) -> bool:
-    return where is None or bool(where.all())

@@ -29,13 +29,15 @@ _LEAST_BYTES = 4 << 20
 class Team:
     """Threads, started when a batch is large enough.
 
-    Never more than torch may use in an operation, nor than this rank's cores.
+    Args:
+        threads: the most that there may be; None: as many as torch may use in an operation, and no
+            more than this rank's cores.
     """
 
-    def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-        self._count = 0
-        self._process = 0
+    def __init__(self, threads: int | None = None) -> None:
+        self._most = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._count = self._process = 0
         self._starting = threading.Lock()
 
     def split(self, count: int, nbytes: int, part: Callable[[int, int], None]) -> None:
@@ -49,15 +51,15 @@ class Team:
         Raises:
             Exception: what ``part`` raises, when none of them is running any more.
         """
-        most = torch.get_num_threads()
+        most = self._most or min(torch.get_num_threads(), usable_cores())
         if most == 1 or nbytes < _LEAST_BYTES:
             part(0, count)
             return
-        number = max(1, min(most, usable_cores(), count, nbytes // _LEAST_BYTES))
+        number = max(1, min(most, count, nbytes // _LEAST_BYTES))
         with self._starting:
-            threads = self._started(number, most)
+            pool = self._started(number)
         ends = [count * n // number for n in range(number + 1)]
-        futures = [threads.submit(part, *ends[n : n + 2]) for n in range(number)]
+        futures = [pool.submit(part, *ends[n : n + 2]) for n in range(number)]
         wait(futures)
         for future in futures:
             future.result()
@@ -91,32 +93,28 @@ class Team:
 
     def close(self) -> None:
         """End the threads."""
-        if self._threads is not None and self._process == os.getpid():
-            self._threads.shutdown()
-        self._threads = None
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown()
+        self._pool = None
 
-    def _started(self, number: int, most: int) -> ThreadPoolExecutor:
+    def _started(self, number: int) -> ThreadPoolExecutor:
         """Return at least this many threads. A forked child has none of its parent's."""
-        if self._threads is not None and self._process == os.getpid() and self._count < number:
-            self._threads.shutdown()  # a larger batch needs more of them
-            self._threads = None
-        if self._threads is None or self._process != os.getpid():
-            self._threads = ThreadPoolExecutor(number, "dataloaders-h5")
+        if self._pool is None or self._process != os.getpid() or self._count < number:
+            self.close()
+            before, begun = torch.get_num_threads(), threading.Barrier(number)
+            self._pool = ThreadPoolExecutor(number, "dataloaders-h5", _use_one_core)
             self._count, self._process = number, os.getpid()
-            together = threading.Barrier(number)
-            for future in [self._threads.submit(_alone, together) for _ in range(number)]:
-                future.result()
+            wait([self._pool.submit(begun.wait) for _ in range(number)])
             # A thread keeps the number that it set itself (OpenMP's is per thread); threads that
             # begin later take the number that was set last.
-            torch.set_num_threads(most)
-        return self._threads
+            torch.set_num_threads(before)
+        return self._pool
 
-    def __reduce__(self) -> tuple[type[Team], tuple[()]]:
-        return Team, ()
+    def __reduce__(self) -> tuple[type[Team], tuple[int | None]]:
+        return Team, (self._most,)
 
 
-def _alone(together: threading.Barrier) -> None:
-    """Have torch use only this thread; called in each, since none ends before all have begun."""
+def _use_one_core() -> None:
+    """Have torch's operations use only this thread."""
     torch.get_num_threads()  # else the first operation would set the common number
     torch.set_num_threads(1)
-    together.wait()

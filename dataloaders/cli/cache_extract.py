@@ -33,15 +33,10 @@ _LONGEST_NAME = 120  # bytes of a column's name in that of a file, which may hav
 
 
 def extract(path: str, folder: str, *, rows: str | None, overwrite: bool = False) -> int:
-    """Write samples as files into ``folder``.
+    """Write rows ``A:B``, or one, as files into ``folder``; None: the first 16.
 
-    Encoded images as the files that they are, others as PNG, the rest as one line of JSON each.
-
-    Args:
-        path: of the cache.
-        folder: made if it does not exist.
-        rows: A:B, or one number; None: the first 16.
-        overwrite: whether there may be something in the folder, which files may replace.
+    Encoded images are written as the files that they are, others as PNG, the rest as one line of
+    JSON each. ``overwrite``: there may be something in the folder, which files may replace.
 
     Raises:
         OptionError: there are no such rows; or there is something in the folder.

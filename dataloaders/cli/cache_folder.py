@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from dataloaders.cache.build.locks import Busy, locked
+from dataloaders.cache.format.block import parts_folder
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import printable
@@ -24,39 +24,35 @@ _DAY_S = 86_400.0
 
 
 class _Kept(NamedTuple):
+    """A cache, or a build that was not finished: a file, its folder of parts, or both."""
+
     path: Path
     size: int
     unused_days: float
     what: str
-    shards: tuple[Path, ...] = ()
 
 
 def show() -> int:
     """Print the caches in the user's folder, those that were never finished included."""
-    folder, found = _folder(), _found()
-    if not found:
-        print(f"no caches in {folder}")
+    caches = _caches()
+    if not caches:
+        print(f"no caches in {_folder()}")
         return 0
     rows = [
-        [
-            printable(kept.path.name, 200),
-            size_of(kept.size),
-            f"{kept.unused_days:.0f} days ago",
-            kept.what,
-        ]
-        for kept in found
+        [printable(c.path.name, 200), size_of(c.size), f"{c.unused_days:.0f} days ago", c.what]
+        for c in caches
     ]
     print(table(["cache", "size", "last used", "what"], rows))
-    print(f"in {folder}")
+    print(f"in {_folder()}")
     return 0
 
 
 def prune(unused_days: float, *, delete: bool) -> int:
     """Delete what was not used for so long, or say what would be deleted."""
-    old = [kept for kept in _found() if kept.unused_days >= unused_days]
-    for kept in old:
-        did = _deleted(kept) if delete else "would delete"
-        print(f"{did} {kept.path} ({size_of(kept.size)})")
+    old = [cache for cache in _caches() if cache.unused_days >= unused_days]
+    for cache in old:
+        did = _delete(cache.path) if delete else "would delete"
+        print(f"{did} {cache.path} ({size_of(cache.size)})")
     if not old:
         print(f"nothing in {_folder()} was unused for {unused_days:g} days")
     elif not delete:
@@ -64,17 +60,16 @@ def prune(unused_days: float, *, delete: bool) -> int:
     return 0
 
 
-def _deleted(kept: _Kept) -> str:
+def _delete(path: Path) -> str:
     """Delete it, unless somebody builds it, and say so."""
     try:
-        if not kept.path.is_dir() or kept.path.is_symlink():
-            for path in (kept.path, *kept.shards):
-                path.unlink(missing_ok=True)
-            with suppress(OSError):  # there is none, or something else is in it
-                kept.path.with_suffix(".parts").rmdir()
-            return "deleted"
-        with locked(kept.path.with_suffix(".h5")):
-            shutil.rmtree(kept.path)
+        with locked(path):
+            path.unlink(missing_ok=True)
+            parts = parts_folder(path)
+            if parts.is_symlink():
+                parts.unlink()
+            elif parts.exists():
+                shutil.rmtree(parts)
     except Busy:
         return "kept, since somebody builds it:"
     except OSError as error:
@@ -86,78 +81,43 @@ def _folder() -> Path:
     return cache_folder() / "h5"
 
 
-def _found() -> list[_Kept]:
+def _caches() -> list[_Kept]:
     try:
-        paths = sorted(_folder().iterdir())
+        paths = list(_folder().iterdir())
     except OSError:
         return []
+    names = {p.with_suffix(".h5") for p in paths if p.suffix in (".h5", ".parts")}
     now = time.time()
-    found = []
-    indexes = {path: _index_of(path) for path in paths if path.suffix == ".h5"}
-    joined = {path: _shards_of(path, index) for path, index in indexes.items()}
-    of_others = {shard for shards in joined.values() for shard in shards}
-    of_others |= {path.with_suffix(".parts") for path, shards in joined.items() if shards}
-    for path in paths:
-        if path in of_others:  # counted, used and deleted with the file that joins them
+    caches = []
+    for path in sorted(names):
+        if path.is_dir():  # a folder of that name is not ours
             continue
-        if path.suffix == ".parts":
-            files = _stats(path.glob("*"))
-            times = [each.st_mtime for each in files or _stats([path])]
-            what = "a build that is under way, or was interrupted"
-        elif path.suffix == ".h5" and not path.is_dir():  # a folder of that name is not ours
-            files = _stats((path, *joined.get(path, ())))
-            times = [max(each.st_atime, each.st_mtime) for each in files]
-            what = _described(indexes[path])
-        else:
-            continue
-        size = sum(each.st_size for each in files)
-        unused = (now - max(times, default=now)) / _DAY_S
-        found.append(_Kept(path, size, unused, what, joined.get(path, ())))
-    return found
+        files = [path, *parts_folder(path).glob("*")]
+        stats = []
+        for file in [*files, parts_folder(path)] if len(files) == 1 else files:
+            with suppress(OSError):  # builders rename and remove their files meanwhile
+                stats.append(file.stat() if file.exists() else file.lstat())
+        used = max((max(each.st_atime, each.st_mtime) for each in stats), default=now)
+        size = sum(each.st_size for each in stats)
+        caches.append(_Kept(path, size, (now - used) / _DAY_S, _described(path)))
+    return caches
 
 
-def _stats(paths: Iterable[Path]) -> list[os.stat_result]:
-    """Of those that are still there: builders rename and remove their files meanwhile."""
-    found = []
-    for path in paths:
-        with suppress(OSError):
-            found.append(path.stat() if path.exists() else path.lstat())
-    return found
-
-
-def _shards_of(path: Path, index: Index | str) -> tuple[Path, ...]:
-    """The parts that go with this file; only those that have its own name."""
-    if isinstance(index, str):
-        return ()
-    found = [path.parent / shard.name for shard in index.shards]
-    own = (path.with_suffix(".parts").name, path.parent.name)
-    stem = f"{path.stem}."
-    return tuple(
-        each
-        for each in found
-        if each.parent.name == own[0] or (each.parent == path.parent and each.name.startswith(stem))
-        if each.exists()
-    )
-
-
-def _index_of(path: Path) -> Index | str:
-    """What the file says of itself; or why it cannot be read."""
+def _described(path: Path) -> str:
+    """Return what the file says of itself; or why it cannot be read."""
+    if not os.path.lexists(path):
+        return "a build that is under way, or was interrupted"
     try:
         # Looking at it is not using it; only its owner, or root, may look like that.
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOATIME", 0))
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     try:
-        return Index.parse(file)
+        index = Index.parse(file)
     except CacheError as error:
         return f"damaged: {error}"
     finally:
         os.close(file)
-
-
-def _described(index: Index | str) -> str:
-    if isinstance(index, str):
-        return index
-    shards = f" in {len(index.shards)} shards" if index.shards else ""
+    parts = f" in {len(index.shards)} parts" if index.shards else ""
     dataset = printable(str(index.fingerprint.get("dataset", "a dataset")), 200)
-    return f"{index.rows:,} samples{shards} of {dataset}"
+    return f"{index.rows:,} samples{parts} of {dataset}"

@@ -50,7 +50,7 @@ def info(path: str, *, sheet: str | None = None) -> int:
     index = cached.index
     print_(f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}")
     if index.shards:
-        print_(f"joined of {len(index.shards)} shards beside it:")
+        print_(f"in {len(index.shards)} parts:")
         for shard in index.shards[:_SHOWN_SHARDS]:
             print_(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
         if len(index.shards) > _SHOWN_SHARDS:

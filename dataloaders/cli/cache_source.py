@@ -18,12 +18,11 @@ __all__ = ["dataset_of", "images_of"]
 
 
 def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None) -> Any:
-    """The dataset called ``text``.
+    """Return the dataset called ``text``, such as ``package.module:name`` or ``file.py:name``.
 
-    Args:
-        text: ``package.module:name`` or ``file.py:name``, a dataset or a function without arguments
-            that returns one; or a folder with one folder of images for each class.
-        resize, crop: for a folder: the shorter side of its images, then the middle of them.
+    The name is of a dataset, or of a function without arguments that returns one. ``text`` may also
+    be a folder with one folder of images for each class, ``resize`` their shorter side, ``crop``
+    the middle of them.
 
     Raises:
         OptionError: there is none; the message says how to name one.
@@ -79,14 +78,10 @@ def _called(text: str, function: Any) -> Any:
 
 
 def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
-    """What ``--images text`` says, as `precompute` takes it.
-
-    Args:
-        text: a way to keep images, or ``column=way`` with commas between.
-        quality, max_side: of the columns that are encoded; the quality of those that are JPEG.
+    """Return ``--images text`` as `precompute` takes it: one way, or ``column=way`` with commas.
 
     Raises:
-        OptionError: this says nothing that is known.
+        OptionError: the options do not go together.
     """
     if quality is None and max_side is None and (text is None or "=" not in text):
         return text  # type: ignore[return-value]  # any text: `precompute` says what it may be
@@ -96,8 +91,8 @@ def images_of(text: str | None, *, quality: int | None, max_side: int | None) ->
             f"{text or 'not given'}; give --images jpeg, png or webp"
         )
     if "=" not in text:
-        return _way(text, quality, max_side)
-    ways = {}
+        return Encoded(text, quality, max_side)  # type: ignore[arg-type]
+    ways: dict[str, Any] = {}
     for part in text.split(","):
         name, _, way = part.partition("=")
         if not name or not way or name in ways:
@@ -105,14 +100,10 @@ def images_of(text: str | None, *, quality: int | None, max_side: int | None) ->
         ways[name] = way
     if quality is not None and "jpeg" not in ways.values():
         raise OptionError(f"--quality is for jpeg, and --images {text} has none; leave it out")
-    return {
-        name: way if way == "raw" else _way(way, quality if way == "jpeg" else None, max_side)
-        for name, way in ways.items()
-    }
-
-
-def _way(format: str, quality: int | None, max_side: int | None) -> Encoded:
-    return Encoded(format, quality=quality, max_side=max_side)  # type: ignore[arg-type]
+    for name, way in ways.items():
+        if way != "raw":
+            ways[name] = Encoded(way, quality if way == "jpeg" else None, max_side)
+    return ways
 
 
 def _found(source: str, name: str) -> Any:

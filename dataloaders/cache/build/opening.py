@@ -85,7 +85,7 @@ def _warn_of_versions(path: Path, says: Mapping[str, Any]) -> None:
         warnings.warn(
             f"the cache {path} holds what other versions computed ({'; '.join(changed)}). Its rows "
             "stay as they are; to have an error instead, give expect= the versions that you need, "
-            "and to compute them again, build it with overwrite=True",
+            "and to compute them again, build it with overwrite=True (--overwrite)",
             CacheWarning,
             stacklevel=2,
         )

@@ -33,7 +33,7 @@ def read_row(
         not_interrupted(error)
         note = f"dataloaders: raised by sample {index} of {cut.name} while its cache was built"
         if isinstance(error, Exception):
-            note += '; on_error="skip" leaves such samples out'
+            note += '; on_error="skip" (--skip) leaves such samples out'
         add_note(error, note)
         raise
 
@@ -54,6 +54,7 @@ def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "
         f"a cache keeps drew from, or seeded, the {names}{why}. A cache would keep one draw for "
         "ever; drawing or seeding counts even if it has no effect on the sample. Take it out of "
         "the dataset (a torchvision Compose as transform= stays live from its first random member "
-        "on), or pass allow_random=True to keep one draw of each sample, with the generators "
+        "on), or pass allow_random=True (--allow-random) to keep one draw of each sample, "
+        "with the generators "
         "seeded by the sample's number"
     )

@@ -173,7 +173,8 @@ class Study:
                 "generators of torch, NumPy and Python's random, so it has a generator of its own "
                 "or depends on something else that changes. A cache would keep one draw for ever. "
                 "Take what is random out of the dataset (a torchvision Compose as "
-                "transform= stays live from its first random member on), or pass allow_random=True "
+                "transform= stays live from its first random member on), or pass "
+                "allow_random=True (--allow-random) "
                 "to keep what each sample is when it is read"
             )
 

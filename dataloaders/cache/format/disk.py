@@ -43,7 +43,7 @@ class writing:
             room = "the folder is gone"
         raise CacheError(
             f"writing in {self._folder} failed: {error.strerror or error}; {room}. What was "
-            "finished is kept: make room, then call precompute again with the same arguments to go "
+            "finished is kept: make room, then start it again with the same arguments to go "
             "on"
         ) from error
 

@@ -84,7 +84,9 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
             'images={"image": ...}'
         )
     if 0 in (height, width):
-        raise CacheError(f'{told}: it is empty. Leave it out (on_error="skip"), or keep images raw')
+        raise CacheError(
+            f'{told}: it is empty. Leave it out (on_error="skip", --skip), or keep images raw'
+        )
     width, height = _size(width, height, how.max_side)
     limit = Image.MAX_IMAGE_PIXELS
     if max(width, height) > _LONGEST_SIDE[name] or (limit and width * height > 2 * limit):

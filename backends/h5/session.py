@@ -1,0 +1,300 @@
+"""Iterate a loader over a cache in place of its dataset; make batches at once if that is proved.
+
+    sampler ──> rows ──Collated──> Batches ──> the batch        proved equal to torch's
+                                      └─None─> samples ──> default_collate
+    any other loader ──> cached[row], one by one, by stock
+
+The dataset is looked at again at each ``iter()``, as torch reads it anew:
+
+    dataset.transform = gentler        other objects        ┐
+    dataset.transform[0].size = 64     one of torchvision's │ the cache is opened anew
+    dataset.append(sample)             another length       ┘
+    mine.strength = 2                  user code runs live, and is the same object: no change
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate, get_worker_info
+
+from dataloaders import registry
+from dataloaders.backend import Ahead, Session, Specification
+from dataloaders.batches.memory import HostPool
+from dataloaders.batches.tree import Batch
+from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
+from dataloaders.cache import CachedDataset
+from dataloaders.cache.sample.cut import equal_state
+from dataloaders.cache.sample.sample import Classes, classes_in, namedtuples_in
+from dataloaders.errors import CacheError
+from dataloaders.observing import Unobserved, observe
+from dataloaders.seeding.states import random_states_kept
+from dataloaders.specification import state_of, view_of
+from dataloaders.transforms import NoTail, Tail, device_tail
+from dataloaders.transforms.draws import Draws, FreeDraws
+from dataloaders.transforms.find import find_chains
+
+from .batches import Batches, Late, NotThisBatch, batches_of, is_proved
+from .team import Team
+
+__all__ = ["H5Session"]
+
+Open = Callable[[Specification], CachedDataset]
+
+
+class H5Session(Session):
+    """Epochs of ``loader`` over the cache that ``open_cache`` opens for it, or builds.
+
+    Args:
+        open_cache: called again when the dataset's length or transforms have changed.
+        loader: the loader, which its owner keeps.
+        threads: the most that make a batch; None: as torch's operations.
+    """
+
+    def __init__(
+        self, open_cache: Open, loader: Specification, *, threads: int | None = None
+    ) -> None:
+        self._open_cache = open_cache
+        self._threads = threads
+        self._loader = weakref.ref(loader)
+        self._pool = HostPool()
+        self._dataset: Any = None
+        self._snapshot: _Snapshot | None = None
+        self._view: Specification | None = None
+        self._changed: dict[str, Any] = {}
+        self._collated: _Collated | None = None
+        self._inner: Session | None = None
+
+    def epoch(self) -> Iterator[Batch]:
+        """Iterate the loader once."""
+        batches = self._opened().epoch()
+        if self._collated is not None:
+            # Torch draws this at iter(), from the same generator: nothing more is drawn.
+            self._collated.begin(int(batches._base_seed))  # type: ignore[attr-defined]
+        return batches
+
+    def epoch_ahead(self) -> Ahead | None:
+        """Iterate the loader once, for a thread that runs ahead."""
+        if self._loader() is None:
+            return None
+        ahead = self._opened().epoch_ahead()
+        seed = getattr(ahead, "base_seed", None)
+        if seed is not None and self._collated is not None:
+            self._collated.begin(seed)
+        return ahead
+
+    def close(self) -> None:
+        """End the threads and the inner session."""
+        if self._inner is not None:
+            self._inner.close()
+        if self._collated is not None:
+            self._collated.close()
+        self._inner = self._view = self._collated = self._dataset = self._snapshot = None
+
+    def _opened(self) -> Session:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader of this session is gone: keep it while iterating")
+        snapshot = _Snapshot(loader.dataset)
+        if self._inner is None or self._is_changed(loader, snapshot):
+            self.close()
+            cached = self._open_cache(loader)
+            if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
+                raise CacheError(
+                    f"{cached.path} left out {len(cached.failed)} samples, so its rows have other "
+                    "numbers than the dataset's; use CachedDataset as the dataset"
+                )
+            cached.namedtuples = _namedtuples(cached, loader)
+            self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
+            self._snapshot = snapshot
+            self._view = view_of(loader, **self._changed)
+            self._inner = registry.load("stock")().open(self._view)
+        elif self._view is not None:  # the epoch, and what the user has changed since
+            now = {**state_of(loader), **self._changed, "_iterator": self._view._iterator}
+            self._view.__dict__.update(now)
+        return self._inner
+
+    def _is_changed(self, loader: Specification, snapshot: _Snapshot) -> bool:
+        """Whether the samples should be others than those that this session was opened for."""
+        if self._dataset is not loader.dataset or self._snapshot is None:
+            return True
+        # As in torch, workers that persist keep the dataset as it was when they started.
+        stay = loader.persistent_workers and loader.num_workers > 0
+        return not stay and not self._snapshot.same_as(snapshot)
+
+    def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
+        plain = {"dataset": cached}
+        if loader.collate_fn is not default_collate or loader.batch_sampler is None:
+            return plain
+        view = view_of(loader, **plain)
+        tail = device_tail(view, observe=_look)
+        dataset: Any = cached
+        if isinstance(tail, Tail):
+            dataset = (tail.changes(view) or plain)["dataset"]
+        batches = batches_of(
+            dataset, lambda cache: _is_observed_equal(view_of(loader, dataset=cache))
+        )
+        if isinstance(batches, str):
+            return plain
+        applied = None if isinstance(tail, NoTail) else tail
+        self._collated = _Collated(batches, applied, self._pool, Team(self._threads))
+        changes = {"dataset": RowNumbers(dataset), "collate_fn": self._collated}
+        if loader.worker_init_fn is not None:
+            changes["worker_init_fn"] = _ShowCache(loader.worker_init_fn)
+        return changes
+
+
+class _Snapshot:
+    """The length and the transforms of ``dataset`` at this moment. Reads none of its samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        members = [member for found in find_chains(dataset) for member in found.members]
+        known = [member.transform for member in members if member.torchvision is not None]
+        self._values = (len(dataset), [equal_state(transform) for transform in known])
+        # Kept, since the id of a dead object may be given to another one.
+        self._transforms = [member.transform for member in members]
+
+    def same_as(self, other: _Snapshot) -> bool:
+        """Whether what was opened for one of them serves the other."""
+        ids = [list(map(id, each._transforms)) for each in (self, other)]
+        return self._values == other._values and ids[0] == ids[1]
+
+
+def _look(loader: Any, look: Callable[[Any], Any]) -> Any:
+    """Call ``look`` with the loader's cache: here if it runs no code of the user's, else elsewhere.
+
+    Raises:
+        Unobserved: as `observe`.
+    """
+    cached = loader.dataset
+    if isinstance(cached, CachedDataset) and cached.runs_only_torchvision:
+        with random_states_kept(cuda=False):
+            return look(cached)
+    return observe(loader, look)
+
+
+def _is_observed_equal(loader: Specification) -> bool:
+    """Whether batches of the loader's cache equal torch's."""
+    try:
+        return bool(_look(loader, is_proved))
+    except Unobserved:
+        return False
+
+
+def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
+    """Return the dataset's own namedtuple classes: the file has only their names and fields."""
+    wanted = namedtuples_in(cached.index.structure)
+    loaded = {key: _classes_loaded(*key) for key in wanted}
+    module = type(loader.dataset).__module__
+    for key, classes in loaded.items():  # several that are alike: the dataset's own module's
+        loaded[key] = [kind for kind in classes if kind.__module__ == module] or classes
+    if all(len(classes) == 1 for classes in loaded.values()):
+        return {key: classes[0] for key, classes in loaded.items()}
+    try:
+        names = observe(loader, _names_of_namedtuples)
+    except Unobserved as error:
+        raise CacheError(
+            f"{cached.path} holds namedtuples, and the dataset, which has their classes, cannot be "
+            f"read: {error}"
+        ) from error
+    return {name[:2]: kind for name in names if (kind := _class_called(*name)) is not None}
+
+
+def _names_of_namedtuples(dataset: Any) -> list[tuple[str, tuple[str, ...], str, str]]:
+    classes = classes_in(dataset[0])
+    return [(*key, kind.__module__, kind.__qualname__) for key, kind in classes.items()]
+
+
+def _class_called(name: str, fields: tuple[str, ...], module: str, qualname: str) -> Any:
+    """Find the class of that name in its module, also one within a function."""
+    with suppress(ImportError):
+        importlib.import_module(module)
+    classes = _classes_loaded(name, fields)
+    named = [kind for kind in classes if (kind.__module__, kind.__qualname__) == (module, qualname)]
+    return named[-1] if named else None
+
+
+def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
+    """Return the namedtuple classes of that name, found among all: those in functions too."""
+    kinds: list[Any] = [tuple]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return [
+        kind
+        for kind in kinds
+        if kind.__name__ == name
+        and getattr(kind, "_fields", None) == fields
+        # Not classes that were made for want of the dataset's own.
+        and kind.__module__ != "dataloaders.cache.sample.sample"
+    ]
+
+
+class _Collated(WholeBatches):
+    """Collate row numbers to a batch, in the main process or in a worker."""
+
+    def __init__(self, batches: Batches, tail: Tail | None, pool: HostPool, team: Team) -> None:
+        self._batches = batches
+        self._tail = tail
+        self._pool: HostPool | None = pool
+        self._team = team
+        self._seed = 0
+        self._count = 0
+
+    def begin(self, seed: int) -> None:
+        """Begin an epoch with this seed."""
+        self._seed, self._count = seed, 0
+
+    def close(self) -> None:
+        """End the threads."""
+        self._team.close()
+
+    def __call__(self, rows: Any) -> Batch:
+        """Return the batch of these rows, as in `WholeBatches`."""
+        worker = get_worker_info()
+        pool = self._pool if worker is None else None
+        late = None if self._tail is None else Late(pool, self._team)
+        if isinstance(rows, SeededRows):
+            keys, draws = rows.keys, Draws(rows.words)
+        else:
+            keys, draws = rows, FreeDraws(len(rows), self._random(worker))
+        batch = self._batches.of(keys, draws, pool, late, self._team)
+        if batch is not None:
+            with suppress(NotThisBatch):
+                return self._finished(batch, late)
+        if isinstance(rows, SeededRows):
+            samples = rows.samples()
+        else:
+            samples = [self._batches.cached[row] for row in rows]
+        late = None if self._tail is None else Late(pool, self._team)
+        return self._finished(default_collate(samples), late)
+
+    def _finished(self, batch: Batch, late: Late | None) -> Batch:
+        return batch if self._tail is None or late is None else late.apply(self._tail, batch)
+
+    def _random(self, worker: Any) -> np.random.Generator:
+        # A worker's seed contains torch's base seed of the epoch and the worker's number.
+        seed = self._seed if worker is None else int(worker.seed)
+        self._count += 1
+        key = np.array([seed & (2**64 - 1), self._count], np.uint64)
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+
+class _ShowCache:
+    """A worker_init_fn: call the user's, which sees the cache as the worker's dataset."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        info: Any = get_worker_info()
+        if isinstance(info.dataset, RowNumbers):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
+        self._function(worker_id)

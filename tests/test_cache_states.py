@@ -1,0 +1,386 @@
+"""A cache that signals, disks and users do something to: the right samples, or a CacheError."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from PIL import Image
+from torchvision.transforms import v2
+
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, precompute, verify
+from dataloaders.errors import CacheError
+from helpers.compare import assert_same, same
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def fixed(values: np.random.Generator, row: int) -> Any:
+    return {"a": torch.from_numpy(values.integers(0, 256, (3, 5, 4), np.uint8)), "label": row}
+
+
+def large(values: np.random.Generator, row: int) -> Any:
+    return np.arange(row, row + 4000), torch.full((3,), row / 7)
+
+
+def ragged(values: np.random.Generator, row: int) -> Any:
+    words = values.random(row % 5).astype(np.float32)
+    return {"words": words, "text": "é" * (row % 4), "grid": np.full((row % 3, 2), row)}
+
+
+def nested(values: np.random.Generator, row: int) -> Any:
+    leaf = None if row % 3 else values.bytes(row % 7)
+    return Pair({"k": (row, leaf)}, (row % 2 == 0, {1: [["a", row], None] * (row % 3)}))
+
+
+def image(values: np.random.Generator, row: int) -> Any:
+    height, width = 9 + row % 2, 8
+    return Image.fromarray(values.integers(0, 256, (height, width, 3), np.uint8)), row
+
+
+LIVE = v2.Compose([v2.CenterCrop(8), v2.RandomHorizontalFlip(), v2.ToImage()])
+KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "fixed": (fixed, {}),
+    "large": (large, {}),
+    "compressed": (large, {"compress": "zstd"}),
+    "ragged": (ragged, {}),
+    "nested": (nested, {}),
+    "images": (image, {}),
+    "encoded": (image, {"images": "png"}),
+}
+
+
+@dataclass
+class Moment:
+    """Send ``signal`` to the builder's process group at this reading, or this change of a file."""
+
+    signal: int
+    reading: int | None
+    change: int | None
+    group: int = 0
+
+    def strike(self) -> None:
+        """Send the signal."""
+        os.killpg(self.group, self.signal)
+
+    def watch(self, folder: Path) -> None:
+        """Count what this process and those that it starts do to files below ``folder``."""
+        self.group = os.getpid()
+        done = 0
+
+        def look(event: str, args: tuple[Any, ...]) -> None:
+            nonlocal done
+            if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
+                return
+            if isinstance(args[0], (str, bytes)) and os.fsdecode(args[0]).startswith(str(folder)):
+                done += 1
+                if done == self.change and self.group:
+                    self.strike()
+
+        sys.addaudithook(look)
+
+
+class Samples:
+    """Samples of one kind, each a function of its number and the version."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, kind: str, size: int, fails: int | None) -> None:
+        self.kind, self.size, self.fails = kind, size, fails
+        self.version = 0
+        self.moment: Moment | None = None
+        self.transform = LIVE if KINDS[kind][0] is image else None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, row: int) -> Any:
+        if not 0 <= row < self.size:
+            raise IndexError(row)
+        if self.moment is not None and row == self.moment.reading:
+            self.moment.strike()
+        if row == self.fails:
+            raise ValueError(f"no sample {row}")
+        sample = KINDS[self.kind][0](np.random.default_rng((self.version, row)), row)
+        return sample if self.transform is None else (self.transform(sample[0]), sample[1])
+
+
+signals = st.sampled_from([signal.SIGKILL, signal.SIGINT])
+moments = st.builds(Moment, signals, st.integers(0, 25), st.none()) | st.builds(
+    Moment, signals, st.none(), st.integers(1, 60)
+)
+
+
+class Caches(RuleBasedStateMachine):
+    """One path, at which caches are built, interrupted, killed, damaged, repaired and read."""
+
+    @initialize(
+        kind=st.sampled_from(sorted(KINDS)),
+        size=st.integers(1, 26),
+        rows=st.integers(2, 12),
+        fails=st.none() | st.integers(0, 25),
+        ranks=st.sampled_from([1, 1, 1, 2]),
+        single_file=st.sampled_from([None, False, False, True]),
+    )
+    def begin(
+        self,
+        kind: str,
+        size: int,
+        rows: int,
+        fails: int | None,
+        ranks: int,
+        single_file: bool | None,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp()).resolve()
+        self.path = self.folder / "train.h5"
+        self.fails = fails if fails is not None and fails < size > 1 else None
+        self.lacks = [] if self.fails is None else [self.fails]
+        self.dataset = Samples(kind, size, self.fails)
+        self.options = {
+            "rows": rows,
+            "on_error": "skip",
+            "single_file": single_file,
+            **KINDS[kind][1],
+        }
+        self.ranks = ranks
+        self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
+        self.versions = {0}  # what may be read
+        self.hurt: set[Path] = set()  # damaged files of a build that is not finished
+
+    def teardown(self) -> None:
+        shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
+
+    # What happens to it
+
+    @rule(workers=st.sampled_from([0, 0, 0, 2]))
+    def build(self, workers: int) -> None:
+        """Build what is missing, and go on where others were stopped."""
+        hurt = self.hurt | self.changed()
+        try:
+            self.delete_what_verify_names()
+            self.build_missing(workers)
+            if hurt and verify(self.path):  # a part is believed until verify looks
+                raise CacheError("damaged")
+        except CacheError:
+            assert hurt
+            for file in hurt:
+                file.unlink(missing_ok=True)
+            self.build_missing(workers)
+        self.finished()
+
+    @precondition(lambda self: self.ranks == 1)
+    @rule(moment=st.none() | moments)
+    def overwrite(self, moment: Moment | None) -> None:
+        """Build anew of other samples, which look the same from outside."""
+        self.dataset.version += 1
+        self.versions.add(self.dataset.version)
+        if ended(self.start(moment, overwrite=True)) == 0:
+            self.finished()
+        else:
+            self.hurt |= self.changed()
+            self.whole = {}
+
+    @precondition(lambda self: not self.whole and len(self.versions) == 1)
+    @rule(moment=moments, workers=st.sampled_from([0, 0, 2]), rank=st.integers(0, 1))
+    def stop(self, moment: Moment, workers: int, rank: int) -> None:
+        """Begin to build, and be stopped by a signal to the builder and its workers."""
+        shard = {} if self.ranks == 1 else {"shard": (rank, self.ranks), "wait": False}
+        status = ended(self.start(moment, num_workers=workers, **shard))
+        assert status in (0, -moment.signal) or (status == 2 and self.hurt), status
+        if status == 0 and self.ranks == 1:
+            self.finished()
+
+    @precondition(lambda self: self.files())
+    @rule(
+        which=st.integers(0, 20),
+        place=st.floats(0, 1, exclude_max=True),
+        how=st.sampled_from(["flip", "flip", "cut", "delete"]),
+    )
+    def damage(self, which: int, place: float, how: str) -> None:
+        """Flip a bit of a file, cut it short, or delete it."""
+        files = self.files()
+        file = files[which % len(files)]
+        size = file.stat().st_size
+        if not self.whole:
+            self.hurt.add(file)
+        if how == "delete":
+            file.unlink()
+        elif size and how == "cut":
+            os.truncate(file, int(place * size))
+        elif size:
+            with file.open("r+b") as opened:
+                opened.seek(int(place * size))
+                byte = opened.read(1)[0]
+                opened.seek(-1, os.SEEK_CUR)
+                opened.write(bytes([byte ^ 1 << int(place * size * 8) % 8]))
+
+    @precondition(lambda self: self.whole)
+    @rule(name=st.sampled_from(["moved", "moved again"]))
+    def move(self, name: str) -> None:
+        """Move the folder with all that is in it."""
+        folder = self.folder.with_name(f"{self.folder.name} {name}")
+        self.folder.rename(folder)
+        self.whole = {folder / file.relative_to(self.folder): b for file, b in self.whole.items()}
+        self.folder, self.path = folder, folder / "train.h5"
+
+    # What is looked at
+
+    @precondition(lambda self: self.path.exists())
+    @rule()
+    def read(self) -> None:
+        """Read all samples: those of the dataset, or an error if the file is not whole."""
+        cached = samples = None
+        try:
+            cached = CachedDataset(self.path)
+            cached.namedtuples = {("Pair", ("x", "y")): Pair}
+            samples = list(cached)
+        except CacheError:
+            assert self.hurt or self.changed()
+            return
+        if not (self.hurt or self.changed()):  # bits of values flip unseen, until verify looks
+            assert any(same(samples, self.stored(version)) for version in self.versions)
+            assert [number for number, _ in cached.failed] == [self.fails] * (
+                self.fails is not None
+            )
+
+    @precondition(lambda self: self.whole and not self.changed() and self.fails is None)
+    @rule(batch_size=st.integers(1, 9), seed=st.integers(0, 3))
+    def batches(self, batch_size: int, seed: int) -> None:
+        """Read batches as a training does: torch's own."""
+        collate: Any = list if self.dataset.kind in ("ragged", "nested") else None
+        options = {"batch_size": batch_size, "shuffle": True, "seed": seed, "collate_fn": collate}
+        backend = H5(self.path, build="never")
+        ours, theirs = (
+            list(DataLoader(self.dataset, backend=each, **options)) for each in (backend, "stock")
+        )
+        assert_same(ours, theirs, strides=False)
+
+    @precondition(lambda self: self.whole)
+    @rule()
+    def verify(self) -> None:
+        """Find damage if there is some."""
+        try:
+            damages = verify(self.path)
+        except CacheError:
+            assert self.changed()
+        else:
+            assert bool(damages) == bool(self.changed())
+
+    # How
+
+    def files(self) -> list[Path]:
+        if not self.whole:
+            return sorted(file for file in self.folder.rglob("*") if file.is_file())
+        return [file for file in self.whole if file.exists()]
+
+    def changed(self) -> set[Path]:
+        """Return the damaged files of a finished cache."""
+        return {f for f, b in self.whole.items() if not f.exists() or f.read_bytes() != b}
+
+    def delete_what_verify_names(self) -> None:
+        if not self.changed():
+            return
+        try:
+            named = {damage.shard or self.path.name for damage in verify(self.path)}
+        except CacheError:
+            named = {self.path.name}
+        for name in named:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def start(self, moment: Moment | None, **options: Any) -> int:
+        """Build in a process group of its own; returns the number of its first process."""
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.alarm(60)
+            warnings.simplefilter("ignore")
+            if moment is not None:
+                moment.watch(self.folder)
+                self.dataset.moment = moment
+            given = {"num_workers": 0, **self.options, **options}
+            precompute(self.dataset, self.path, **given)
+            status = 0
+        except KeyboardInterrupt:
+            status = 130
+        except CacheError:
+            status = 2
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        finally:
+            os._exit(status)
+
+    def build_missing(self, workers: int) -> None:
+        if self.ranks > 1:
+            pids = [self.start(None, shard=(rank, self.ranks)) for rank in range(self.ranks)]
+            statuses = [ended(pid) for pid in pids]
+            assert set(statuses) <= {0, 2}
+            if any(statuses):
+                raise CacheError("a rank raised it")
+            return
+        # What a killed build would have overwritten may stand there still.
+        anew = len(self.versions) > 1
+        precompute(self.dataset, self.path, num_workers=workers, overwrite=anew, **self.options)
+
+    def finished(self) -> None:
+        """Look at what a build left: a whole cache, and nothing besides."""
+        self.versions, self.hurt = {self.dataset.version}, set()
+        files = [file for file in self.folder.rglob("*") if file.is_file()]
+        assert not [file for file in files if file.suffix == ".tmp" or ".building" in str(file)]
+        self.whole = {file: file.read_bytes() for file in files if file.suffix == ".h5"}
+        assert verify(self.path) == []
+        self.read()
+
+    def stored(self, version: int) -> list[Any]:
+        """Return what a cache keeps of this version of the dataset."""
+        make = KINDS[self.dataset.kind][0]
+        samples = [
+            make(np.random.default_rng((version, row)), row)
+            for row in range(len(self.dataset))
+            if row != self.fails
+        ]
+        return samples if make is not image else [(LIVE.transforms[0](i), n) for i, n in samples]
+
+
+def ended(pid: int) -> int:
+    """Return the exit status of a builder, -SIGINT after Ctrl-C."""
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return -signal.SIGINT if status == 130 else status
+
+
+def test_a_cache_is_whole_or_says_what_it_lacks() -> None:
+    run_state_machine_as_test(Caches, settings=settings(max_examples=8, stateful_step_count=12))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_a_cache_is_whole_or_says_what_it_lacks_after_many_more_steps() -> None:
+    run_state_machine_as_test(Caches, settings=settings(max_examples=60, stateful_step_count=30))
