@@ -402,7 +402,7 @@ def test_a_sample_that_fails_raises_its_own_error_and_says_which(
     assert "sample 22 of Failing" in notes
     assert 'on_error="skip"' in notes
     if num_workers == 0:
-        assert f"20 of 40 samples are kept in {parts_folder(path)}; call precompute" in notes
+        assert f"20 of 40 samples are kept in {parts_folder(path)}; start it" in notes
     flag.unlink()
     assert len(precompute(dataset, path, num_workers=num_workers)) == SIZE
 

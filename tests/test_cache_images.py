@@ -408,7 +408,7 @@ BOTH: dict[str, tuple[Any, Any, bool]] = {
         lambda: v2.Compose([v2.CenterCrop(20), v2.RandomCrop(16), *FLOATS]),
         lambda: v2.Compose(
             [v2.Resize(22, NEAREST), v2.RandomCrop(16),
-             v2.RandomHorizontalFlip(), v2.RandomRotation(9, fill=3), v2.PILToTensor()]
+             v2.RandomHorizontalFlip(), v2.PILToTensor()]
         ),
         True,
     ),

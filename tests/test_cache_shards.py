@@ -478,13 +478,13 @@ def test_shards_that_are_built_apart_are_joined(
         assert build_command("--shard", f"{rank}/4", "--no-wait") == 0
         assert f"a.parts/000{rank}0.h5: 1" in capsys.readouterr().out
     assert main(["cache", "join", "a.h5"]) == 0
-    assert "a.h5: 41 samples in 4 shards, " in capsys.readouterr().out
+    assert "a.h5: 41 samples in 4 parts, " in capsys.readouterr().out
     assert_equal_to_the_bit(folder, expected)
     assert main(["cache", "verify", "a.h5"]) == 0
     assert capsys.readouterr().out == "a.h5 is whole\n"
     assert main(["cache", "info", "a.h5"]) == 0
     told = capsys.readouterr().out
-    assert "joined of 4 shards beside it:" in told
+    assert "in 4 parts:" in told
     assert "a.parts/00030.h5: 11 samples" in told
     assert main(["cache", "extract", "a.h5", "out", "--rows", "9:12"]) == 0
     assert len((folder / "out" / "samples.jsonl").read_text().splitlines()) == 3
@@ -495,7 +495,7 @@ def test_shards_that_are_built_apart_are_joined(
     assert main(["cache", "verify", "a.h5"]) == 1
     damaged, advice = capsys.readouterr().out.splitlines()
     assert damaged.startswith("a.parts/00010.h5: ")
-    assert "delete these shards (a.parts/00010.h5) and build again" in advice
+    assert "delete a.parts/00010.h5 and build again" in advice
     (folder / "a.parts" / "00010.h5").unlink()
     assert main(["cache", "info", "a.h5"]) == 2
     assert "is missing" in capsys.readouterr().err
@@ -537,16 +537,15 @@ def test_shards_are_listed_and_deleted_with_their_file(
     shutil.copytree(expected, tmp_path / "h5")
     assert main(["cache", "list"]) == 0
     told = capsys.readouterr().out
-    assert "41 samples in 4 shards of helpers.numbered.Numbered" in told
-    assert "parts" not in told
+    assert "41 samples in 4 parts of helpers.numbered.Numbered" in told
     assert main(["cache", "prune", "--unused", "0", "--yes"]) == 0
     assert {each.suffix for each in (tmp_path / "h5").iterdir()} == {".lock"}
 
 
 def test_the_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     for words, texts in {
-        ("build",): ["torchrun --max-restarts N", "--shard RANK/OF", "--no-wait"],
-        ("join",): ["--no-wait", "have to stay beside it"],
+        ("build",): ["torchrun", "--shard RANK/OF", "--no-wait"],
+        ("join",): ["--no-wait", "have to stay there"],
     }.items():
         with pytest.raises(SystemExit):
             main(["cache", *words, "--help"])

@@ -521,7 +521,7 @@ class _Builder:
         if missing := missing_in(self._range, parts):  # a cache without them would be short
             raise CacheError(
                 f"samples {missing[0].start} to {missing[0].stop - 1} were not made, and no worker "
-                "said why; call precompute again with the same arguments to go on"
+                "said why; start it again with the same arguments to go on"
             )
         if shard is None:
             self._finish(parts)
@@ -739,7 +739,7 @@ class _Builder:
                 self.folder.keep_only([])
             return
         text = (
-            f"{done} of {len(self._range)} samples are kept in {self.folder.path}; call precompute "
+            f"{done} of {len(self._range)} samples are kept in {self.folder.path}; start it "
             "again with the same arguments to go on"
         )
         if isinstance(error, KeyboardInterrupt) and not error.args:

@@ -137,7 +137,7 @@ def _death(children: Any, tasks: list[range]) -> RuntimeError:
         error,
         "dataloaders: it was killed (by the system, if memory ran out), crashed in native "
         "code or ended itself while it read samples; fewer workers take less memory, and "
-        "num_workers=0 shows where it crashes",
+        "num_workers=0 (--workers 0) shows where it crashes",
     )
     return error
 
