@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.known_work import Kind, Rows, as_array, burn, wait
-from dataloaders.measuring.clocks import HostClock
+from dataloaders.measuring.clocks import HostClock, HostTime
 
 __all__ = [
     "Device",
@@ -41,6 +43,7 @@ class RealTime:
 
     now = staticmethod(time.perf_counter)
     sleep = staticmethod(wait)
+    held_up = HostTime().held_up
 
     def burn(self, kind: Kind, seconds: float) -> None:
         """Spend ``seconds`` on this thread in the named way."""
@@ -48,10 +51,25 @@ class RealTime:
 
 
 class VirtualTime:
-    """A time that only waiting moves on."""
+    """A time that only waiting moves on.
 
-    def __init__(self) -> None:
+    Args:
+        neighbour: another process that takes a share of the core at random: at work or away for
+            so many seconds (low, high) each, and the share; None: no other process.
+        seed: of that.
+    """
+
+    def __init__(
+        self,
+        neighbour: tuple[tuple[float, float], tuple[float, float], float] | None = None,
+        seed: int = 0,
+    ) -> None:
         self._now = 0.0
+        self._neighbour = neighbour
+        self._draw = random.Random(seed).uniform
+        self._takes = False
+        self._until = self._draw(*neighbour[1]) if neighbour else math.inf
+        self._held = 0.0
 
     def now(self) -> float:
         return self._now
@@ -60,7 +78,24 @@ class VirtualTime:
         self._now += max(0.0, seconds)
 
     def burn(self, kind: Kind, seconds: float) -> None:
-        self._now += seconds
+        began, left = self._now, seconds
+        while self._neighbour:
+            at_work, away, share = self._neighbour
+            while self._until <= self._now:
+                self._takes = not self._takes
+                self._until += self._draw(*(at_work if self._takes else away))
+            rate = 1 - share * self._takes
+            done = min(left, (self._until - self._now) * rate)
+            self._now += done / rate
+            left -= done
+            if left <= 0:
+                break
+        else:
+            self._now += seconds
+        self._held += self._now - began - seconds
+
+    def held_up(self) -> tuple[float, float]:
+        return self._held, self._held
 
 
 Time = RealTime | VirtualTime
@@ -72,6 +107,7 @@ class HostOn(HostClock):
     def __init__(self, time: Time) -> None:
         self.now = time.now  # type: ignore[method-assign]
         self.sleep = time.sleep  # type: ignore[method-assign]
+        self.held_up = time.held_up  # type: ignore[method-assign]
 
 
 class Stream:
@@ -153,6 +189,7 @@ class PlayedClock:
         self._device = device
         self.now = device.time.now
         self.sleep = device.time.sleep
+        self.held_up = device.time.held_up
 
     def mark(self) -> float:
         return self._device.record()

@@ -180,6 +180,13 @@ class Check:
             ),
         )
 
+    @property
+    def wait_s(self) -> float:
+        """Return the mean seconds that the loop waited for a batch of the loader."""
+        rounds = [one["real"] for one in (*self._rounds, self._round) if "real" in one]
+        laps = [lap for one in rounds for lap in one.laps] or self._warm_laps
+        return sum(lap.waited for lap in laps) / max(1, sum(lap.steps for lap in laps))
+
     def optimizer_stepped(self) -> None:
         """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
 
@@ -385,20 +392,17 @@ class Check:
 
     def _enough(self) -> bool:
         rounds, spent_s = len(self._rounds), self._seconds()
-        if self._schedule.over(rounds, spent_s, self._carried):
-            return True
-        return self._schedule.enough(rounds, spent_s, max(self._round_s), self._settled)
-
-    def _settled(self) -> bool:
-        known = self._analysis()
-        return known is not None and known.settled
+        return self._late() or self._schedule.enough(
+            rounds, spent_s, max(self._round_s), self._verdict_stands
+        )
 
     def _late(self) -> bool:
-        return self._schedule.over(len(self._rounds), self._seconds(), self._carried)
+        return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)
 
-    def _carried(self) -> bool:
+    def _verdict_stands(self) -> tuple[bool, bool]:
+        """Return whether there is a verdict, and whether more measuring would not help it."""
         known = self._analysis()
-        return known is not None and known.verdict != "inconclusive"
+        return known is not None and known.verdict != "inconclusive", bool(known and known.settled)
 
     def _seconds(self) -> float:
         running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at

@@ -5,18 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
+from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval
 
 __all__ = ["Report"]
@@ -71,7 +70,7 @@ class Report:
     rounds: int
     seconds: float
     evidence: str | None = None
-    machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
+    machine: Mapping[str, str] = field(default_factory=machine_facts)
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
@@ -154,23 +153,6 @@ class Report:
                 share = f"{stall.estimate / real:.0%}"
                 table.add_row(cause.name, _ms(stall.estimate), share, cause.tells)
         return table
-
-
-def machine_facts() -> dict[str, str]:
-    """Return cores, system, device and versions of this machine, each as a short text."""
-    from dataloaders.machine.resources import machine_cores, ranks_here, usable_cores
-
-    cores = f"{machine_cores()} cores"
-    if ranks_here() > 1:
-        cores += f", {usable_cores()} of them for this rank"
-    facts = {"cores": cores, "system": platform.system()}
-    if torch.cuda.is_available():
-        facts["device"] = torch.cuda.get_device_name()
-    else:
-        facts["device"] = "no CUDA device"
-    facts["python"] = f"Python {platform.python_version()}"
-    facts["torch"] = f"torch {torch.__version__}"
-    return facts
 
 
 def _ms(seconds: float) -> str:

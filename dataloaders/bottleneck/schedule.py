@@ -245,6 +245,7 @@ class Schedule:
         self._longest_s = max(self._block_s, budget_s / 12)
         self._real_share = 1.0
         self._cut_short = False
+        self._slow = False
         self._most_settling = _MOST_STEPS
         self._last: dict[str, int] = {}
         self._random = random.Random(0)  # of our own: the process-wide one is the user's
@@ -282,6 +283,7 @@ class Schedule:
         cycle = max(1, int(n.cycle))
         real = arm == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
+        self._slow = n.step_s > _SLOW_STEP_S
         batches = self._batches(arm, batch_s / (self._real_share if real else 1.0), n)
         last = self._last.get(arm, 0)
         if last:
@@ -292,7 +294,7 @@ class Schedule:
         settle = self._settle(n) if real else self._settle_resident(n)
         if batch_s > _SLOW_STEP_S and not self._cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
-            batches = max(batches, min(self.workers, 4) + SETTLE_STEPS)
+            batches = max(batches, 2 * min(self.workers, 4) + SETTLE_STEPS)
         batches = lap * math.ceil(batches / lap)
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)
@@ -347,35 +349,41 @@ class Schedule:
         self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
 
     def enough(
-        self, rounds: int, spent_s: float, round_s: float, settled: Callable[[], bool]
+        self, rounds: int, spent_s: float, round_s: float, known: Callable[[], tuple[bool, bool]]
     ) -> bool:
         """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
 
-        ``round_s`` is what the longest of the last rounds took. ``settled`` tells whether the
-        verdict stands.
+        ``round_s`` is what the longest of the last rounds took. ``known`` tells whether there is a
+        verdict, and whether more measuring would help it.
         """
         spent_s, round_s = self.agree(spent_s, round_s)
-        if rounds >= 2 and spent_s + round_s > _ROUNDS_END_AT * self.budget_s:
+        ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
+        if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
             return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
-        return rounds >= fewest and bool(self.agree(float(settled()))[0])
+        return rounds >= fewest and bool(self.agree(float(known()[1]))[0])
 
-    def over(self, rounds: int, spent_s: float, carried: Callable[[], bool]) -> bool:
-        """Return whether a round is given up after ``spent_s`` seconds.
-
-        That is when the budget ends; twice as late for loops so slow that not two rounds fit,
-        unless the blocks so far carry a verdict (``carried``).
-        """
-        spent_s = self.agree(spent_s)[0]
-        if spent_s <= self.budget_s:
-            return False
-        if rounds >= 2 or spent_s > 2 * self.budget_s:
-            return True
-        return bool(self.agree(float(carried()))[0])
+    def over(self, rounds: int, spent_s: float, known: Callable[[], tuple[bool, bool]]) -> bool:
+        """Return whether a round is given up after ``spent_s`` seconds."""
+        return self._past(self.agree(spent_s)[0], 1.0, rounds, known)
 
     def left_s(self, rounds: int, spent_s: float) -> float:
         """Return the seconds until a block has to end."""
-        return self.budget_s * (1 if rounds >= 2 else 2) - spent_s
+        return self.budget_s * (2 if self._may_double(rounds) else 1) - spent_s
+
+    def _past(
+        self, spent_s: float, share: float, rounds: int, known: Callable[[], tuple[bool, bool]]
+    ) -> bool:
+        """Return whether ``share`` of the budget is spent; of twice as much without a verdict."""
+        if spent_s <= share * self.budget_s:
+            return False
+        if not self._may_double(rounds) or spent_s > share * 2 * self.budget_s:
+            return True
+        return bool(self.agree(float(known()[0]))[0])
+
+    def _may_double(self, rounds: int) -> bool:
+        """Return whether few steps fit into the budget, so that twice as many are worth having."""
+        return rounds < 2 or self._slow
 
     def _batches(self, arm: str, batch_s: float, n: Numbers) -> int:
         fewest = 1 if batch_s > _SLOW_STEP_S or self._cut_short else _FEWEST_STEPS

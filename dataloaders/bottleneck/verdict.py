@@ -48,10 +48,13 @@ _WIDEST = 3.0  # high / low of an interval that still says something
 # the measuring itself): no interval is narrower than this share of its estimate.
 _RESOLUTION = 0.01
 
+_HELD_FROM = 0.005  # what no process ever escapes
 _FEWEST_LAPS = 3
+_FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
 _DRAWS = 1000
 _TRIMMED = 0.1
+_TRIMMED_OF_A_BLOCK = 0.25
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
 _SLOW_FROM_S = 0.05
 _FRESH_COSTS = 1.1
@@ -122,14 +125,13 @@ def analyse(
             what the steady state waits for each batch anyway; so much is added to real.
     """
     behind = behind or ranks
+    whole = [*rounds, part or {}]
     rounds, part, left_out = _cleaned(rounds, part or {}, behind, parallel)
     if parallel and not behind:
         # On the host's clock the step of a real block, its waits taken out, is the contended one.
         rounds, part = [_with_contended(one) for one in rounds], _with_contended(part)
     starts = (epoch_starts, batches)
-    found: list[_Found] = []
-    if len(rounds) >= 2:
-        found.append(_by_blocks(rounds, starts))
+    found: list[_Found] = [_by_blocks(rounds, starts)] if len(rounds) >= 2 else []
     laps = {
         arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
@@ -146,13 +148,17 @@ def analyse(
             if not ranks and (alone or laps["contended"] or not parallel):
                 found.append(_bounded_by_waits(laps, starts, found[0]))
         else:
-            by_waits = _by_waits(laps, starts, alone=alone)
+            by_waits = _by_waits(laps, starts, alone=alone, rounds=rounds)
             # Without anything beside the step the wait is the gap: the better way comes first.
             found.insert(0 if alone else len(found), by_waits)
     if not found:
         return None
+    if len(found) > 1 and len(rounds) < _FEWEST_ROUNDS:
+        # Two or three blocks agree by chance too often; their steps are the better witnesses.
+        found = [one for one in found if one.evidence != "blocks"]
     if behind:
         found = [_with_waits_elsewhere(one, laps["synthetic"]) for one in found]
+    found = [_undisturbed(one, whole, behind, parallel) for one in found]
     named = [(name(one.bound, *_causes(one)), one) for one in found]
     named = [
         (verdict if _says_something(one.bound) else "inconclusive", one) for verdict, one in named
@@ -175,6 +181,37 @@ def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
     step = found.means["synthetic"]
     high = found.bound.high * step / max(step - elsewhere, 0.01 * step)
     return replace(found, bound=replace(found.bound, high=high))
+
+
+def _undisturbed(found: _Found, rounds: Sequence[Round], behind: bool, parallel: bool) -> _Found:
+    """Widen the bound to what it may be where no other process runs.
+
+    The step may be shorter by what held it up. Workers do not get quicker then: those that were
+    at work for a share of the time make a batch in that share of what one took. On a device's
+    clock, what holds up the host is hidden in resident blocks more than in real ones.
+    """
+    own, real = ([one[arm] for one in rounds if arm in one] for arm in ("synthetic", "real"))
+    held, held_real = _held(own), _held(real)
+    if not held and not held_real:
+        return found
+    bound = found.bound
+    low, high = bound.low, bound.high
+    if parallel:
+        busy = sum(one.busy * one.steps for one in real) / sum(one.steps for one in real)
+        high *= max(1.0, busy / (1 - max(held, held_real)))
+    else:
+        free = (1 - held_real) / (1 - held)
+        low, high = low * min(1.0, free), high * max(1.0, free)
+    if behind:
+        low = bound.low * (1 - (held if parallel else held_real))
+    return replace(found, bound=Interval(low, bound.estimate, high))
+
+
+def _held(blocks: Sequence[Timed]) -> float:
+    """Return the share of blocks' time for which other processes may have held up the step."""
+    seconds = sum(one.seconds for one in blocks)
+    share = sum(one.held for one in blocks) / seconds if seconds > 0 else 0.0
+    return min(0.9, share) if share > _HELD_FROM else 0.0
 
 
 def _says_something(bound: Interval) -> bool:
@@ -257,7 +294,11 @@ def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]
 
 
 def _by_waits(
-    laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], *, alone: bool
+    laps: Mapping[str, list[Lap]],
+    starts: tuple[Sequence[float], int],
+    *,
+    alone: bool,
+    rounds: Sequence[Round],
 ) -> _Found:
     """Add wait and contention to the step, on the host's clock."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
@@ -271,20 +312,46 @@ def _by_waits(
         resident = np.concatenate([resident, own])
     step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
-    slower, slower_draws = 0.0, np.zeros(_DRAWS)
+    slower, slower_draws, clustered = 0.0, np.zeros(_DRAWS), len(real)
     if not alone:
         # Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
         each, beside = resident[:, 0] / resident[:, 1], own[:, 0] / own[:, 1]
         slower = float(_trimmed(beside) - _trimmed(each))
         slower_draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+        pairs = [
+            _trimmed(_per_step(_with_contended(one)["contended"]), _TRIMMED_OF_A_BLOCK)
+            - _trimmed(_per_step(one["synthetic"]), _TRIMMED_OF_A_BLOCK)
+            for one in rounds
+            if one["real"].laps and one["synthetic"].laps
+        ]
+        if len(pairs) >= _FEWEST_ROUNDS:
+            # What another process does lasts for a block: its steps are no witnesses of their own.
+            by_round = _picked(np.array(pairs), 4).mean(axis=1)
+            if by_round.std() > slower_draws.std():
+                slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
     added = _added(starts, waited)
     wait += float(np.mean(added))
     draws = {"synthetic": step_draws, "real": step_draws + slower_draws + waited + added}
     means = {"synthetic": step, "real": step + slower + wait}
     if not alone:
         draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
-    count = min(len(own), len(resident), 2 * len(real))
-    return _found("waits", draws, means, count)
+    count = min(len(own), len(resident), 2 * len(real), 2 * clustered)
+    found = _found("waits", draws, means, count)
+    if alone:
+        return found
+    # No step is faster beside workers than alone: what it waits is lost at the least.
+    sure = 1 + _ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
+    mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
+    least = interval_of(mean, sure, len(real), _RESOLUTION * mean)
+    bound = found.bound
+    if bound.low < least.low:
+        # That leaves one end to chance: all of the 5 % are for the other one.
+        bound = interval_of(
+            bound.estimate, draws["real"] / step_draws, count, _RESOLUTION, tails=(5, 95)
+        )
+        estimate = max(bound.estimate, least.estimate)
+        bound = Interval(least.low, estimate, max(bound.high, estimate, least.high))
+    return replace(found, bound=bound)
 
 
 def _bounded_by_waits(
@@ -443,6 +510,10 @@ def _units(laps: Sequence[Lap]) -> Array:
     return np.asarray(np.add.reduceat(values, edges))
 
 
+def _per_step(block: Timed) -> Array:
+    return np.array([lap.seconds / lap.steps for lap in block.laps] + list(block.settled))
+
+
 def _picked(values: Array, seed: int) -> Array:
     picks = np.random.default_rng(seed).integers(0, len(values), (_DRAWS, len(values)))
     return np.asarray(values[picks])
@@ -452,9 +523,9 @@ def _ratio_draws(above: Array, below: Array, seed: int) -> Array:
     return np.asarray(_picked(above, seed).sum(axis=1) / _picked(below, seed).sum(axis=1))
 
 
-def _trimmed(values: Array) -> Array:
-    """Return the mean along the last axis without the lowest and the highest tenth."""
-    cut = int(values.shape[-1] * _TRIMMED)
+def _trimmed(values: Array, share: float = _TRIMMED) -> Array:
+    """Return the mean along the last axis without ``share`` of it at either end."""
+    cut = int(values.shape[-1] * share)
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
 

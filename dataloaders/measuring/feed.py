@@ -153,6 +153,13 @@ class Feed:
         counts = counts_of(self._iterator)
         return None if counts is None else counts[0]
 
+    def busy(self) -> float:
+        """Return the share of workers that are at work; 1 if this iterator does not tell."""
+        counts = counts_of(self._iterator)
+        if counts is None or not self.workers:
+            return 1.0
+        return min(self.workers, counts[1] - counts[0]) / self.workers
+
     def drop_ready(self) -> None:
         """Take and drop one batch if one is ready; raise StopIteration at the end of the epoch."""
         counts = counts_of(self._iterator)

@@ -14,6 +14,7 @@ was given.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +22,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dataloaders.batches.tree import Batch
-from dataloaders.loader import CopiedBatches
-from dataloaders.scripts.epochs import Epoch, Loop
+from dataloaders.scripts.epochs import Loop
 from dataloaders.scripts.loops import Loader, Original, replaced_iter
 from dataloaders.scripts.optimizers import Optimizers
 from dataloaders.scripts.stopping import StopScript, Watchdog, stop_main
@@ -81,7 +81,6 @@ class Takeover:
         taken: the one handed to ``measure``, or None.
         steps: batches that the program's loop was given by ``measure``.
         beyond: batches that it was given past the end of an epoch, in the longest epoch.
-        waits: seconds in ``next()`` of the loader taken, for each batch with a step before it.
         thread: the one whose loop is measured.
         stalled: whether the program was ended because its loop asked for nothing.
     """
@@ -101,7 +100,6 @@ class Takeover:
         self.taken: Seen | None = None
         self.steps = 0
         self.beyond = 0
-        self.waits: list[float] = []
         self.thread: threading.Thread | None = None
         self.stalled = False
         self.optimizers = Optimizers(self._after_step)
@@ -185,27 +183,13 @@ class Takeover:
             return False
         return True
 
-    def take(self, loop: Loop, original: Original, begun: Iterator[Batch] | None) -> None:
-        """Hand the loader of ``loop`` to the measurement.
-
-        ``begun`` is its running epoch from the first batch on, or None if that is lost.
-        """
+    def take(self, loop: Loop, original: Original) -> None:
+        """Hand the loader of ``loop`` to the measurement."""
         if self.taken is not None:
             return
-        first = [] if begun is None else [begun]
-        loader = loop.loader
-
-        def iterate() -> Iterator[Batch]:
-            if first:
-                return first.pop()
-            batches = original(loader)
-            if isinstance(batches, CopiedBatches):  # the check looks for it
-                return CopiedBatches(Epoch(self, [], batches.batches), batches.device)
-            return Epoch(self, [], batches)
-
         self.taken = loop.seen
         loop.seen.why_not = None
-        self._stream = self._measure(loader, iterate)
+        self._stream = self._measure(loop.loader, functools.partial(original, loop.loader))
         if self._patience_s is not None:
             self._watchdog = Watchdog(self._patience_s, self._stop_stalled)
 
