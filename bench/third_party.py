@@ -1,4 +1,4 @@
-"""Scripts of others for ``bench.scripts``: their data made of a few photos and digits, one JSON list.
+"""Scripts of others for ``bench.scripts``: data made of a few photos and digits, and one JSON list.
 
     python -m bench.third_party DATA CODE SITE > scripts.json
     BENCH_SCRIPTS=scripts.json python -m bench scripts
@@ -47,9 +47,9 @@ def scripts(data: Path, code: Path, site: Path) -> list[dict[str, Any]]:
          f"--data-path {folder} --model resnet18 -b 16 -j 2 --epochs 3 --device cpu "
          "--output-dir ."),
         ("lightning_autoencoder", lightning / "pytorch/basics/autoencoder.py",
-         "fit --trainer.max_epochs 20 --trainer.accelerator cpu"),
+         "--trainer.max_epochs 20 --trainer.accelerator cpu"),
         ("lightning_classifier", lightning / "pytorch/basics/backbone_image_classifier.py",
-         "fit --trainer.max_epochs 20 --trainer.accelerator cpu"),
+         "--trainer.max_epochs 20 --trainer.accelerator cpu"),
         ("fabric_torch", lightning / "fabric/image_classifier/train_torch.py", "--epochs 5"),
         ("fabric", lightning / "fabric/image_classifier/train_fabric.py", "--epochs 5"),
         ("fabric_kfold", lightning / "fabric/kfold_cv/train_fabric.py", "--epochs 5"),

@@ -294,7 +294,9 @@ class Schedule:
         settle = self._settle(n) if real else self._settle_resident(n)
         if batch_s > _SLOW_STEP_S and not self._cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
-            batches = max(batches, 2 * min(self.workers, 4) + SETTLE_STEPS)
+            fit = int(self.budget_s / 2 / batch_s) - settle  # so that each arm has its steps
+            wanted = max(batches, 2 * min(self.workers, 4) + SETTLE_STEPS)
+            batches = max(_FEWEST_STEPS, min(wanted, fit))
         batches = lap * math.ceil(batches / lap)
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
-from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, resample
+from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of
 
 __all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Evidence", "Verdict", "analyse", "name"]
 
@@ -131,7 +131,13 @@ def analyse(
         # On the host's clock the step of a real block, its waits taken out, is the contended one.
         rounds, part = [_with_contended(one) for one in rounds], _with_contended(part)
     starts = (epoch_starts, batches)
-    found: list[_Found] = [_by_blocks(rounds, starts)] if len(rounds) >= 2 else []
+    found: list[_Found] = []
+    if len(rounds) >= 2:
+        blocks = {
+            arm: np.array([(one[arm].seconds, one[arm].steps) for one in rounds])
+            for arm in rounds[0]
+        }
+        found.append(_by_difference("blocks", blocks, starts, len(rounds)))
     laps = {
         arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
@@ -144,7 +150,10 @@ def analyse(
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
     if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
         if behind:
-            found.append(_by_steps(laps, starts))
+            units = {arm: _units(those) for arm, those in laps.items() if those}
+            # Neighbouring laps share the state of the queue: they count for half.
+            count = max(2, min(len(those) for those in units.values()) // 2)
+            found.append(_by_difference("steps", units, starts, count))
             if not ranks and (alone or laps["contended"] or not parallel):
                 found.append(_bounded_by_waits(laps, starts, found[0]))
         else:
@@ -267,30 +276,29 @@ def _analysis(verdict: Verdict, best: _Found, left_out: int) -> Analysis:
     )
 
 
-def _by_blocks(rounds: Sequence[Round], starts: tuple[Sequence[float], int]) -> _Found:
-    sampled = resample(rounds)
-    draws, means = dict(sampled.draws), dict(sampled.means)
-    wait = np.maximum(0.0, draws["real"] - draws["synthetic"])
-    added = _added(starts, wait)
-    draws["real"] = draws["real"] + added
-    means["real"] += float(np.mean(added))
-    return _found("blocks", draws, means, sampled.rounds)
-
-
-def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]) -> _Found:
-    """Compare real and synthetic by laps, each arm's resampled on their own."""
-    units = {arm: _units(those) for arm, those in laps.items() if those}
+def _by_difference(
+    evidence: Evidence, units: Mapping[str, Array], starts: tuple[Sequence[float], int], count: int
+) -> _Found:
+    """Compare real and synthetic: rounds resampled as wholes, or each arm's laps on their own."""
     draws = {
-        arm: _ratio_draws(those[:, 0], those[:, 1], seed)
+        arm: _ratio_draws(those[:, 0], those[:, 1], 0 if evidence == "blocks" else seed)
         for seed, (arm, those) in enumerate(units.items())
     }
     means = {arm: float(those[:, 0].sum() / those[:, 1].sum()) for arm, those in units.items()}
     added = _added(starts, np.maximum(0.0, draws["real"] - draws["synthetic"]))
     draws["real"] = draws["real"] + added
     means["real"] += float(np.mean(added))
-    # Neighbouring laps share the state of the queue: they count for half.
-    count = max(2, min(len(those) for those in units.values()) // 2)
-    return _found("steps", draws, means, count)
+    return _found(evidence, draws, means, count)
+
+
+def _slower(beside: Array, each: Array) -> tuple[float, Array]:
+    """Return how much slower steps are beside the loader's work, and draws of that.
+
+    Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
+    """
+    beside, each = beside[:, 0] / beside[:, 1], each[:, 0] / each[:, 1]
+    draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+    return float(_trimmed(beside) - _trimmed(each)), draws
 
 
 def _by_waits(
@@ -314,10 +322,7 @@ def _by_waits(
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
     slower, slower_draws, clustered = 0.0, np.zeros(_DRAWS), len(real)
     if not alone:
-        # Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
-        each, beside = resident[:, 0] / resident[:, 1], own[:, 0] / own[:, 1]
-        slower = float(_trimmed(beside) - _trimmed(each))
-        slower_draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+        slower, slower_draws = _slower(own, resident)
         pairs = [
             _trimmed(_per_step(_with_contended(one)["contended"]), _TRIMMED_OF_A_BLOCK)
             - _trimmed(_per_step(one["synthetic"]), _TRIMMED_OF_A_BLOCK)
@@ -365,18 +370,15 @@ def _bounded_by_waits(
     estimate = 1 + float(real[:, 2].sum() / real[:, 1].sum()) / step
     count = min(len(real), len(resident))
     if laps["contended"]:
-        contended = _units(laps["contended"])
-        beside, each = contended[:, 0] / contended[:, 1], resident[:, 0] / resident[:, 1]
-        most = most + (_trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))) / step
-        estimate += float(_trimmed(beside) - _trimmed(each)) / step
-        count = min(count, len(contended))
+        slower, draws = _slower(_units(laps["contended"]), resident)
+        most, estimate = most + draws / step, estimate + slower / step
+        count = min(count, len(laps["contended"]))
     high = interval_of(estimate, most, count, floor=_RESOLUTION * estimate).high
     low = max(1 - _RESOLUTION, min(known.bound.low, high))
     bound = Interval(min(low, high), min(max(known.bound.estimate, low), high), high)
-    real_draws = np.minimum(known.draws["real"][:_DRAWS], high * step_draws)
-    draws = {**{arm: those[:_DRAWS] for arm, those in known.draws.items()}, "real": real_draws}
+    all_draws = {**known.draws, "real": np.minimum(known.draws["real"], high * step_draws)}
     means = {**known.means, "real": min(known.means["real"], high * known.means["synthetic"])}
-    return _Found("waits", bound, draws, means, count)
+    return _Found("waits", bound, all_draws, means, count)
 
 
 def _found(
