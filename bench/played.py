@@ -202,10 +202,12 @@ class PlayedClock:
 
 
 class PlayedLoader:
-    """torch's loader on a played time: batches in order, made by workers or between two steps.
+    """torch's loader on a played time: batches made by workers, or between two steps.
 
-    An epoch starts with idle workers; ``workers * prefetch`` batches are ordered at once, then
-    one for each batch that is taken. `bench.queue_model` has the same rules in closed form.
+    The rules are those of `torch.utils.data.DataLoader` (2.11 to 2.15). An epoch starts with idle
+    workers; ``workers * prefetch`` batches are ordered at once, then one for each that is taken.
+    Batch ``k`` goes to worker ``k % workers``; with ``in_order=False`` to the next worker in turn
+    with fewer than ``prefetch`` batches under way, and whichever is ready first is taken.
     """
 
     def __init__(
@@ -218,7 +220,9 @@ class PlayedLoader:
         batches: int | None = None,
         made: Sequence[Any] = (torch.zeros(4),),
         take_s: float = 0.0,
+        in_order: bool = True,
     ) -> None:
+        self.in_order = in_order
         self.time = time
         self.loads = tuple(loads)
         self.num_workers = workers
@@ -251,7 +255,9 @@ class _Epoch:
         self._loader = loader
         self._time = loader.time
         self._free_at = [self._time.now()] * loader.num_workers
-        self._ready_at: dict[int, float] = {}
+        self._given = [0] * loader.num_workers
+        self._turn = itertools.cycle(range(loader.num_workers))
+        self._ready: dict[int, tuple[float, int]] = {}  # number -> when, and its worker
         self._sent = self._taken = 0
         for _ in range(loader.num_workers * (loader.prefetch_factor or 2)):
             self._send()
@@ -260,28 +266,32 @@ class _Epoch:
         return self
 
     def __next__(self) -> Any:
-        loader = self._loader
+        loader, ready = self._loader, self._ready
         if self._taken == loader.batches:
             raise StopIteration
-        left = self._ready_at.pop(self._taken) - self._time.now()
-        self._time.sleep(max(0.0, left) + loader.take_s)
-        self._send()
+        number = self._taken if loader.in_order else min(ready, key=ready.__getitem__)
+        at, worker = ready.pop(number)
+        self._time.sleep(max(0.0, at - self._time.now()) + loader.take_s)
+        self._given[worker] -= 1
         self._taken += 1
-        return loader.made[(self._taken - 1) % len(loader.made)]
+        self._send()
+        return loader.made[number % len(loader.made)]
 
     def counts(self) -> tuple[int, int]:
         """(ready, outstanding), as `dataloaders.measuring.queues` asks for them."""
         now = self._time.now()
-        return sum(at <= now for at in self._ready_at.values()), len(self._ready_at)
+        return sum(at <= now for at, _ in self._ready.values()), len(self._ready)
 
     def _send(self) -> None:
-        loader = self._loader
-        if self._sent == loader.batches:
+        loader, most = self._loader, self._loader.prefetch_factor or 2
+        turns = itertools.islice(self._turn, loader.num_workers)
+        worker = next((one for one in turns if loader.in_order or self._given[one] < most), None)
+        if self._sent == loader.batches or worker is None:
             return
-        worker = self._sent % loader.num_workers
         load = loader.loads[self._sent % len(loader.loads)]
         self._free_at[worker] = max(self._free_at[worker], self._time.now()) + load
-        self._ready_at[self._sent] = self._free_at[worker]
+        self._ready[self._sent] = self._free_at[worker], worker
+        self._given[worker] += 1
         loader.working = max(self._free_at)
         self._sent += 1
 
