@@ -291,11 +291,6 @@ class TestLoops:
         assert report.seconds_per_batch["synthetic"].estimate == pytest.approx(usual, rel=1e-6)
         assert report.verdict == "step-bound"
 
-    def test_inference_mode(self, time: VirtualTime) -> None:
-        loader = DataLoader(TensorDataset(torch.zeros(900, 2)), 3)
-        with torch.inference_mode():
-            assert checked(loader, 0.002, time, 3).verdict == "step-bound"
-
     def test_progress_is_told_between_blocks_and_the_report_is_there_at_any_time(
         self, time: VirtualTime
     ) -> None:

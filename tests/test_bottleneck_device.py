@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from dataloaders.bottleneck import Check, Report, check_bottleneck
-from dataloaders.measuring.clocks import DeviceClock, clock_of, host_time_of
-from helpers.waits import wait
+from dataloaders.measuring.clocks import DeviceClock, clock_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -145,31 +144,6 @@ def test_no_block_waits_for_the_device_but_at_its_end() -> None:
 
 
 class TestClocks:
-    def test_a_clock_of_the_users_may_have_three_methods_only(self) -> None:
-        class Mine:
-            def __init__(self) -> None:
-                self.marks = self.waits = 0
-
-            def mark(self) -> float:
-                self.marks += 1
-                return host_time_of(None).now()
-
-            def seconds(self, first: float, last: float) -> float:
-                return 1.0
-
-            def wait(self) -> None:
-                self.waits += 1
-
-        clock = Mine()
-        batches = [torch.zeros(1)] * 50
-        check = Check(batches, budget_s=0.5, clock=clock)
-        for _ in check:
-            wait(0.001)
-            if clock.marks >= 4:
-                break
-        check.close()
-        assert clock.waits
-
     @pytest.mark.gpu
     def test_cuda_is_timed_by_events_on_its_current_stream(self) -> None:
         device = torch.device("cuda", torch.cuda.current_device())

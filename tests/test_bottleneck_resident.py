@@ -151,20 +151,6 @@ def test_a_compiled_step_compiles_while_it_is_watched() -> None:
     assert compiled == 1
 
 
-def test_resident_leaves_are_where_the_step_wanted_them_and_the_host_ones_are_not() -> None:
-    pool = Pool()
-    batch = [torch.zeros(2, 3), torch.tensor([1, 2])]
-    pool.keep(batch)
-    assert not pool.transfers
-    pool.place([torch.device("meta"), None])
-    assert pool.transfers
-    assert pool.device.type == "meta"
-    resident = pool.issue("synthetic", 1)[0]
-    assert [leaf.device.type for leaf in resident] == ["meta", "cpu"]
-    host = pool.issue("host", 1)[0]
-    assert [leaf.device.type for leaf in host] == ["cpu", "cpu"]
-
-
 @pytest.mark.gpu
 def test_pinned_batches_stay_pinned_in_the_host_pool() -> None:
     pool = Pool()

@@ -199,7 +199,7 @@ def an_optimizer() -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("cycle", [2, 7])
-def test_batches_taken_before_the_first_step_are_given_again_or_the_epoch_begins_anew(
+def test_the_epoch_that_is_measured_begins_anew(
     cycle: int,
 ) -> None:
     got: list[int] = []
@@ -213,18 +213,3 @@ def test_batches_taken_before_the_first_step_are_given_again_or_the_epoch_begins
     with Takeover(Recorder(enough=4)), pytest.raises(StopScript):
         accumulate(an_optimizer())
     assert got == [*range(cycle), 0, 1, 2, 3]
-
-
-def test_what_the_loop_waits_for_in_other_loaders_is_told() -> None:
-    told: list[str] = []
-
-    def in_step(optimizer: torch.optim.Optimizer) -> None:
-        for _, _ in zip(loader_of(8), loader_of(100), strict=False):
-            with torch.no_grad():
-                loop(loader_of(5))  # validation
-            optimizer.step()
-
-    takeover = Takeover(Recorder(enough=6), waited=lambda name, seconds: told.append(name))
-    with takeover, pytest.raises(StopScript):
-        in_step(an_optimizer())
-    assert told == ["loader 2 (DataLoader of TensorDataset, 100 batches of 1, num_workers=0)"] * 6

@@ -24,7 +24,7 @@ from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
-from dataloaders.bottleneck.summary import Facts, has_threads_of_its_own, summarise
+from dataloaders.bottleneck.summary import has_threads_of_its_own, notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
@@ -158,25 +158,17 @@ class Check:
 
     def report(self) -> Report:
         """Return what is known so far; the verdict is "inconclusive" while too little is."""
-        blocks, placement = self._blocks, self._placement
+        analysis, placement, rounds = self._analysis(), self._placement, len(self._rounds)
+        derived = placement is not None and placement.derived and not self._pool.transfers
         return summarise(
-            self._analysis(),
+            analysis,
             loader=self._loader,
             feed=self._feed,
-            facts=Facts(
-                batch=self._batch_text,
-                rounds=len(self._rounds),
-                seconds=self._seconds(),
-                finished=self.finished,
-                writes=blocks.writes,
-                behind=blocks.behind,
-                cycle=blocks.cycle,
-                derived=placement is not None and placement.derived and not self._pool.transfers,
-                crowded=len(self._pool) if self._pool.crowded else 0,
-                elsewhere={
-                    name: seconds / max(1, blocks.given)
-                    for name, seconds in blocks.elsewhere.items()
-                },
+            batch=self._batch_text,
+            rounds=rounds,
+            seconds=self._seconds(),
+            notes=notes_of(
+                analysis, self._blocks, rounds=rounds, finished=self.finished, derived=derived
             ),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,30 +129,33 @@ class Report:
         return console
 
     def _arms(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("input")
-        table.add_column("ms a batch", justify="right")
-        table.add_column("95 % interval", justify="right")
-        table.add_column("what it is", style="dim")
-        for arm in (*ARMS[1:], ARMS[0]):  # the whole loop last
-            if arm.name in self.seconds_per_batch:
-                took = self.seconds_per_batch[arm.name]
-                table.add_row(arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
-        return table
+        rows = [
+            (arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
+            for arm in (*ARMS[1:], ARMS[0])  # the whole loop last
+            if (took := self.seconds_per_batch.get(arm.name)) is not None
+        ]
+        return _table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 
     def _stall_table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("lost to")
-        table.add_column("ms a batch", justify="right")
-        table.add_column("of the loop", justify="right")
-        table.add_column("what it is", style="dim")
         real = self.seconds_per_batch["real"].estimate
-        for cause in STALLS:
-            stall = self.stalls[cause.name]
-            if stall.estimate > 0:
-                share = f"{stall.estimate / real:.0%}"
-                table.add_row(cause.name, _ms(stall.estimate), share, cause.tells)
-        return table
+        lost = [(cause, self.stalls[cause.name].estimate) for cause in STALLS]
+        rows = [
+            (cause.name, _ms(seconds), f"{seconds / real:.0%}", cause.tells)
+            for cause, seconds in lost
+            if seconds > 0
+        ]
+        return _table(("lost to", "ms a batch", "of the loop", "what it is"), rows)
+
+
+def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for number, heading in enumerate(headings):
+        last = number == len(headings) - 1
+        table.add_column(heading, justify="right" if number > 0 and not last else "left",
+                         style="dim" if last else None)  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _ms(seconds: float) -> str:

@@ -79,7 +79,7 @@ class Analysis:
     """
 
     verdict: Verdict
-    evidence: Evidence
+    evidence: Evidence | None
     speedup_bound: Interval | None
     seconds_per_batch: Mapping[str, Interval]
     stalls: Mapping[str, Interval]
