@@ -220,13 +220,12 @@ class Blocks:
         feed, now, mark, asked = self.feed, self._now, self.clock.mark, self.rhythm.asked
         real, varied = arm.name == "real", self.pool.varied
         if real:
-            take = feed.iterator().__next__ if feed.running else take
+            take = feed.take
         copies = feed.copies_to if real else None
         ended = False
         before, looked = self._held_up(), -math.inf
         marks = [mark()]
         facts: list[tuple[float, float, int, bool]] = []
-        taken = 0
         try:
             for lap in range(1, count + 1):
                 waited, elsewhere, size, fresh = 0.0, self._elsewhere_s, 0, False
@@ -241,17 +240,12 @@ class Blocks:
                         if not real:
                             return None
                         ended = True
-                        feed.count(taken)
-                        taken = 0
-                        feed.ended()
                         if self._schedule.alone:
                             return None
                         # Other ranks go on: so does this one, with its next epoch.
-                        batch, take = feed.next(), feed.iterator().__next__
-                        taken -= 1  # next() has counted it
+                        batch = feed.next()
                     given = now()
                     waited += given - begin
-                    taken += 1
                     if varied:
                         size += nbytes(batch)
                         fresh = self._is_fresh(batch) or fresh
@@ -263,8 +257,6 @@ class Blocks:
                     break
         finally:
             self.given += per_lap * len(facts)
-            if real and feed.running:
-                feed.count(taken)
         self._held_s += min(b - a for a, b in zip(before, self._held_up(), strict=True))
         begin = now()
         self.clock.wait()

@@ -17,6 +17,8 @@ from dataloaders.measuring.feed import Feed
 
 __all__ = ["advice", "has_threads_of_its_own", "notes_of", "summarise"]
 
+_HELD_FROM = 0.03
+
 
 def summarise(analysis: Analysis | None, *, loader: Any, feed: Feed, **told: Any) -> Report:
     """Return the report of a check, finished or not; ``told`` are fields of it."""
@@ -62,6 +64,11 @@ def notes_of(
             notes.append(
                 f"{analysis.left_out} real steps are left out: each was the first on a shape, and "
                 "took longer than steps on shapes seen before"
+            )
+        if analysis.held > _HELD_FROM:
+            notes.append(
+                f"other processes held the step up for {analysis.held:.0%} of its time, which the "
+                "interval allows for; a machine with nothing else to do gives a narrower one"
             )
         if feed.epoch == 0 and feed.length is not None:
             notes.append(

@@ -76,6 +76,7 @@ class Analysis:
             none: half the interval's width over its estimate; None without an interval.
         settled: whether more measuring would not change the verdict or help the interval much.
         left_out: real steps left out, on shapes that the step had not seen and paid for.
+        held: the share of the step's time for which other processes may have held it up.
     """
 
     verdict: Verdict
@@ -86,6 +87,7 @@ class Analysis:
     smallest_gap: float | None
     settled: bool
     left_out: int = 0
+    held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def analyse(
     verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
-    return _analysis(verdict, best, left_out)
+    resident = [one["synthetic"] for one in whole if "synthetic" in one]
+    return replace(_analysis(verdict, best, left_out), held=_held(resident))
 
 
 def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:

@@ -86,7 +86,7 @@ class Feed:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self.ended()
+            self.length, self._iterator = self.taken, None
             self.epoch_ends.append(self._time.now() - begin)
             raise
         self.taken += 1
@@ -122,21 +122,6 @@ class Feed:
         if self.epoch > 0 and not abandoned:
             self.epoch_starts.append(self._time.now() - begin)
         return batch
-
-    def iterator(self) -> Iterator[Batch]:
-        """Return the running epoch's own iterator, for the innermost loop of a block."""
-        if self._iterator is None:
-            raise CheckError("no epoch is running; start() one before asking for its iterator")
-        return self._iterator
-
-    def count(self, taken: int) -> None:
-        """Count batches that were taken from `iterator` directly."""
-        self.taken += taken
-
-    def ended(self) -> None:
-        """Note that the running epoch's iterator is exhausted."""
-        self.length = self.taken
-        self._iterator = None
 
     @property
     def running(self) -> bool:
