@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench.harness import Case, Result, Scale, machine_facts, save, show
+from bench.harness import Case, Result, Scale, machine_facts, show
 from bench.queue_model import Overhead
 from bench.truth import Truth, calibrated, measured
 from bench.workloads import WORKLOADS, Workload, accepted, gap_class
@@ -159,22 +159,11 @@ def main(arguments: list[str] | None = None) -> int:
         )
         options.child.write_text(json.dumps(found))
         return 0
-    if options.judge is not None:
-        document = json.loads(options.judge.read_text())
-        result = summarise(document["entries"])
-        case = _case_of(entry["name"] for entry in document["entries"])
-        show(case, result)
-        print(f"saved: {save(case, result, document.get('seconds', 0.0))}")
-        return 0 if result.met else 1
     names = _chosen(options.names)
     if not names:
         print(f"no workload starts with {' or '.join(options.names)}; there are:")
         print(", ".join(WORKLOADS))
         return 2
-    if options.list:
-        for name in names:
-            print(f"{name:24s}{WORKLOADS[name].about}")
-        return 0
     seeds = range(options.seed, options.seed + options.seeds)
     entries = []
     began = time.perf_counter()
@@ -201,16 +190,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", help="workloads, or what their names start with")
-    parser.add_argument("--list", action="store_true", help="names and what they examine")
     parser.add_argument("--verify", action="store_true", help="measure the truths, check nothing")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds for a check")
     parser.add_argument("--truth", type=float, default=20.0, help="seconds to measure a truth")
     parser.add_argument("--seed", type=int, default=0, help="the first seed of the random times")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw figure here")
-    parser.add_argument(
-        "--judge", type=Path, metavar="FILE", help="judge such figures, and keep them as the result"
-    )
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser
 

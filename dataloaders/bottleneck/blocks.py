@@ -223,7 +223,7 @@ class Blocks:
             take = feed.take
         copies = feed.copies_to if real else None
         ended = False
-        before, looked = self._held_up(), -math.inf
+        before, used, looked = self._held_up(), feed.cpu_s(), -math.inf
         marks = [mark()]
         facts: list[tuple[float, float, int, bool]] = []
         try:
@@ -257,7 +257,8 @@ class Blocks:
                     break
         finally:
             self.given += per_lap * len(facts)
-        self._held_s += min(b - a for a, b in zip(before, self._held_up(), strict=True))
+        waited, others = (b - a for a, b in zip(before, self._held_up(), strict=True))
+        self._held_s += max(0.0, min(waited, others - (feed.cpu_s() - used)))
         begin = now()
         self.clock.wait()
         lag_s = now() - begin
