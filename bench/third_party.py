@@ -31,7 +31,7 @@ def scripts(data: Path, code: Path, site: Path) -> list[dict[str, Any]]:
     listed = [
         ("mnist", examples / "mnist/main.py", "--epochs 3"),
         ("mnist_rnn", examples / "mnist_rnn/main.py", "--epochs 3"),
-        ("mnist_hogwild", examples / "mnist_hogwild/main.py", "--epochs 20 --num-processes 2"),
+        ("mnist_hogwild", examples / "mnist_hogwild/main.py", "--epochs 4 --num-processes 2"),
         ("vae", examples / "vae/main.py", "--epochs 20"),
         ("siamese", examples / "siamese_network/main.py", "--epochs 3"),
         ("dcgan", examples / "dcgan/main.py",

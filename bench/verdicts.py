@@ -264,26 +264,19 @@ def _line(entry: dict[str, Any]) -> str:
     name = f"{entry['name']:24s}"
     if "failed" in entry:
         return f"{name}FAILED\n{entry['failed']}"
-    truth = entry["truth"]
+    truth = _range(entry["truth"])
     if "report" not in entry:
-        got = entry["measured"]
-        shown = f"{_number(got['value'])} ({_number(got['low'])} to {_number(got['high'])})"
-        if "overhead" not in entry:
-            return f"{name}measured {shown}"
-        overlap = got["low"] <= truth["high"] and truth["low"] <= got["high"]
-        return (
-            f"{name}measured {shown}, computed {_number(truth['value'])} "
-            f"({_number(truth['low'])} to {_number(truth['high'])}), "
-            f"difference {got['value'] / truth['value'] - 1:+.1%}{'' if overlap else ' APART'}"
-        )
+        return f"{name}measured {_range(entry['measured'])}, truth {truth}"
     report = entry["report"]
-    bound = report["speedup_bound"] or {}
-    mark = judge(WORKLOADS[entry["name"]], truth["value"], report["verdict"])
-    return (
-        f"{name}truth {_number(truth['value'])}  "
-        f"interval {_number(bound.get('low'))} to {_number(bound.get('high'))}  "
-        f"{report['verdict']}  {mark}  {entry['check_s']:.1f} s"
-    )
+    mark = judge(WORKLOADS[entry["name"]], entry["truth"]["value"], report["verdict"])
+    bound = report["speedup_bound"]
+    said = "" if bound is None else f"{bound['low']:.3f} to {bound['high']:.3f}"
+    seconds = entry["check_s"]
+    return f"{name}truth {truth}  interval {said}  {report['verdict']}  {mark}  {seconds:.1f} s"
+
+
+def _range(truth: dict[str, Any]) -> str:
+    return f"{truth['value']:.3f} ({truth['low']:.3f} to {truth['high']:.3f})"
 
 
 def _number(value: float | None) -> str:

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.bottleneck import Check, Report, check_bottleneck
-from dataloaders.measuring.clocks import DeviceClock, clock_of
+from dataloaders.measuring.clocks import DeviceClock, HostClock, clock_of
+from dataloaders.measuring.feed import Feed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.known_work import burn
 from bench.played import Device, Loop, PlayedClock, VirtualTime
 from bench.workloads import WORKLOADS, Workload, accepted
 
@@ -143,7 +146,27 @@ def test_no_block_waits_for_the_device_but_at_its_end() -> None:
     assert re.fullmatch(f"({block})+", after_warm_up)
 
 
+class Computing(Dataset[int]):
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        burn("work", 0.01)
+        return index
+
+
 class TestClocks:
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+    def test_what_workers_and_other_processes_use_is_known_apart(self) -> None:
+        before = HostClock().held_up()
+        feed = Feed(DataLoader(Computing(), num_workers=1))
+        for _ in range(20):
+            feed.next()
+        used, after = feed.cpu_s(), HostClock().held_up()
+        assert used >= 0.1
+        assert after[0] >= before[0]
+        assert after[1] - before[1] >= 0.05  # workers are other processes, in ticks of 10 ms
+
     @pytest.mark.gpu
     def test_cuda_is_timed_by_events_on_its_current_stream(self) -> None:
         device = torch.device("cuda", torch.cuda.current_device())

@@ -48,7 +48,7 @@ def right(report: Report, step: float, load: float, workers: int) -> bool | None
     return (report.verdict == "step-bound") == (truth < 1.03)
 
 
-SEEDS = [8, pytest.param(60, marks=pytest.mark.nightly)]
+SEEDS = [8, pytest.param(40, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
@@ -66,7 +66,9 @@ def test_slow_steps_that_differ_get_a_verdict_in_nine_of_ten(step: float, seeds:
     assert verdicts.count(None) <= 0.1 * len(verdicts)
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "seeds", [2, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
+)
 @pytest.mark.parametrize(
     "neighbour",
     [((0.01, 0.3), (0.01, 0.3), 0.5), ((1, 8), (1, 8), 0.4), ((2, 6), (5, 15), 0.5)],
