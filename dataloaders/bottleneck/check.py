@@ -81,7 +81,7 @@ class Check:
     Args:
         loader: a DataLoader, or any object that can be iterated again and again.
         budget_s: the most seconds to spend; it ends earlier once the interval is narrow. Up to
-            twice as many where the loop is so slow that not two rounds fit.
+            twice as many without a verdict where steps are slow (0.25 s) or not two rounds fit.
         device: where the step wants its batches; None: where its first real batch ends up.
         iterate: makes the loader's iterator, if not ``iter(loader)``.
         progress: called with a `Progress` between blocks, never inside one.
