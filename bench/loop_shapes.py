@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -129,17 +127,6 @@ def batches_first(options: argparse.Namespace) -> None:
 
 
 @shape
-def mean_first(options: argparse.Namespace) -> None:
-    """A pass over the data for its mean, then training."""
-    training = Training(options)
-    loader = training.loader(count=400)
-    mean = sum(batch.mean() for batch in loader) / len(loader)
-    for _ in itertools.count():
-        for batch in loader:
-            training.forward(batch - mean)
-
-
-@shape
 def two_loaders(options: argparse.Namespace) -> None:
     """FixMatch: a labelled and an unlabelled batch for each step."""
     training = Training(options)
@@ -161,127 +148,6 @@ def restarted_by_hand(options: argparse.Namespace) -> None:
             batches = iter(loader)
             batch = next(batches)
         training.forward(batch)
-
-
-class _Background(threading.Thread):
-    def __init__(self, batches: Iterator[torch.Tensor]) -> None:
-        super().__init__(daemon=True)
-        self._queue: queue.Queue[torch.Tensor | None] = queue.Queue(2)
-        self._batches = batches
-        self.start()
-
-    def run(self) -> None:
-        for batch in self._batches:
-            self._queue.put(batch)
-        self._queue.put(None)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        batch = self._queue.get()
-        if batch is None:
-            raise StopIteration
-        return batch
-
-
-class _LoaderX(DataLoader[torch.Tensor]):
-    def __iter__(self) -> Any:
-        return _Background(super().__iter__())
-
-
-@shape
-def in_a_thread(options: argparse.Namespace) -> None:
-    """DataLoaderX: the loader's class iterates itself in a thread."""
-    training = Training(options)
-    loader = training.loader(kind=_LoaderX)
-    for _ in itertools.count():
-        for batch in loader:
-            training.forward(batch)
-
-
-class _MultiEpochs(DataLoader[torch.Tensor]):
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        object.__setattr__(self, "batch_sampler", _Repeated(self.batch_sampler))
-        object.__setattr__(self, "running", super().__iter__())
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
-
-    def __iter__(self) -> Any:
-        for _ in range(len(self)):
-            yield next(self.running)  # type: ignore[attr-defined]
-
-
-class _Repeated:
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from iter(self.sampler)
-
-
-@shape
-def endless_iterator(options: argparse.Namespace) -> None:
-    """timm's loader for many epochs: one iterator for ever, epochs are counted."""
-    training = Training(options)
-    loader = training.loader(kind=_MultiEpochs, count=400)
-    for _ in itertools.count():
-        for batch in loader:
-            training.forward(batch)
-
-
-@shape
-def accelerated(options: argparse.Namespace) -> None:
-    """Accelerate's loop, two batches a step."""
-    from accelerate import Accelerator
-
-    training = Training(options)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model, optimizer, loader = accelerator.prepare(
-        training.model, training.optimizer, training.loader()
-    )
-    for _ in itertools.count():
-        for batch in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(batch).mean())
-                optimizer.step()
-                optimizer.zero_grad()
-            time.sleep(options.step / 1000)
-            training.count()
-
-
-@shape
-def lightning_fit(options: argparse.Namespace) -> None:
-    """Lightning's Trainer, with validation."""
-    import lightning
-
-    training = Training(options)
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = training.model
-
-        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-            time.sleep(options.step / 1000)
-            training.count()
-            loss: torch.Tensor = self.model(batch).mean()
-            return loss
-
-        def validation_step(self, batch: torch.Tensor, index: int) -> None:
-            self.model(batch)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.001)
-
-    trainer = lightning.Trainer(
-        max_epochs=-1, logger=False, enable_checkpointing=False, accelerator="cpu",
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(Module(), training.loader(), training.loader(count=16, shuffle=False))
 
 
 @shape

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.known_work import Kind, Rows, as_array, burn, wait
-from dataloaders.measuring.clocks import HostClock
+from dataloaders.measuring.clocks import HostClock, HostTime
 
 __all__ = [
     "Device",
@@ -41,6 +43,7 @@ class RealTime:
 
     now = staticmethod(time.perf_counter)
     sleep = staticmethod(wait)
+    held_up = HostTime().held_up
 
     def burn(self, kind: Kind, seconds: float) -> None:
         """Spend ``seconds`` on this thread in the named way."""
@@ -48,10 +51,25 @@ class RealTime:
 
 
 class VirtualTime:
-    """A time that only waiting moves on."""
+    """A time that only waiting moves on.
 
-    def __init__(self) -> None:
+    Args:
+        neighbour: another process that takes a share of the core at random: at work or away for
+            so many seconds (low, high) each, and the share; None: no other process.
+        seed: of that.
+    """
+
+    def __init__(
+        self,
+        neighbour: tuple[tuple[float, float], tuple[float, float], float] | None = None,
+        seed: int = 0,
+    ) -> None:
         self._now = 0.0
+        self._neighbour = neighbour
+        self._draw = random.Random(seed).uniform
+        self._takes = False
+        self._until = self._draw(*neighbour[1]) if neighbour else math.inf
+        self._held = 0.0
 
     def now(self) -> float:
         return self._now
@@ -60,7 +78,24 @@ class VirtualTime:
         self._now += max(0.0, seconds)
 
     def burn(self, kind: Kind, seconds: float) -> None:
-        self._now += seconds
+        began, left = self._now, seconds
+        while self._neighbour:
+            at_work, away, share = self._neighbour
+            while self._until <= self._now:
+                self._takes = not self._takes
+                self._until += self._draw(*(at_work if self._takes else away))
+            rate = 1 - share * self._takes
+            done = min(left, (self._until - self._now) * rate)
+            self._now += done / rate
+            left -= done
+            if left <= 0:
+                break
+        else:
+            self._now += seconds
+        self._held += self._now - began - seconds
+
+    def held_up(self) -> tuple[float, float]:
+        return self._held, self._held
 
 
 Time = RealTime | VirtualTime
@@ -72,6 +107,7 @@ class HostOn(HostClock):
     def __init__(self, time: Time) -> None:
         self.now = time.now  # type: ignore[method-assign]
         self.sleep = time.sleep  # type: ignore[method-assign]
+        self.held_up = time.held_up  # type: ignore[method-assign]
 
 
 class Stream:
@@ -153,6 +189,7 @@ class PlayedClock:
         self._device = device
         self.now = device.time.now
         self.sleep = device.time.sleep
+        self.held_up = device.time.held_up
 
     def mark(self) -> float:
         return self._device.record()
@@ -165,10 +202,12 @@ class PlayedClock:
 
 
 class PlayedLoader:
-    """torch's loader on a played time: batches in order, made by workers or between two steps.
+    """torch's loader on a played time: batches made by workers, or between two steps.
 
-    An epoch starts with idle workers; ``workers * prefetch`` batches are ordered at once, then
-    one for each batch that is taken. `bench.queue_model` has the same rules in closed form.
+    The rules are those of `torch.utils.data.DataLoader` (2.11 to 2.15). An epoch starts with idle
+    workers; ``workers * prefetch`` batches are ordered at once, then one for each that is taken.
+    Batch ``k`` goes to worker ``k % workers``; with ``in_order=False`` to the next worker in turn
+    with fewer than ``prefetch`` batches under way, and whichever is ready first is taken.
     """
 
     def __init__(
@@ -181,7 +220,9 @@ class PlayedLoader:
         batches: int | None = None,
         made: Sequence[Any] = (torch.zeros(4),),
         take_s: float = 0.0,
+        in_order: bool = True,
     ) -> None:
+        self.in_order = in_order
         self.time = time
         self.loads = tuple(loads)
         self.num_workers = workers
@@ -214,7 +255,9 @@ class _Epoch:
         self._loader = loader
         self._time = loader.time
         self._free_at = [self._time.now()] * loader.num_workers
-        self._ready_at: dict[int, float] = {}
+        self._given = [0] * loader.num_workers
+        self._turn = itertools.cycle(range(loader.num_workers))
+        self._ready: dict[int, tuple[float, int]] = {}  # number -> when, and its worker
         self._sent = self._taken = 0
         for _ in range(loader.num_workers * (loader.prefetch_factor or 2)):
             self._send()
@@ -223,28 +266,32 @@ class _Epoch:
         return self
 
     def __next__(self) -> Any:
-        loader = self._loader
+        loader, ready = self._loader, self._ready
         if self._taken == loader.batches:
             raise StopIteration
-        left = self._ready_at.pop(self._taken) - self._time.now()
-        self._time.sleep(max(0.0, left) + loader.take_s)
-        self._send()
+        number = self._taken if loader.in_order else min(ready, key=ready.__getitem__)
+        at, worker = ready.pop(number)
+        self._time.sleep(max(0.0, at - self._time.now()) + loader.take_s)
+        self._given[worker] -= 1
         self._taken += 1
-        return loader.made[(self._taken - 1) % len(loader.made)]
+        self._send()
+        return loader.made[number % len(loader.made)]
 
     def counts(self) -> tuple[int, int]:
         """(ready, outstanding), as `dataloaders.measuring.queues` asks for them."""
         now = self._time.now()
-        return sum(at <= now for at in self._ready_at.values()), len(self._ready_at)
+        return sum(at <= now for at, _ in self._ready.values()), len(self._ready)
 
     def _send(self) -> None:
-        loader = self._loader
-        if self._sent == loader.batches:
+        loader, most = self._loader, self._loader.prefetch_factor or 2
+        turns = itertools.islice(self._turn, loader.num_workers)
+        worker = next((one for one in turns if loader.in_order or self._given[one] < most), None)
+        if self._sent == loader.batches or worker is None:
             return
-        worker = self._sent % loader.num_workers
         load = loader.loads[self._sent % len(loader.loads)]
         self._free_at[worker] = max(self._free_at[worker], self._time.now()) + load
-        self._ready_at[self._sent] = self._free_at[worker]
+        self._ready[self._sent] = self._free_at[worker], worker
+        self._given[worker] += 1
         loader.working = max(self._free_at)
         self._sent += 1
 

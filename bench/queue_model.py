@@ -1,19 +1,12 @@
-"""Seconds a batch of a training loop over torch's loader, computed from known times.
-
-    dispatch ──> worker's queue ──> make ──> ready ──> taken in order ──> step
-       ^  workers * prefetch batches at the start of an epoch,               │
-       └─────────────── then one for each batch that is taken ───────────────┘
-
-The rules are those of `torch.utils.data.DataLoader` (2.11 to 2.15): batch ``k`` goes to worker
-``k % workers``; with ``in_order=False`` to the next worker in turn with fewer than ``prefetch``
-batches under way, and whichever is ready first is taken.
-"""
+"""Seconds a batch of a training loop over torch's loader, computed from known times."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from bench.played import PlayedLoader, VirtualTime
 
 __all__ = ["Overhead", "seconds_per_batch"]
 
@@ -81,40 +74,20 @@ def _epoch(
     overhead: Overhead,
 ) -> list[float]:
     """When each of the steps of one epoch ends, in seconds from its start."""
-    free_at = [0.0] * workers  # when each worker has made all that it was given
-    given: list[set[int]] = [set() for _ in range(workers)]
-    ready_at: dict[int, float] = {}
-    worker_of: dict[int, int] = {}
-    turn = itertools.cycle(range(workers))
-    sent = 0
-    now = 0.0
-    ends: list[float] = []
-
-    def send() -> None:
-        nonlocal sent
-        if sent == batches:
-            return
-        for _ in range(workers):
-            worker = next(turn)
-            if in_order or len(given[worker]) < prefetch:
-                break
-        else:
-            return
-        load = loads[sent % len(loads)] + overhead.make
-        free_at[worker] = max(free_at[worker], now) + load
-        ready_at[sent], worker_of[sent] = free_at[worker], worker
-        given[worker].add(sent)
-        sent += 1
-
-    for _ in range(workers * prefetch):
-        send()
-    for number in range(batches):
-        taken = number if in_order else min(ready_at, key=ready_at.__getitem__)
-        now = max(now, ready_at.pop(taken)) + overhead.take
-        given[worker_of.pop(taken)].discard(taken)
-        send()
-        now += steps[number % len(steps)]
-        ends.append(now)
+    time = VirtualTime()
+    loader = PlayedLoader(
+        time,
+        [load + overhead.make for load in loads],
+        workers=workers,
+        prefetch=prefetch,
+        batches=batches,
+        take_s=overhead.take,
+        in_order=in_order,
+    )
+    ends = []
+    for number, _ in enumerate(loader):
+        time.sleep(steps[number % len(steps)])
+        ends.append(time.now())
     return ends
 
 

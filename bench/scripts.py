@@ -5,7 +5,8 @@
 
 Ours are the shapes of `bench.loop_shapes`, whose load can be set to nothing. Scripts of others are
 run where they are: ``BENCH_SCRIPTS`` names a JSON file, a list of ``{"name": ..., "command":
-["train.py", "--epochs", "3"], "folder": ...}``; their truth is the rate of their own loop on its
+["train.py", "--", "--epochs", "3"], "folder": ..., "path": [...]}`` (`bench.third_party` makes
+one); their truth is the rate of their own loop on its
 loader's batches and on eight of these, over and over (``python -m bench.scripts``).
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -39,12 +41,14 @@ class Script:
         command: what follows ``dataloaders check``.
         folder: where it runs.
         rate: its steps a second, with input as it is (True) or free (False).
+        path: folders that it imports from.
     """
 
     name: str
     command: tuple[str, ...]
     folder: Path
     rate: Callable[[bool], float]
+    path: tuple[str, ...] = ()
 
 
 def run(scale: Scale) -> Result:
@@ -90,7 +94,8 @@ def _checked(script: Script, budget_s: float) -> tuple[dict[str, Any] | None, in
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "report.json")
         words = ["-m", "dataloaders", "check", "--quiet", "--budget", f"{budget_s:g}"]
-        done = _python([*words, "--json", str(result), *script.command], script.folder, budget_s)
+        done = _python([*words, "--json", str(result), *script.command], script.folder, budget_s,
+                       script.path)  # fmt: skip
         if not result.is_file():
             print(f"{script.name}: {done.stderr[-400:]}", file=sys.stderr)
             return None, done.returncode
@@ -118,20 +123,28 @@ def _of_others() -> list[Script]:
         return []
     scripts = []
     for one in json.loads(Path(listed).read_text()):
-        folder = Path(one.get("folder", "."))
+        folder, path = Path(one.get("folder", ".")), tuple(one.get("path", ()))
 
-        def rate(real: bool, one: Any = one, folder: Path = folder) -> float:
+        def rate(
+            real: bool, one: Any = one, folder: Path = folder, path: tuple[str, ...] = path
+        ) -> float:
             words = ["-m", "bench.scripts", *([] if real else ["--resident"]), *one["command"]]
-            done = _python(words, folder, 60)
-            return float(done.stdout.rpartition("steps a second: ")[2])
+            try:
+                done = _python(words, folder, 30, path)
+            except subprocess.TimeoutExpired:
+                return math.nan  # its truth is not known: it trains in a process of its own
+            _, told, rate = done.stdout.rpartition("steps a second: ")
+            return float(rate) if told else math.nan
 
-        scripts.append(Script(one["name"], tuple(one["command"]), folder, rate))
+        scripts.append(Script(one["name"], tuple(one["command"]), folder, rate, path))
     return scripts
 
 
-def _python(words: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+def _python(
+    words: list[str], folder: Path, seconds: float, imports: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     here = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([*imports, here, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": path}, timeout=120 + 10 * seconds,
@@ -167,7 +180,7 @@ def _brute_force(arguments: list[str]) -> None:
         rates.append((done - counted) / (time.perf_counter() - since))
 
     takeover = Takeover(measure)
-    words = options.command
+    words = [word for word in options.command if word != "--"]
     target = Target(words[1], "module") if words[0] == "-m" else Target(words[0], "file")
     with Scratch(lambda: takeover.optimizers.steps > 0), takeover:
         target.run(words[2:] if words[0] == "-m" else words[1:])

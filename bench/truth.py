@@ -1,9 +1,7 @@
-"""What a workload's real / synthetic is in the long run, and what two simpler rules say of it.
+"""What a workload's real / synthetic is in the long run.
 
 measured(workload)     long plain training loops and long loops over held batches, in turns
 calibrated(workload)   what torch itself costs per batch here, for the computed truth
-share_in_next()        a rule of today: how much of an epoch passes in next()
-replayed_epoch()       a rule of today: an ordinary epoch against the same batches replayed
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from dataloaders.batches.tree import map_tensors
 from dataloaders.measuring.clocks import Clock, HostClock
 from dataloaders.measuring.feed import Feed
 
-__all__ = ["Truth", "calibrated", "clock_of_step", "measured", "replayed_epoch", "share_in_next"]
+__all__ = ["Truth", "calibrated", "clock_of_step", "measured"]
 
 _HELD = 62
 """Batches kept for the synthetic loops: two turns of the longest pattern of batch lengths."""
@@ -101,45 +99,6 @@ def calibrated(workload: Workload, seconds: float = 4.0, seed: int = 0) -> Overh
     take_s, _ = _probe(workload, loader, 0.0, workload.step_s, seconds / 2)
     _, loop_s = _probe(workload, loader, load_s, 0.0, seconds / 2)
     return Overhead(take=take_s, make=max(0.0, loop_s * loader.num_workers - load_s))
-
-
-def share_in_next(workload: Workload, seconds: float, seed: int = 0) -> float:
-    """The share of an ordinary first epoch, cut at ``seconds``, that passes in next()."""
-    loader, step = workload.make(seed)
-    waited = 0.0
-    start = before = time.perf_counter()
-    for batch in loader:
-        now = time.perf_counter()
-        waited += now - before
-        step(batch)
-        before = time.perf_counter()
-        if before - start > seconds:
-            break
-    return waited / (before - start)
-
-
-def replayed_epoch(workload: Workload, seconds: float, seed: int = 0) -> float:
-    """Seconds of one ordinary epoch over those of its batches replayed from memory.
-
-    As DALI's LoaderEvaluator does it; an epoch is cut at ``seconds``, and of a longer one as
-    many batches are kept as `measured` keeps.
-    """
-    loader, step = workload.make(seed)
-    held: list[Any] = []
-    count = 0
-    start = time.perf_counter()
-    for batch in loader:
-        if len(held) < _HELD:
-            held.append(batch)
-        step(batch)
-        count += 1
-        if time.perf_counter() - start > seconds:
-            break
-    ordinary = time.perf_counter() - start
-    start = time.perf_counter()
-    for batch in itertools.islice(itertools.cycle(held), count):
-        step(batch)
-    return ordinary / (time.perf_counter() - start)
 
 
 class _Chunks:

@@ -1,4 +1,4 @@
-"""How often the bottleneck check is right, on workloads of known truth; two usual rules beside it.
+"""How often the bottleneck check is right, on workloads of known truth.
 
     python -m bench.verdicts                          every workload: table, totals
     python -m bench.verdicts burst tiny --seeds 3     those that start so, three times
@@ -7,8 +7,8 @@
     python -m bench.verdicts --verify balanced        computed truths against long plain loops
     python -m bench.verdicts --json FILE              everything measured, as JSON
 
-Each workload runs in a process of its own, on the cores that it asks for: the two rules first,
-then the check, then the truth where it has to be measured. A verdict is *wrong* if real /
+Each workload runs in a process of its own, on the cores that it asks for: the check first, then
+the truth where it has to be measured. A verdict is *wrong* if real /
 synthetic is truly at least 1.10 and it names no cause of that (step-bound above all), at most
 1.03 and it is anything but step-bound, or in between and it names a cause that is not there.
 "inconclusive" is counted for itself.
@@ -32,17 +32,13 @@ from typing import Any, Literal
 
 import torch
 
-from bench.harness import Case, Result, Scale, machine_facts, save, show
+from bench.harness import Case, Result, Scale, machine_facts, show
 from bench.queue_model import Overhead
-from bench.truth import Truth, calibrated, measured, replayed_epoch, share_in_next
+from bench.truth import Truth, calibrated, measured
 from bench.workloads import WORKLOADS, Workload, accepted, gap_class
 
 __all__ = ["CASES", "examine", "judge", "main", "summarise"]
 
-RULE_THRESHOLD = 0.10
-"""Both rules say input-bound above this: a tenth of the epoch in next(), or 1.1 x the replay."""
-
-_RULE_EPOCH_S = 2.0
 _TINY = ("serial_double", "workers_free")
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,16 +52,10 @@ def judge(workload: Workload, truth: float, verdict: str) -> Mark:
     return "right" if verdict in accepted(workload, truth) else "wrong"
 
 
-def judge_rule(truth: float, says_input: bool) -> Mark:
-    """The same for a rule that knows no causes: only whether it sees a gap that is there."""
-    gap = gap_class(truth)
-    return "right" if gap == "between" or says_input == (gap == "large") else "wrong"
-
-
 def examine(
     name: str, *, seed: int = 0, budget_s: float = 30.0, truth_s: float = 20.0, verify: bool = False
 ) -> dict[str, Any]:
-    """One workload, in this process: what the check and the rules say, and what is true.
+    """One workload, in this process: what the check says, and what is true.
 
     With ``verify`` only the truths: computed (where it can be) and measured.
     """
@@ -78,9 +68,6 @@ def examine(
     if not verify:
         from dataloaders.bottleneck import check_bottleneck  # truths can be verified without it
 
-        epoch_s = min(_RULE_EPOCH_S, budget_s / 3)
-        found["share_in_next"] = share_in_next(workload, epoch_s, seed)
-        found["replayed_epoch"] = replayed_epoch(workload, epoch_s, seed)
         loader, step = workload.make(seed)
         start = time.perf_counter()
         with _neighbour(workload.neighbour):
@@ -113,7 +100,6 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
     whole, entries = entries, [entry for entry in entries if "failed" not in entry]
     rows: list[tuple[Any, ...]] = []
     marks: list[Mark] = []
-    rules: dict[str, list[Mark]] = {"share_in_next": [], "replayed_epoch": []}
     covered: list[bool] = []
     inside: list[bool] = []
     for entry in entries:
@@ -123,12 +109,6 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
         bound = report["speedup_bound"] or {"low": 0.0, "estimate": None, "high": float("inf")}
         covered.append(bound["low"] <= truth["high"] and truth["low"] <= bound["high"])
         inside.append(bound["low"] <= truth["value"] <= bound["high"])
-        says = {
-            "share_in_next": entry["share_in_next"] > RULE_THRESHOLD,
-            "replayed_epoch": entry["replayed_epoch"] > 1 + RULE_THRESHOLD,
-        }
-        for rule, verdict in says.items():
-            rules[rule].append(judge_rule(truth["value"], verdict))
         rows.append(
             (
                 entry["name"],
@@ -139,8 +119,6 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
                 report["verdict"],
                 mark if mark != "wrong" else "WRONG",
                 f"{entry['check_s']:.1f}",
-                f"{entry['share_in_next']:.0%} {_short(rules['share_in_next'][-1])}",
-                f"{entry['replayed_epoch']:.2f} {_short(rules['replayed_epoch'][-1])}",
             )
         )
     seconds = [entry["check_s"] for entry in entries]
@@ -158,17 +136,12 @@ def summarise(entries: Sequence[dict[str, Any]]) -> Result:
         f"truth inside the 95 % interval: {statistics.fmean(covered):.0%} (its own uncertainty "
         f"allowed for), {statistics.fmean(inside):.0%} (its value alone)",
         f"seconds a check: median {statistics.median(seconds):.1f}, most {max(seconds):.1f}",
-        f"share of an epoch in next() > {RULE_THRESHOLD:.0%}: {_totals(rules['share_in_next'])}",
-        f"real epoch > {1 + RULE_THRESHOLD:.1f} x replayed epoch: "
-        f"{_totals(rules['replayed_epoch'])}",
-        "the rules are judged only by whether they see a gap, not by its cause; their epoch is "
-        f"the first one, cut at {_RULE_EPOCH_S:.0f} s",
         "truth: computed from the known times and torch's own cost per batch, calibrated in the "
         "same process (its range: half to one and a half of that cost); m: measured by long "
         "plain loops where cores are contended for or only torch's cost matters",
     )
     headings = (
-        "workload", "truth", "gap", "interval", "", "verdict", "judged", "s", "in next()", "replay",
+        "workload", "truth", "gap", "interval", "", "verdict", "judged", "s",
     )  # fmt: skip
     return Result(headings, tuple(rows), met, notes, {"entries": list(whole)})
 
@@ -186,22 +159,11 @@ def main(arguments: list[str] | None = None) -> int:
         )
         options.child.write_text(json.dumps(found))
         return 0
-    if options.judge is not None:
-        document = json.loads(options.judge.read_text())
-        result = summarise(document["entries"])
-        case = _case_of(entry["name"] for entry in document["entries"])
-        show(case, result)
-        print(f"saved: {save(case, result, document.get('seconds', 0.0))}")
-        return 0 if result.met else 1
     names = _chosen(options.names)
     if not names:
         print(f"no workload starts with {' or '.join(options.names)}; there are:")
         print(", ".join(WORKLOADS))
         return 2
-    if options.list:
-        for name in names:
-            print(f"{name:24s}{WORKLOADS[name].about}")
-        return 0
     seeds = range(options.seed, options.seed + options.seeds)
     entries = []
     began = time.perf_counter()
@@ -228,16 +190,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", help="workloads, or what their names start with")
-    parser.add_argument("--list", action="store_true", help="names and what they examine")
     parser.add_argument("--verify", action="store_true", help="measure the truths, check nothing")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds for a check")
     parser.add_argument("--truth", type=float, default=20.0, help="seconds to measure a truth")
     parser.add_argument("--seed", type=int, default=0, help="the first seed of the random times")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw figure here")
-    parser.add_argument(
-        "--judge", type=Path, metavar="FILE", help="judge such figures, and keep them as the result"
-    )
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -306,26 +264,19 @@ def _line(entry: dict[str, Any]) -> str:
     name = f"{entry['name']:24s}"
     if "failed" in entry:
         return f"{name}FAILED\n{entry['failed']}"
-    truth = entry["truth"]
+    truth = _range(entry["truth"])
     if "report" not in entry:
-        got = entry["measured"]
-        shown = f"{_number(got['value'])} ({_number(got['low'])} to {_number(got['high'])})"
-        if "overhead" not in entry:
-            return f"{name}measured {shown}"
-        overlap = got["low"] <= truth["high"] and truth["low"] <= got["high"]
-        return (
-            f"{name}measured {shown}, computed {_number(truth['value'])} "
-            f"({_number(truth['low'])} to {_number(truth['high'])}), "
-            f"difference {got['value'] / truth['value'] - 1:+.1%}{'' if overlap else ' APART'}"
-        )
+        return f"{name}measured {_range(entry['measured'])}, truth {truth}"
     report = entry["report"]
-    bound = report["speedup_bound"] or {}
-    mark = judge(WORKLOADS[entry["name"]], truth["value"], report["verdict"])
-    return (
-        f"{name}truth {_number(truth['value'])}  "
-        f"interval {_number(bound.get('low'))} to {_number(bound.get('high'))}  "
-        f"{report['verdict']}  {mark}  {entry['check_s']:.1f} s"
-    )
+    mark = judge(WORKLOADS[entry["name"]], entry["truth"]["value"], report["verdict"])
+    bound = report["speedup_bound"]
+    said = "" if bound is None else f"{bound['low']:.3f} to {bound['high']:.3f}"
+    seconds = entry["check_s"]
+    return f"{name}truth {truth}  interval {said}  {report['verdict']}  {mark}  {seconds:.1f} s"
+
+
+def _range(truth: dict[str, Any]) -> str:
+    return f"{truth['value']:.3f} ({truth['low']:.3f} to {truth['high']:.3f})"
 
 
 def _number(value: float | None) -> str:
@@ -339,10 +290,6 @@ def _share(marks: Sequence[Mark], mark: Mark) -> float:
 def _totals(marks: Sequence[Mark]) -> str:
     shares = ((mark, marks.count(mark)) for mark in ("right", "wrong", "inconclusive"))
     return ", ".join(f"{mark} {count} ({count / len(marks):.0%})" for mark, count in shares)
-
-
-def _short(mark: Mark) -> str:
-    return "" if mark == "right" else mark
 
 
 def _half(starts: str, tiny: Sequence[str]) -> Callable[[Scale], Result]:

@@ -17,13 +17,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dataloaders import DataLoader
 from dataloaders.bottleneck import Check, Progress, Report, check_bottleneck
 from dataloaders.errors import CheckError, OptionError
-from dataloaders.measuring.feed import Feed
 from helpers.waits import SlowOnce, Waiting, wait
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -62,10 +61,6 @@ class TestVerdicts:
         assert report.stalls["prep"].estimate == pytest.approx(0.01)
         assert "num_workers" in report.advice[0]
 
-    def test_a_slow_step_is_step_bound(self, time: VirtualTime) -> None:
-        report = checked(DataLoader(Waiting(50_000, 0.0001, time.sleep)), 0.01, time)
-        assert report.verdict == "step-bound"
-
     @pytest.mark.parametrize(("load", "truth"), [(0.03, 1.5), (0.021, 1.05), (0.015, 1.0)])
     def test_workers_cost_what_the_step_does_not_hide(
         self, load: float, truth: float, time: VirtualTime
@@ -75,35 +70,6 @@ class TestVerdicts:
         assert report.speedup_bound is not None
         assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.01)
         assert report.seconds_per_batch["contended"].estimate == pytest.approx(0.02)
-
-    @pytest.mark.parametrize("workers", [0, 1, 2])
-    @pytest.mark.parametrize(("load", "step"), [(0.02, 1.3), (0.6, 1.0), (0.015, 0.4)])
-    def test_steps_of_a_second_get_a_verdict_too(
-        self, load: float, step: float, workers: int, time: VirtualTime
-    ) -> None:
-        report = checked(PlayedLoader(time, [load], workers=workers), step, time)
-        hidden = workers > 0 or load / step < 0.08
-        assert report.verdict == ("step-bound" if hidden else "input-bound")
-        assert time.now() < 30
-
-    @pytest.mark.parametrize("seed", range(4))
-    @pytest.mark.parametrize(
-        ("step", "wait", "verdict"),
-        [(0.05, 0.001, "step-bound"), (1.0, 0.02, "step-bound"), (0.05, 0.01, "input-bound")],
-    )
-    def test_waits_carry_a_verdict_where_steps_are_noisy(
-        self, step: float, wait: float, verdict: str, seed: int, time: VirtualTime
-    ) -> None:
-        """Each step is off by 25 %, and one in twenty takes up to three times as long."""
-        draw = random.Random(seed)
-
-        def noisy(batch: Any) -> None:
-            time.sleep(step * draw.lognormvariate(0, 0.25))
-            time.sleep(draw.uniform(0, 2 * step) if draw.random() < 0.05 else 0)
-
-        loader = PlayedLoader(time, [wait])
-        report = check_bottleneck(loader, noisy, budget_s=30, clock=HostOn(time))
-        assert (report.verdict, report.evidence) == (verdict, "waits")
 
     @pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
     @pytest.mark.parametrize("workers", [0, 1])
@@ -255,17 +221,6 @@ class TestOtherLoaders:
         assert any("40.0 ms" in note and "the unlabelled one" in note for note in report.notes)
 
 
-class Counting(IterableDataset[torch.Tensor]):
-    def __init__(self, length: int, wait: Callable[[float], None]) -> None:
-        self.length = length
-        self.wait = wait
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for index in range(self.length):
-            self.wait(0.003)
-            yield torch.tensor(index)
-
-
 class Shrinking(IterableDataset[torch.Tensor]):
     """An epoch of 40 samples, then of 5 each: nothing to settle in."""
 
@@ -278,15 +233,6 @@ class Shrinking(IterableDataset[torch.Tensor]):
 
 
 class TestLoops:
-    def test_iterable_datasets_without_a_length(self, time: VirtualTime) -> None:
-        report = checked(DataLoader(Counting(40, time.sleep), batch_size=1), 0.0005, time)
-        assert report.verdict == "input-bound"
-
-    def test_any_iterable_of_batches_can_be_checked(self, time: VirtualTime) -> None:
-        report = checked([torch.zeros(2) for _ in range(200)], 0.01, time)
-        assert report.verdict == "step-bound"
-        assert report.loader.startswith("list over list")
-
     def test_a_loop_that_breaks_and_comes_back_finishes_the_check(self, time: VirtualTime) -> None:
         loader = DataLoader(Waiting(4000, 0.004, time.sleep))
         check = Check(loader, budget_s=5, clock=HostOn(time))
@@ -335,11 +281,6 @@ class TestLoops:
     ) -> None:
         assert checked(DataLoader(Shrinking()), 0.001, time, 2).rounds >= 2
 
-    def test_an_epoch_that_ends_inside_a_block_keeps_its_length(self, time: VirtualTime) -> None:
-        report = checked(DataLoader(Waiting(61, 0.001, time.sleep)), 0.001, time, 3)
-        assert "61 batches an epoch" in report.loader
-        assert report.verdict == "input-bound"
-
     def test_a_short_last_batch_has_its_share_in_every_arm(self, time: VirtualTime) -> None:
         # 9 batches, the last of 1 sample instead of 20: 8 full ones alone would cost 11 % more.
         loader = DataLoader(TensorDataset(torch.zeros(161, 2)), batch_size=20)
@@ -349,11 +290,6 @@ class TestLoops:
         usual = 0.0005 * 161 / 9
         assert report.seconds_per_batch["synthetic"].estimate == pytest.approx(usual, rel=1e-6)
         assert report.verdict == "step-bound"
-
-    def test_inference_mode(self, time: VirtualTime) -> None:
-        loader = DataLoader(TensorDataset(torch.zeros(900, 2)), 3)
-        with torch.inference_mode():
-            assert checked(loader, 0.002, time, 3).verdict == "step-bound"
 
     def test_progress_is_told_between_blocks_and_the_report_is_there_at_any_time(
         self, time: VirtualTime
@@ -412,24 +348,6 @@ class TestTraces:
             return [int(batch[0, 0]) for batch in loader]
 
         assert first_epoch(True) == first_epoch(False)
-
-    def test_the_generator_of_a_sampler_inside_a_batch_sampler_is_put_back(
-        self, time: VirtualTime
-    ) -> None:
-        generator = torch.Generator().manual_seed(5)
-        dataset = Waiting(30, 0)
-        sampler = RandomSampler(dataset, generator=generator)
-        loader = TorchLoader(dataset, batch_sampler=BatchSampler(sampler, 3, False))
-        before = generator.get_state()
-        checked(loader, 0.001, time, 1)
-        assert torch.equal(generator.get_state(), before)
-
-    def test_optimizer_hooks_are_gone_after_a_check(self, time: VirtualTime) -> None:
-        from torch.optim import optimizer
-
-        before = dict(optimizer._global_optimizer_post_hooks)
-        checked([torch.zeros(1)] * 9, 0.01, time, 1)
-        assert dict(optimizer._global_optimizer_post_hooks) == before
 
 
 class TestErrors:
@@ -496,31 +414,6 @@ def test_the_report_as_text_json_and_html(time: VirtualTime, tmp_path: Path) -> 
     assert "INPUT-BOUND" in (tmp_path / "report.html").read_text()
 
 
-class TestFeed:
-    def test_it_goes_on_with_the_next_epoch_and_learns_the_length(self) -> None:
-        feed = Feed(DataLoader(Counting(3, lambda _: None), batch_size=None))
-        assert [int(feed.next()) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-        assert (feed.length, feed.epoch, feed.taken, feed.left) == (3, 2, 1, 2)
-        assert len(feed.epoch_starts) == 2
-
-    def test_only_a_ready_batch_is_dropped(self, time: VirtualTime) -> None:
-        feed = Feed(PlayedLoader(time, [1.0], workers=1, batches=4), time=HostOn(time))
-        feed.start()
-        feed.drop_ready()
-        assert (feed.taken, time.now()) == (1, 1.0)
-        time.sleep(1.0)
-        feed.drop_ready()
-        assert (feed.taken, time.now()) == (2, 2.0)
-
-    def test_an_idle_feed_has_every_batch_ready(self, time: VirtualTime) -> None:
-        feed = Feed(PlayedLoader(time, [0.1], workers=2, prefetch=3), time=HostOn(time))
-        feed.start()
-        feed.wait_until_idle(30, 0.0)
-        assert feed.ready() == 6
-        feed.bring_to(2, 30)
-        assert feed.ready() == 2
-
-
 @pytest.mark.measures
 class TestOnRealTime:
     def test_workers_that_are_too_slow_are_input_bound_and_end_with_the_check(self) -> None:
@@ -535,10 +428,6 @@ class TestOnRealTime:
         loader = DataLoader(Waiting(20_000, 0.001), batch_size=1, num_workers=1)
         report = check_bottleneck(loader, waiting_step(0.03), budget_s=6)
         assert report.verdict in ("step-bound", "inconclusive")  # a busy machine widens intervals
-
-    def test_a_serial_loader_is_input_bound(self) -> None:
-        report = check_bottleneck(DataLoader(Waiting(5000, 0.01)), waiting_step(0.01), budget_s=4)
-        assert report.verdict == "input-bound"
 
     @pytest.mark.gpu
     def test_a_step_on_cuda_has_a_host_arm_and_nothing_waits_inside_blocks(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from dataloaders.batches.tree import leaves, map_tensors
-from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
+from dataloaders.bottleneck.resident import Placement, Pool
 from dataloaders.errors import CheckError
 
 
@@ -53,14 +52,6 @@ def test_a_step_that_writes_is_noticed_and_the_batch_restored() -> None:
     pool.restore()
     assert not pool.written()
     assert sorted(b["x"][0, 0].item() for b in pool.issue("synthetic", 2)) == [1.0, 2.0]
-
-
-def test_the_pool_is_bounded_and_holds_several() -> None:
-    pool = Pool()
-    while pool.wants_more:
-        pool.keep(batch_of(float(len(pool))))
-    assert len(pool) == 8
-    assert not pool.varied
 
 
 @pytest.mark.parametrize(("megabytes", "kept"), [(1, 8), (4, 3), (100, 2)])
@@ -115,11 +106,6 @@ class TestCrowded:
             self.pool(8).build()
 
 
-def test_shapes_that_differ_are_noticed() -> None:
-    assert filled(torch.zeros(2), torch.zeros(3)).varied
-    assert not filled(torch.zeros(2), torch.ones(2)).varied
-
-
 def test_placement_sees_which_leaves_the_step_copies_away() -> None:
     batch = {"x": torch.zeros(2, 3), "lengths": torch.tensor([1, 2]), "y": torch.zeros(2)}
     static = torch.empty(2, device="meta")
@@ -149,14 +135,6 @@ def test_placement_sees_that_something_computed_from_the_batch_is_copied(derive:
     assert placement.devices == [None]
 
 
-def test_a_view_of_the_batch_is_the_batch() -> None:
-    batch = {"x": torch.ones(2, 3)}
-    with Placement(batch) as placement:
-        batch["x"].view(6)[:3].to("meta")
-    assert placement.devices == [torch.device("meta")]
-    assert not placement.derived
-
-
 def test_a_compiled_step_compiles_while_it_is_watched() -> None:
     compiled = 0
 
@@ -171,39 +149,6 @@ def test_a_compiled_step_compiles_while_it_is_watched() -> None:
         assert step(batch).tolist() == [3, 3, 3]
     assert step(batch).tolist() == [3, 3, 3]
     assert compiled == 1
-
-
-def test_resident_leaves_are_where_the_step_wanted_them_and_the_host_ones_are_not() -> None:
-    pool = Pool()
-    batch = [torch.zeros(2, 3), torch.tensor([1, 2])]
-    pool.keep(batch)
-    assert not pool.transfers
-    pool.place([torch.device("meta"), None])
-    assert pool.transfers
-    assert pool.device.type == "meta"
-    resident = pool.issue("synthetic", 1)[0]
-    assert [leaf.device.type for leaf in resident] == ["meta", "cpu"]
-    host = pool.issue("host", 1)[0]
-    assert [leaf.device.type for leaf in host] == ["cpu", "cpu"]
-
-
-def test_resident_everywhere_leaves_what_is_there() -> None:
-    batch = [torch.zeros(2), torch.zeros(2, device="meta")]
-    assert resident_everywhere(batch, torch.device("meta")) == [torch.device("meta"), None]
-
-
-def test_custom_batch_types_go_through() -> None:
-    @dataclass(frozen=True)
-    class Pair:
-        x: torch.Tensor
-        y: str
-
-    pool = filled(Pair(torch.ones(2), "b"))
-    issued = pool.issue("synthetic", 1)[0]
-    assert isinstance(issued, Pair)
-    assert issued.y == "b"
-    assert torch.equal(issued.x, torch.ones(2))
-    assert map_tensors(issued, torch.Tensor.neg).x.tolist() == [-1, -1]
 
 
 @pytest.mark.gpu

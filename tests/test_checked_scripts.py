@@ -78,13 +78,6 @@ def test_a_first_pass_over_the_data_is_passed_over(tmp_path: Path) -> None:
     assert "mean 19.5" in done.stdout  # of all batches, each of them once
 
 
-def test_a_first_pass_over_the_training_loader_itself_is_passed_over(tmp_path: Path) -> None:
-    text = LOADER + "print('passed', sum(1 for batch in loader))\n" + OPTIMIZER + EPOCHS
-    done = check(tmp_path, text)
-    assert measured_in(done).startswith("1: ")
-    assert "passed 16" in done.stdout
-
-
 def test_a_loop_in_which_no_optimizer_steps_is_told_as_that(tmp_path: Path) -> None:
     done = check(tmp_path, LOADER + OPTIMIZER + "for batch in loader: pass\n")
     assert done.returncode == 3
@@ -310,25 +303,6 @@ def test_lightnings_checkpoints_are_kept(tmp_path: Path) -> None:
     assert left == {"last.ckpt"}
     assert (tmp_path / "last.ckpt").read_text() == "of three weeks"
     assert "new.ckpt" in done.stdout
-
-
-def test_notes_name_what_was_written_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "last.pt").write_text("of three weeks")
-    text = OPTIMIZER + LOADER + EPOCHS + "        torch.save(model, 'last.pt')\n"
-    done = check(tmp_path, text)
-    assert "note: written to " in done.stdout.replace("\n", " ")
-    assert "last.pt; --let-write writes in place" in done.stdout.replace("\n", " ")
-    assert "trains its model" in done.stderr.splitlines()[0]
-
-
-def test_trackers_are_off_and_the_script_knows(tmp_path: Path) -> None:
-    text = OPTIMIZER + LOADER + (
-        "import os\n"
-        "print([os.environ[n] for n in ('DATALOADERS_CHECK', 'WANDB_MODE')])\n"
-        "print(os.environ['MLFLOW_TRACKING_URI'].startswith('file:'))\n"
-    ) + EPOCHS  # fmt: skip
-    done = check(tmp_path, text)
-    assert done.stdout.startswith("['1', 'disabled']\nTrue\n")
 
 
 # processes --------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dataloaders.scripts.stopping import StopScript
 from dataloaders.scripts.target import Outcome, ScriptError, Target
 
 LOOK = """
@@ -135,15 +134,6 @@ def test_stopping_a_program_is_not_a_failure(
     head = "from dataloaders.scripts.stopping import StopScript\ndef stop():\n raise StopScript\n"
     assert program(tmp_path, head + around + "\n").run([]) == Outcome("stopped", 0)
     assert capsys.readouterr().err == ""
-
-
-def test_stop_script_passes_by_except_exception() -> None:
-    assert not issubclass(StopScript, Exception)
-
-
-def test_the_programs_main_stays_for_its_exit_handlers(tmp_path: Path) -> None:
-    program(tmp_path, "left = 'here'\n").run([])
-    assert sys.modules["__main__"].left == "here"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dataloaders
-from dataloaders.scripts.stopping import StopScript, stoppable
+from dataloaders.scripts.stopping import StopScript
 from dataloaders.scripts.takeover import SHORTEST, Takeover
 
 pytestmark = pytest.mark.usefixtures("workers_end_fast")
@@ -70,14 +68,6 @@ def test_the_first_training_loop_goes_on_past_its_epoch_and_is_stopped() -> None
     assert takeover.taken.length == 4
 
 
-def test_the_measurement_gets_the_whole_first_epoch() -> None:
-    measure = Recorder(enough=4)
-    with Takeover(measure):
-        got = loop(loader_of(4))
-    assert got[1:] == [0, 1, 2, 3, -1]  # got[0] is the look that decided
-    assert measure.epochs == 1
-
-
 def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
     measure = Recorder(enough=3)
     with Takeover(measure):
@@ -85,16 +75,6 @@ def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
         next(batches)
         next(batches)
         assert measure.running._tasks_outstanding > 0
-
-
-@pytest.mark.nightly
-def test_batches_that_the_loader_copies_begin_anew() -> None:
-    measure = Recorder(enough=3)
-    loader = dataloaders.DataLoader(TensorDataset(torch.arange(8)), device="meta")
-    with Takeover(measure), pytest.raises(StopScript):
-        for _ in loader:
-            pass
-    assert type(measure.running).__name__ == "CopiedBatches"
 
 
 def test_what_is_not_training_is_left_alone() -> None:
@@ -115,16 +95,6 @@ def test_what_is_not_training_is_left_alone() -> None:
     assert why[3] is None
 
 
-@pytest.mark.nightly
-def test_gradients_count_when_the_first_batch_is_asked_for() -> None:
-    measure = Recorder(enough=3)
-    with Takeover(measure) as takeover:
-        batches = iter(loader_of(8))
-        with torch.no_grad():
-            assert [batch.item() for (batch,) in batches] == list(range(8))
-    assert takeover.taken is None
-
-
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_number_chooses_whatever_the_loader_is(number: int) -> None:
     measure = Recorder(enough=3)
@@ -133,37 +103,6 @@ def test_a_number_chooses_whatever_the_loader_is(number: int) -> None:
         stopped = [loop(loader)[-1] == -1 for loader in loaders]
     assert stopped == [number == 1, number == 2, number == 3]
     assert measure.loader is loaders[number - 1]
-
-
-def test_breaking_and_looping_again_goes_on_with_the_measurement() -> None:
-    measure = Recorder(enough=9)
-    loader = loader_of(8)
-    with Takeover(measure) as takeover:
-        for _ in range(2):
-            for index, _batch in enumerate(loader):
-                if index == 3:
-                    break
-        rest = loop(loader)
-    assert rest[-1] == -1
-    assert takeover.steps == 9
-    assert takeover.beyond == 0
-    assert len(takeover.seen) == 1
-
-
-class Counting(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
-
-
-def test_a_loader_without_a_length_is_taken() -> None:
-    measure = Recorder(enough=7)
-    loader: DataLoader[Any] = DataLoader(Counting())
-    with Takeover(measure) as takeover, pytest.raises(StopScript):
-        for _ in loader:
-            pass
-    assert takeover.taken is not None
-    assert takeover.taken.length is None
-    assert "no length" in takeover.taken.description
 
 
 class Endless(DataLoader[Any]):
@@ -234,21 +173,6 @@ def test_untouched_loops_draw_what_they_always_draw() -> None:
     assert torch.equal(watched_state, plain_state)
 
 
-def test_errors_of_the_loader_reach_the_loop() -> None:
-    class Broken(Dataset[int]):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> int:
-            if index == 5:
-                raise LookupError("no sample 5")
-            return index
-
-    with Takeover(Recorder(enough=20)), pytest.raises(LookupError, match="no sample 5"):
-        for _ in DataLoader(Broken()):
-            pass
-
-
 def test_everything_is_put_back() -> None:
     before = (DataLoader.__iter__, dataloaders.DataLoader.__iter__)
     with Takeover(Recorder(enough=1)):
@@ -256,14 +180,6 @@ def test_everything_is_put_back() -> None:
     with pytest.raises(LookupError), Takeover(Recorder(enough=1)):
         raise LookupError
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
-
-
-def test_a_dropped_loader_leaves_its_number_behind() -> None:
-    with Takeover(Recorder(enough=1)) as takeover:
-        for _ in range(3):
-            with torch.no_grad():
-                loop(loader_of(5))
-    assert [seen.number for seen in takeover.seen] == [1, 2, 3]
 
 
 def stepping(loader: Any, optimizer: torch.optim.Optimizer) -> list[int]:
@@ -282,22 +198,8 @@ def an_optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
 
 
-def test_the_loop_in_which_an_optimizer_steps_is_the_one() -> None:
-    measure = Recorder(enough=5)
-    first, training = loader_of(8), loader_of(8)
-    stepped: list[int] = []
-    with Takeover(measure, stepped=lambda: stepped.append(1)) as takeover:
-        optimizer = an_optimizer()
-        assert loop(first) == list(range(8))
-        assert stepping(training, optimizer)[-1] == -1
-        assert loop(first) == list(range(8))
-    assert measure.loader is training
-    assert "no optimizer stepped" in str(takeover.seen[0].why_not)
-    assert len(stepped) == 5  # of the loop that is measured, not of the look that decided
-
-
 @pytest.mark.parametrize("cycle", [2, 7])
-def test_batches_taken_before_the_first_step_are_given_again_or_the_epoch_begins_anew(
+def test_the_epoch_that_is_measured_begins_anew(
     cycle: int,
 ) -> None:
     got: list[int] = []
@@ -311,55 +213,3 @@ def test_batches_taken_before_the_first_step_are_given_again_or_the_epoch_begins
     with Takeover(Recorder(enough=4)), pytest.raises(StopScript):
         accumulate(an_optimizer())
     assert got == [*range(cycle), 0, 1, 2, 3]
-
-
-def test_a_loop_that_counts_its_batches_goes_on_with_the_measurement() -> None:
-    loader = loader_of(8)
-
-    def count() -> None:
-        for _ in range(5):
-            batches = iter(loader)
-            for _ in range(len(loader)):
-                next(batches)
-
-    with Takeover(Recorder(enough=20)) as takeover, pytest.raises(StopScript):
-        count()
-    assert takeover.steps == 20
-    assert takeover.beyond == 0
-
-
-def test_what_the_loop_waits_for_in_other_loaders_is_told() -> None:
-    told: list[str] = []
-
-    def in_step(optimizer: torch.optim.Optimizer) -> None:
-        for _, _ in zip(loader_of(8), loader_of(100), strict=False):
-            with torch.no_grad():
-                loop(loader_of(5))  # validation
-            optimizer.step()
-
-    takeover = Takeover(Recorder(enough=6), waited=lambda name, seconds: told.append(name))
-    with takeover, pytest.raises(StopScript):
-        in_step(an_optimizer())
-    assert told == ["loader 2 (DataLoader of TensorDataset, 100 batches of 1, num_workers=0)"] * 6
-
-
-@pytest.mark.nightly
-def test_a_loop_that_asks_for_nothing_is_ended() -> None:
-    def wait_for_ever() -> None:
-        for index, _ in enumerate(loader_of(8)):
-            if index == 5:
-                queue.Queue[int]().get()
-
-    takeover = Takeover(Recorder(enough=10**6), patience_s=0.2)
-    with stoppable(), takeover, pytest.raises(StopScript):
-        wait_for_ever()
-    assert takeover.stalled
-
-
-def test_the_end_in_a_thread_reaches_the_main_thread() -> None:
-    def train_in_a_thread() -> None:
-        threading.Thread(target=loop, args=(loader_of(8),)).start()
-        queue.Queue[int]().get()
-
-    with stoppable(), Takeover(Recorder(enough=5)), pytest.raises(StopScript):
-        train_in_a_thread()

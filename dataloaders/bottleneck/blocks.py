@@ -10,6 +10,7 @@ loading behind the device's work, as training does.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -30,6 +31,7 @@ Block: TypeAlias = Generator[Batch, None, "Timed | None"]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
 _MOST_SPOILT = 3
+_LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
 
 
 class Blocks:
@@ -71,6 +73,9 @@ class Blocks:
         self.salvaged: Timed | None = None
         self._schedule = schedule
         self._now = time.now
+        self._held_up = getattr(time, "held_up", HostTime().held_up)
+        self._held_s = 0.0  # by other processes, in the block under way
+        self._busy: list[float] = []  # shares of workers at work in it
         self._elsewhere_s = 0.0
         self._gaps: list[float] = []  # of unmeasured steps of the block under way
         self._shapes: set[tuple[torch.Size, ...]] = set()
@@ -110,6 +115,8 @@ class Blocks:
         plan = self._schedule.plan(arm.name, self._numbers(left_s))
         self.cycle = plan.cycle
         self._gaps.clear()
+        self._held_s = 0.0
+        self._busy.clear()
         began = self._now()
         laps: list[Lap] = []
         spoilt = 0
@@ -137,6 +144,8 @@ class Blocks:
             sum(lap.steps for lap in laps),
             tuple(laps),
             tuple(self._gaps[1:]) if alike else (),  # the first one comes out of another arm
+            self._held_s,
+            statistics.fmean(self._busy) if self._busy else 1.0,
         )
         if arm.name == "real":
             self.real_s = took.per_batch
@@ -211,15 +220,18 @@ class Blocks:
         feed, now, mark, asked = self.feed, self._now, self.clock.mark, self.rhythm.asked
         real, varied = arm.name == "real", self.pool.varied
         if real:
-            take = feed.iterator().__next__ if feed.running else take
+            take = feed.take
         copies = feed.copies_to if real else None
         ended = False
+        before, used, looked = self._held_up(), feed.cpu_s(), -math.inf
         marks = [mark()]
         facts: list[tuple[float, float, int, bool]] = []
-        taken = 0
         try:
             for lap in range(1, count + 1):
                 waited, elsewhere, size, fresh = 0.0, self._elsewhere_s, 0, False
+                if real and now() > looked + _LOOKED_AT_S:
+                    looked = now()
+                    self._busy.append(feed.busy())
                 for _ in range(per_lap):
                     begin = now()
                     try:
@@ -228,17 +240,12 @@ class Blocks:
                         if not real:
                             return None
                         ended = True
-                        feed.count(taken)
-                        taken = 0
-                        feed.ended()
                         if self._schedule.alone:
                             return None
                         # Other ranks go on: so does this one, with its next epoch.
-                        batch, take = feed.next(), feed.iterator().__next__
-                        taken -= 1  # next() has counted it
+                        batch = feed.next()
                     given = now()
                     waited += given - begin
-                    taken += 1
                     if varied:
                         size += nbytes(batch)
                         fresh = self._is_fresh(batch) or fresh
@@ -250,8 +257,8 @@ class Blocks:
                     break
         finally:
             self.given += per_lap * len(facts)
-            if real and feed.running:
-                feed.count(taken)
+        waited, others = (b - a for a, b in zip(before, self._held_up(), strict=True))
+        self._held_s += max(0.0, min(waited, others - (feed.cpu_s() - used)))
         begin = now()
         self.clock.wait()
         lag_s = now() - begin

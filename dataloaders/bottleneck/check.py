@@ -24,7 +24,7 @@ from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
-from dataloaders.bottleneck.summary import Facts, has_threads_of_its_own, summarise
+from dataloaders.bottleneck.summary import has_threads_of_its_own, notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
@@ -81,7 +81,7 @@ class Check:
     Args:
         loader: a DataLoader, or any object that can be iterated again and again.
         budget_s: the most seconds to spend; it ends earlier once the interval is narrow. Up to
-            twice as many where the loop is so slow that not two rounds fit.
+            twice as many without a verdict where steps are slow (0.25 s) or not two rounds fit.
         device: where the step wants its batches; None: where its first real batch ends up.
         iterate: makes the loader's iterator, if not ``iter(loader)``.
         progress: called with a `Progress` between blocks, never inside one.
@@ -158,27 +158,26 @@ class Check:
 
     def report(self) -> Report:
         """Return what is known so far; the verdict is "inconclusive" while too little is."""
-        blocks, placement = self._blocks, self._placement
+        analysis, placement, rounds = self._analysis(), self._placement, len(self._rounds)
+        derived = placement is not None and placement.derived and not self._pool.transfers
         return summarise(
-            self._analysis(),
+            analysis,
             loader=self._loader,
             feed=self._feed,
-            facts=Facts(
-                batch=self._batch_text,
-                rounds=len(self._rounds),
-                seconds=self._seconds(),
-                finished=self.finished,
-                writes=blocks.writes,
-                behind=blocks.behind,
-                cycle=blocks.cycle,
-                derived=placement is not None and placement.derived and not self._pool.transfers,
-                crowded=len(self._pool) if self._pool.crowded else 0,
-                elsewhere={
-                    name: seconds / max(1, blocks.given)
-                    for name, seconds in blocks.elsewhere.items()
-                },
+            batch=self._batch_text,
+            rounds=rounds,
+            seconds=self._seconds(),
+            notes=notes_of(
+                analysis, self._blocks, rounds=rounds, finished=self.finished, derived=derived
             ),
         )
+
+    @property
+    def wait_s(self) -> float:
+        """Return the mean seconds that the loop waited for a batch of the loader."""
+        rounds = [one["real"] for one in (*self._rounds, self._round) if "real" in one]
+        laps = [lap for one in rounds for lap in one.laps] or self._warm_laps
+        return sum(lap.waited for lap in laps) / max(1, sum(lap.steps for lap in laps))
 
     def optimizer_stepped(self) -> None:
         """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
@@ -385,20 +384,17 @@ class Check:
 
     def _enough(self) -> bool:
         rounds, spent_s = len(self._rounds), self._seconds()
-        if self._schedule.over(rounds, spent_s, self._carried):
-            return True
-        return self._schedule.enough(rounds, spent_s, max(self._round_s), self._settled)
-
-    def _settled(self) -> bool:
-        known = self._analysis()
-        return known is not None and known.settled
+        return self._late() or self._schedule.enough(
+            rounds, spent_s, max(self._round_s), self._verdict_stands
+        )
 
     def _late(self) -> bool:
-        return self._schedule.over(len(self._rounds), self._seconds(), self._carried)
+        return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)
 
-    def _carried(self) -> bool:
+    def _verdict_stands(self) -> tuple[bool, bool]:
+        """Return whether there is a verdict, and whether more measuring would not help it."""
         known = self._analysis()
-        return known is not None and known.verdict != "inconclusive"
+        return known is not None and known.verdict != "inconclusive", bool(known and known.settled)
 
     def _seconds(self) -> float:
         running = 0.0 if self._resumed_at is None else self._time.now() - self._resumed_at

@@ -48,7 +48,7 @@ def bottleneck_check(
     Args:
         loader: a DataLoader, torch's or ours, or anything that can be iterated again and again.
         budget_s: the most seconds to spend; fewer if the answer is clear earlier, up to twice
-            as many if the loop is so slow that not two rounds fit.
+            as many without a verdict where steps are slow (0.25 s) or not two rounds fit.
         device: where the step wants its batches; None: where its first real batch ends up.
         progress: called with a `Progress` between blocks; None: a line in a notebook or on a
             terminal.

@@ -5,18 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
+from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval
 
 __all__ = ["Report"]
@@ -71,7 +70,7 @@ class Report:
     rounds: int
     seconds: float
     evidence: str | None = None
-    machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
+    machine: Mapping[str, str] = field(default_factory=machine_facts)
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
@@ -130,47 +129,33 @@ class Report:
         return console
 
     def _arms(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("input")
-        table.add_column("ms a batch", justify="right")
-        table.add_column("95 % interval", justify="right")
-        table.add_column("what it is", style="dim")
-        for arm in (*ARMS[1:], ARMS[0]):  # the whole loop last
-            if arm.name in self.seconds_per_batch:
-                took = self.seconds_per_batch[arm.name]
-                table.add_row(arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
-        return table
+        rows = [
+            (arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
+            for arm in (*ARMS[1:], ARMS[0])  # the whole loop last
+            if (took := self.seconds_per_batch.get(arm.name)) is not None
+        ]
+        return _table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 
     def _stall_table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("lost to")
-        table.add_column("ms a batch", justify="right")
-        table.add_column("of the loop", justify="right")
-        table.add_column("what it is", style="dim")
         real = self.seconds_per_batch["real"].estimate
-        for cause in STALLS:
-            stall = self.stalls[cause.name]
-            if stall.estimate > 0:
-                share = f"{stall.estimate / real:.0%}"
-                table.add_row(cause.name, _ms(stall.estimate), share, cause.tells)
-        return table
+        lost = [(cause, self.stalls[cause.name].estimate) for cause in STALLS]
+        rows = [
+            (cause.name, _ms(seconds), f"{seconds / real:.0%}", cause.tells)
+            for cause, seconds in lost
+            if seconds > 0
+        ]
+        return _table(("lost to", "ms a batch", "of the loop", "what it is"), rows)
 
 
-def machine_facts() -> dict[str, str]:
-    """Return cores, system, device and versions of this machine, each as a short text."""
-    from dataloaders.machine.resources import machine_cores, ranks_here, usable_cores
-
-    cores = f"{machine_cores()} cores"
-    if ranks_here() > 1:
-        cores += f", {usable_cores()} of them for this rank"
-    facts = {"cores": cores, "system": platform.system()}
-    if torch.cuda.is_available():
-        facts["device"] = torch.cuda.get_device_name()
-    else:
-        facts["device"] = "no CUDA device"
-    facts["python"] = f"Python {platform.python_version()}"
-    facts["torch"] = f"torch {torch.__version__}"
-    return facts
+def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for number, heading in enumerate(headings):
+        last = number == len(headings) - 1
+        table.add_column(heading, justify="right" if number > 0 and not last else "left",
+                         style="dim" if last else None)  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _ms(seconds: float) -> str:

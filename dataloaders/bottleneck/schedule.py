@@ -223,6 +223,10 @@ class Schedule:
         behind: whether the clock is a device's that runs behind the host.
         length: batches of an epoch, or None.
         agree: see `Agree`; None decides alone.
+
+    Attributes:
+        alone: whether this process decides without others.
+        cut_short: whether the consumer's own loop ended before a block did.
     """
 
     def __init__(
@@ -241,23 +245,15 @@ class Schedule:
         self.behind = behind
         self.length = length
         self._agree = agree
+        self.alone = agree is None
         self._block_s = min(0.5, max(0.1, budget_s / 90))
         self._longest_s = max(self._block_s, budget_s / 12)
         self._real_share = 1.0
-        self._cut_short = False
+        self.cut_short = False
+        self._slow = False
         self._most_settling = _MOST_STEPS
         self._last: dict[str, int] = {}
         self._random = random.Random(0)  # of our own: the process-wide one is the user's
-
-    @property
-    def alone(self) -> bool:
-        """Whether this process decides without others."""
-        return self._agree is None
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether the consumer's own loop ended before a block did."""
-        return self._cut_short
 
     @property
     def whole_epochs(self) -> bool:
@@ -282,24 +278,27 @@ class Schedule:
         cycle = max(1, int(n.cycle))
         real = arm == "real"
         batch_s = max(1e-7, n.real_s if real else n.step_s)
+        self._slow = n.step_s > _SLOW_STEP_S
         batches = self._batches(arm, batch_s / (self._real_share if real else 1.0), n)
         last = self._last.get(arm, 0)
         if last:
             batches = min(batches, _MOST_TIMES_LONGER * last)
         lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
-        if n.varied or self._cut_short:
+        if n.varied or self.cut_short:
             lap = cycle  # a lap has one shape; a short loop has room for few laps
         settle = self._settle(n) if real else self._settle_resident(n)
-        if batch_s > _SLOW_STEP_S and not self._cut_short:
+        if batch_s > _SLOW_STEP_S and not self.cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
-            batches = max(batches, min(self.workers, 4) + SETTLE_STEPS)
+            fit = int(self.budget_s / 2 / batch_s) - settle  # so that each arm has its steps
+            wanted = max(batches, 2 * min(self.workers, 4) + SETTLE_STEPS)
+            batches = max(_FEWEST_STEPS, min(wanted, fit))
         batches = lap * math.ceil(batches / lap)
         if real and self.length is not None and not self.whole_epochs:
             fits = max(1, self.length // 2 - settle)
             batches = max(lap, lap * (min(batches, fits) // lap))
-            if n.left < settle + batches + 1 and not self._cut_short:
+            if n.left < settle + batches + 1 and not self.cut_short:
                 settle += int(n.left)  # the rest of this epoch, and the start of the next one
-        if not self._cut_short:
+        if not self.cut_short:
             settle = cycle * math.ceil(settle / cycle)
         refill = self._refill(n) if real and self.behind else 0
         self._last[arm] = batches
@@ -341,55 +340,61 @@ class Schedule:
 
     def shorten(self) -> None:
         """Make the next blocks half as long: the consumer's own loop ended before one was done."""
-        self._cut_short = True
+        self.cut_short = True
         self._block_s = max(0.001, self._block_s / 2)
         self._longest_s = self._block_s
         self._most_settling = max(1, min(self._most_settling, 2 * self.in_flight) // 2)
 
     def enough(
-        self, rounds: int, spent_s: float, round_s: float, settled: Callable[[], bool]
+        self, rounds: int, spent_s: float, round_s: float, known: Callable[[], tuple[bool, bool]]
     ) -> bool:
         """Return whether measuring ends after ``rounds`` rounds and ``spent_s`` seconds.
 
-        ``round_s`` is what the longest of the last rounds took. ``settled`` tells whether the
-        verdict stands.
+        ``round_s`` is what the longest of the last rounds took. ``known`` tells whether there is a
+        verdict, and whether more measuring would help it.
         """
         spent_s, round_s = self.agree(spent_s, round_s)
-        if rounds >= 2 and spent_s + round_s > _ROUNDS_END_AT * self.budget_s:
+        ahead_s = 0.0 if self._slow else round_s  # of slow steps each one counts, also of a part
+        if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
             return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
-        return rounds >= fewest and bool(self.agree(float(settled()))[0])
+        return rounds >= fewest and bool(self.agree(float(known()[1]))[0])
 
-    def over(self, rounds: int, spent_s: float, carried: Callable[[], bool]) -> bool:
-        """Return whether a round is given up after ``spent_s`` seconds.
-
-        That is when the budget ends; twice as late for loops so slow that not two rounds fit,
-        unless the blocks so far carry a verdict (``carried``).
-        """
-        spent_s = self.agree(spent_s)[0]
-        if spent_s <= self.budget_s:
-            return False
-        if rounds >= 2 or spent_s > 2 * self.budget_s:
-            return True
-        return bool(self.agree(float(carried()))[0])
+    def over(self, rounds: int, spent_s: float, known: Callable[[], tuple[bool, bool]]) -> bool:
+        """Return whether a round is given up after ``spent_s`` seconds."""
+        return self._past(self.agree(spent_s)[0], 1.0, rounds, known)
 
     def left_s(self, rounds: int, spent_s: float) -> float:
         """Return the seconds until a block has to end."""
-        return self.budget_s * (1 if rounds >= 2 else 2) - spent_s
+        return self.budget_s * (2 if self._may_double(rounds) else 1) - spent_s
+
+    def _past(
+        self, spent_s: float, share: float, rounds: int, known: Callable[[], tuple[bool, bool]]
+    ) -> bool:
+        """Return whether ``share`` of the budget is spent; of twice as much without a verdict."""
+        if spent_s <= share * self.budget_s:
+            return False
+        if not self._may_double(rounds) or spent_s > share * 2 * self.budget_s:
+            return True
+        return bool(self.agree(float(known()[0]))[0])
+
+    def _may_double(self, rounds: int) -> bool:
+        """Return whether few steps fit into the budget, so that twice as many are worth having."""
+        return rounds < 2 or self._slow
 
     def _batches(self, arm: str, batch_s: float, n: Numbers) -> int:
-        fewest = 1 if batch_s > _SLOW_STEP_S or self._cut_short else _FEWEST_STEPS
+        fewest = 1 if batch_s > _SLOW_STEP_S or self.cut_short else _FEWEST_STEPS
         # A factor that differs from block to block: a loop that repeats itself every so many
         # batches must not meet every block of an arm in the same place.
         wanted = math.ceil(self._random.uniform(0.5, 1.5) * self._block_s / batch_s)
         batches = max(fewest, min(_MOST_STEPS, wanted))
         if arm == "real":
-            if self.workers and n.real_s <= _SLOW_STEP_S and not self._cut_short:
+            if self.workers and n.real_s <= _SLOW_STEP_S and not self.cut_short:
                 batches = max(batches, self.in_flight)
             if self.workers and (n.real_s <= _SLOW_STEP_S or n.real_s > 1.05 * n.step_s):
                 # Workers deliver in turns: whole turns of them.
                 batches = self.workers * math.ceil(batches / self.workers)
-        elif (self.whole_epochs or n.varied) and not self._cut_short:
+        elif (self.whole_epochs or n.varied) and not self.cut_short:
             pool = int(n.pool)  # each batch has its share
             if n.varied and batch_s > _SLOW_BATCH_S:
                 return batches

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.errors import DataLoadersError
@@ -16,71 +15,49 @@ from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 
-__all__ = ["Facts", "has_threads_of_its_own", "summarise"]
+__all__ = ["advice", "has_threads_of_its_own", "notes_of", "summarise"]
+
+_HELD_FROM = 0.03
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Holds what a check knows beside its figures.
-
-    Attributes:
-        batch: one batch in one line.
-        rounds: complete ones.
-        seconds: spent.
-        finished: whether the check ended by itself.
-        writes: whether the step writes into its batch.
-        behind: whether a device's clock was used.
-        cycle: batches of one accumulation cycle.
-        derived: whether the step copies something computed from its batch to the device.
-        crowded: resident batches, if the device's memory holds fewer than wanted; else 0.
-        elsewhere: seconds a batch that the loop waited for other loaders, by their names.
-    """
-
-    batch: str
-    rounds: int
-    seconds: float
-    finished: bool
-    writes: bool = False
-    behind: bool = False
-    cycle: int = 1
-    derived: bool = False
-    crowded: int = 0
-    elsewhere: Mapping[str, float] = field(default_factory=dict)
-
-
-def summarise(analysis: Analysis | None, *, loader: Any, feed: Feed, facts: Facts) -> Report:
-    """Return the report of a check, finished or not."""
+def summarise(analysis: Analysis | None, *, loader: Any, feed: Feed, **told: Any) -> Report:
+    """Return the report of a check, finished or not; ``told`` are fields of it."""
+    known = analysis or Analysis("inconclusive", None, None, {}, {}, None, settled=False)
     return Report(
-        verdict="inconclusive" if analysis is None else analysis.verdict,
-        speedup_bound=None if analysis is None else analysis.speedup_bound,
-        seconds_per_batch={} if analysis is None else analysis.seconds_per_batch,
-        stalls={} if analysis is None else analysis.stalls,
-        smallest_gap=None if analysis is None else analysis.smallest_gap,
+        verdict=known.verdict,
+        speedup_bound=known.speedup_bound,
+        seconds_per_batch=known.seconds_per_batch,
+        stalls=known.stalls,
+        smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
-        batch=facts.batch,
-        advice=() if analysis is None else tuple(_advice(analysis, loader, feed)),
-        notes=tuple(_notes(analysis, feed, facts)),
-        rounds=facts.rounds,
-        seconds=facts.seconds,
-        evidence=None if analysis is None else analysis.evidence,
+        advice=() if analysis is None else tuple(advice(analysis, loader, feed)),
+        evidence=known.evidence,
+        **told,
     )
 
 
-def _notes(analysis: Analysis | None, feed: Feed, facts: Facts) -> list[str]:
+def notes_of(
+    analysis: Analysis | None, blocks: Blocks, *, rounds: int, finished: bool, derived: bool
+) -> tuple[str, ...]:
+    """Return what a reader must know to trust the figures, a sentence each.
+
+    ``derived``: whether the step copies something computed from its batch to the device.
+    """
     notes = []
+    feed = blocks.feed
     if analysis is None:
         notes.append(
-            f"only {facts.rounds} complete rounds were measured; let the loop run longer "
+            f"only {rounds} complete rounds were measured; let the loop run longer "
             "(more steps or epochs, or a larger --budget)"
         )
     else:
-        if not facts.finished:
+        if not finished:
             notes.append(
                 "the loop ended before the check had enough; figures are what is known so far"
             )
         if analysis.speedup_bound is None:
             notes.append(
-                f"the {facts.rounds} rounds differ too much for an interval; a larger budget, or "
+                f"the {rounds} rounds differ too much for an interval; a larger budget, or "
                 "a machine with nothing else to do, gives one"
             )
         if analysis.left_out:
@@ -88,30 +65,36 @@ def _notes(analysis: Analysis | None, feed: Feed, facts: Facts) -> list[str]:
                 f"{analysis.left_out} real steps are left out: each was the first on a shape, and "
                 "took longer than steps on shapes seen before"
             )
+        if analysis.held > _HELD_FROM:
+            notes.append(
+                f"other processes held the step up for {analysis.held:.0%} of its time, which the "
+                "interval allows for; a machine with nothing else to do gives a narrower one"
+            )
         if feed.epoch == 0 and feed.length is not None:
             notes.append(
                 "all of it lies within the first epoch; a dataset that fills a cache in its first "
                 "epoch is faster later"
             )
-    if facts.writes:
+    if blocks.writes:
         notes.append("the step writes into its batch; resident batches were restored, unmeasured")
-    if facts.cycle > 1:
+    if blocks.cycle > 1:
         notes.append(
-            f"the loop repeats itself every {facts.cycle} batches: blocks hold whole cycles"
+            f"the loop repeats itself every {blocks.cycle} batches: blocks hold whole cycles"
         )
-    if facts.derived:
+    if derived:
         notes.append(
             "the step copies to the device what it computed from its batch: that transfer is part "
             "of the step here; device= says where batches belong"
         )
-    if facts.crowded:
+    if blocks.pool.crowded:
         notes.append(
-            f"the device's memory has room for {facts.crowded} resident batches beside the step"
+            f"the device's memory has room for {len(blocks.pool)} resident batches beside the step"
         )
-    for name, seconds in facts.elsewhere.items():
-        hidden = ", which a device may hide" if facts.behind else ", counted as input"
+    for name, total_s in blocks.elsewhere.items():
+        seconds = total_s / max(1, blocks.given)
+        hidden = ", which a device may hide" if blocks.behind else ", counted as input"
         notes.append(f"{1e3 * seconds:.1f} ms a batch are waits for another loader, {name}{hidden}")
-    return notes
+    return tuple(notes)
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:
@@ -130,7 +113,8 @@ def _describe_loader(loader: Any, feed: Feed) -> str:
     return ", ".join(parts)
 
 
-def _advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
+def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
+    """Return what to try next, a sentence each."""
     bound = analysis.speedup_bound
     if analysis.verdict == "step-bound":
         gain = 0.0 if bound is None else max(0.0, bound.high - 1)

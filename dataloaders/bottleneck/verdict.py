@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
-from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, resample
+from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of
 
 __all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Evidence", "Verdict", "analyse", "name"]
 
@@ -48,10 +48,13 @@ _WIDEST = 3.0  # high / low of an interval that still says something
 # the measuring itself): no interval is narrower than this share of its estimate.
 _RESOLUTION = 0.01
 
+_HELD_FROM = 0.005  # what no process ever escapes
 _FEWEST_LAPS = 3
+_FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
 _DRAWS = 1000
 _TRIMMED = 0.1
+_TRIMMED_OF_A_BLOCK = 0.25
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
 _SLOW_FROM_S = 0.05
 _FRESH_COSTS = 1.1
@@ -73,16 +76,18 @@ class Analysis:
             none: half the interval's width over its estimate; None without an interval.
         settled: whether more measuring would not change the verdict or help the interval much.
         left_out: real steps left out, on shapes that the step had not seen and paid for.
+        held: the share of the step's time for which other processes may have held it up.
     """
 
     verdict: Verdict
-    evidence: Evidence
+    evidence: Evidence | None
     speedup_bound: Interval | None
     seconds_per_batch: Mapping[str, Interval]
     stalls: Mapping[str, Interval]
     smallest_gap: float | None
     settled: bool
     left_out: int = 0
+    held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ def analyse(
             what the steady state waits for each batch anyway; so much is added to real.
     """
     behind = behind or ranks
+    whole = [*rounds, part or {}]
     rounds, part, left_out = _cleaned(rounds, part or {}, behind, parallel)
     if parallel and not behind:
         # On the host's clock the step of a real block, its waits taken out, is the contended one.
@@ -129,7 +135,11 @@ def analyse(
     starts = (epoch_starts, batches)
     found: list[_Found] = []
     if len(rounds) >= 2:
-        found.append(_by_blocks(rounds, starts))
+        blocks = {
+            arm: np.array([(one[arm].seconds, one[arm].steps) for one in rounds])
+            for arm in rounds[0]
+        }
+        found.append(_by_difference("blocks", blocks, starts, len(rounds)))
     laps = {
         arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
         for arm in ("synthetic", "contended", "real")
@@ -142,17 +152,24 @@ def analyse(
     alone = not parallel and _mean(laps["synthetic"]) >= _ALONE_FROM_S
     if min(len(laps["synthetic"]), len(laps["real"])) >= _FEWEST_LAPS:
         if behind:
-            found.append(_by_steps(laps, starts))
+            units = {arm: _units(those) for arm, those in laps.items() if those}
+            # Neighbouring laps share the state of the queue: they count for half.
+            count = max(2, min(len(those) for those in units.values()) // 2)
+            found.append(_by_difference("steps", units, starts, count))
             if not ranks and (alone or laps["contended"] or not parallel):
                 found.append(_bounded_by_waits(laps, starts, found[0]))
         else:
-            by_waits = _by_waits(laps, starts, alone=alone)
+            by_waits = _by_waits(laps, starts, alone=alone, rounds=rounds)
             # Without anything beside the step the wait is the gap: the better way comes first.
             found.insert(0 if alone else len(found), by_waits)
     if not found:
         return None
+    if len(found) > 1 and len(rounds) < _FEWEST_ROUNDS:
+        # Two or three blocks agree by chance too often; their steps are the better witnesses.
+        found = [one for one in found if one.evidence != "blocks"]
     if behind:
         found = [_with_waits_elsewhere(one, laps["synthetic"]) for one in found]
+    found = [_undisturbed(one, whole, behind, parallel) for one in found]
     named = [(name(one.bound, *_causes(one)), one) for one in found]
     named = [
         (verdict if _says_something(one.bound) else "inconclusive", one) for verdict, one in named
@@ -160,7 +177,8 @@ def analyse(
     verdict, best = next((pair for pair in named if pair[0] != "inconclusive"), named[0])
     if verdict == "inconclusive":
         best = min(found, key=lambda one: one.bound.high - one.bound.low)
-    return _analysis(verdict, best, left_out)
+    resident = [one["synthetic"] for one in whole if "synthetic" in one]
+    return replace(_analysis(verdict, best, left_out), held=_held(resident))
 
 
 def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
@@ -175,6 +193,37 @@ def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
     step = found.means["synthetic"]
     high = found.bound.high * step / max(step - elsewhere, 0.01 * step)
     return replace(found, bound=replace(found.bound, high=high))
+
+
+def _undisturbed(found: _Found, rounds: Sequence[Round], behind: bool, parallel: bool) -> _Found:
+    """Widen the bound to what it may be where no other process runs.
+
+    The step may be shorter by what held it up. Workers do not get quicker then: those that were
+    at work for a share of the time make a batch in that share of what one took. On a device's
+    clock, what holds up the host is hidden in resident blocks more than in real ones.
+    """
+    own, real = ([one[arm] for one in rounds if arm in one] for arm in ("synthetic", "real"))
+    held, held_real = _held(own), _held(real)
+    if not held and not held_real:
+        return found
+    bound = found.bound
+    low, high = bound.low, bound.high
+    if parallel:
+        busy = sum(one.busy * one.steps for one in real) / sum(one.steps for one in real)
+        high *= max(1.0, busy / (1 - max(held, held_real)))
+    else:
+        free = (1 - held_real) / (1 - held)
+        low, high = low * min(1.0, free), high * max(1.0, free)
+    if behind:
+        low = bound.low * (1 - (held if parallel else held_real))
+    return replace(found, bound=Interval(low, bound.estimate, high))
+
+
+def _held(blocks: Sequence[Timed]) -> float:
+    """Return the share of blocks' time for which other processes may have held up the step."""
+    seconds = sum(one.seconds for one in blocks)
+    share = sum(one.held for one in blocks) / seconds if seconds > 0 else 0.0
+    return min(0.9, share) if share > _HELD_FROM else 0.0
 
 
 def _says_something(bound: Interval) -> bool:
@@ -230,34 +279,37 @@ def _analysis(verdict: Verdict, best: _Found, left_out: int) -> Analysis:
     )
 
 
-def _by_blocks(rounds: Sequence[Round], starts: tuple[Sequence[float], int]) -> _Found:
-    sampled = resample(rounds)
-    draws, means = dict(sampled.draws), dict(sampled.means)
-    wait = np.maximum(0.0, draws["real"] - draws["synthetic"])
-    added = _added(starts, wait)
-    draws["real"] = draws["real"] + added
-    means["real"] += float(np.mean(added))
-    return _found("blocks", draws, means, sampled.rounds)
-
-
-def _by_steps(laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int]) -> _Found:
-    """Compare real and synthetic by laps, each arm's resampled on their own."""
-    units = {arm: _units(those) for arm, those in laps.items() if those}
+def _by_difference(
+    evidence: Evidence, units: Mapping[str, Array], starts: tuple[Sequence[float], int], count: int
+) -> _Found:
+    """Compare real and synthetic: rounds resampled as wholes, or each arm's laps on their own."""
     draws = {
-        arm: _ratio_draws(those[:, 0], those[:, 1], seed)
+        arm: _ratio_draws(those[:, 0], those[:, 1], 0 if evidence == "blocks" else seed)
         for seed, (arm, those) in enumerate(units.items())
     }
     means = {arm: float(those[:, 0].sum() / those[:, 1].sum()) for arm, those in units.items()}
     added = _added(starts, np.maximum(0.0, draws["real"] - draws["synthetic"]))
     draws["real"] = draws["real"] + added
     means["real"] += float(np.mean(added))
-    # Neighbouring laps share the state of the queue: they count for half.
-    count = max(2, min(len(those) for those in units.values()) // 2)
-    return _found("steps", draws, means, count)
+    return _found(evidence, draws, means, count)
+
+
+def _slower(beside: Array, each: Array) -> tuple[float, Array]:
+    """Return how much slower steps are beside the loader's work, and draws of that.
+
+    Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
+    """
+    beside, each = beside[:, 0] / beside[:, 1], each[:, 0] / each[:, 1]
+    draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+    return float(_trimmed(beside) - _trimmed(each)), draws
 
 
 def _by_waits(
-    laps: Mapping[str, list[Lap]], starts: tuple[Sequence[float], int], *, alone: bool
+    laps: Mapping[str, list[Lap]],
+    starts: tuple[Sequence[float], int],
+    *,
+    alone: bool,
+    rounds: Sequence[Round],
 ) -> _Found:
     """Add wait and contention to the step, on the host's clock."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
@@ -271,20 +323,43 @@ def _by_waits(
         resident = np.concatenate([resident, own])
     step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
-    slower, slower_draws = 0.0, np.zeros(_DRAWS)
+    slower, slower_draws, clustered = 0.0, np.zeros(_DRAWS), len(real)
     if not alone:
-        # Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
-        each, beside = resident[:, 0] / resident[:, 1], own[:, 0] / own[:, 1]
-        slower = float(_trimmed(beside) - _trimmed(each))
-        slower_draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+        slower, slower_draws = _slower(own, resident)
+        pairs = [
+            _trimmed(_per_step(_with_contended(one)["contended"]), _TRIMMED_OF_A_BLOCK)
+            - _trimmed(_per_step(one["synthetic"]), _TRIMMED_OF_A_BLOCK)
+            for one in rounds
+            if one["real"].laps and one["synthetic"].laps
+        ]
+        if len(pairs) >= _FEWEST_ROUNDS:
+            # What another process does lasts for a block: its steps are no witnesses of their own.
+            by_round = _picked(np.array(pairs), 4).mean(axis=1)
+            if by_round.std() > slower_draws.std():
+                slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
     added = _added(starts, waited)
     wait += float(np.mean(added))
     draws = {"synthetic": step_draws, "real": step_draws + slower_draws + waited + added}
     means = {"synthetic": step, "real": step + slower + wait}
     if not alone:
         draws["contended"], means["contended"] = step_draws + slower_draws, step + slower
-    count = min(len(own), len(resident), 2 * len(real))
-    return _found("waits", draws, means, count)
+    count = min(len(own), len(resident), 2 * len(real), 2 * clustered)
+    found = _found("waits", draws, means, count)
+    if alone:
+        return found
+    # No step is faster beside workers than alone: what it waits is lost at the least.
+    sure = 1 + _ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
+    mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
+    least = interval_of(mean, sure, len(real), _RESOLUTION * mean)
+    bound = found.bound
+    if bound.low < least.low:
+        # That leaves one end to chance: all of the 5 % are for the other one.
+        bound = interval_of(
+            bound.estimate, draws["real"] / step_draws, count, _RESOLUTION, tails=(5, 95)
+        )
+        estimate = max(bound.estimate, least.estimate)
+        bound = Interval(least.low, estimate, max(bound.high, estimate, least.high))
+    return replace(found, bound=bound)
 
 
 def _bounded_by_waits(
@@ -298,18 +373,15 @@ def _bounded_by_waits(
     estimate = 1 + float(real[:, 2].sum() / real[:, 1].sum()) / step
     count = min(len(real), len(resident))
     if laps["contended"]:
-        contended = _units(laps["contended"])
-        beside, each = contended[:, 0] / contended[:, 1], resident[:, 0] / resident[:, 1]
-        most = most + (_trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))) / step
-        estimate += float(_trimmed(beside) - _trimmed(each)) / step
-        count = min(count, len(contended))
+        slower, draws = _slower(_units(laps["contended"]), resident)
+        most, estimate = most + draws / step, estimate + slower / step
+        count = min(count, len(laps["contended"]))
     high = interval_of(estimate, most, count, floor=_RESOLUTION * estimate).high
     low = max(1 - _RESOLUTION, min(known.bound.low, high))
     bound = Interval(min(low, high), min(max(known.bound.estimate, low), high), high)
-    real_draws = np.minimum(known.draws["real"][:_DRAWS], high * step_draws)
-    draws = {**{arm: those[:_DRAWS] for arm, those in known.draws.items()}, "real": real_draws}
+    all_draws = {**known.draws, "real": np.minimum(known.draws["real"], high * step_draws)}
     means = {**known.means, "real": min(known.means["real"], high * known.means["synthetic"])}
-    return _Found("waits", bound, draws, means, count)
+    return _Found("waits", bound, all_draws, means, count)
 
 
 def _found(
@@ -443,6 +515,10 @@ def _units(laps: Sequence[Lap]) -> Array:
     return np.asarray(np.add.reduceat(values, edges))
 
 
+def _per_step(block: Timed) -> Array:
+    return np.array([lap.seconds / lap.steps for lap in block.laps] + list(block.settled))
+
+
 def _picked(values: Array, seed: int) -> Array:
     picks = np.random.default_rng(seed).integers(0, len(values), (_DRAWS, len(values)))
     return np.asarray(values[picks])
@@ -452,9 +528,9 @@ def _ratio_draws(above: Array, below: Array, seed: int) -> Array:
     return np.asarray(_picked(above, seed).sum(axis=1) / _picked(below, seed).sum(axis=1))
 
 
-def _trimmed(values: Array) -> Array:
-    """Return the mean along the last axis without the lowest and the highest tenth."""
-    cut = int(values.shape[-1] * _TRIMMED)
+def _trimmed(values: Array, share: float = _TRIMMED) -> Array:
+    """Return the mean along the last axis without ``share`` of it at either end."""
+    cut = int(values.shape[-1] * share)
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
 

@@ -179,7 +179,7 @@ class _Measuring:
         check.close()
         notes = [*_how_it_ended(takeover, outcome, check.finished)]
         if self.ranks is not None:
-            all_ranks = self.ranks.gather(_summary(takeover, self.ranks.rank))
+            all_ranks = self.ranks.gather({"rank": self.ranks.rank, "wait_s": check.wait_s})
             notes += straggler(all_ranks, self.ranks.size)
         if not self.reports:
             return 0
@@ -238,11 +238,6 @@ class _Measuring:
 
 def _is_rank_0() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def _summary(takeover: Takeover, rank: int) -> dict[str, float]:
-    waits = takeover.waits
-    return {"rank": rank, "wait_s": sum(waits) / len(waits) if waits else 0.0}
 
 
 def _print_report(report: Report, *, quiet: bool) -> None:

@@ -10,8 +10,10 @@ not have, so marks are events on the device's streams, and `wait` comes after th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +48,21 @@ class HostTime:
     def sleep(self, seconds: float) -> None:
         """Return ``seconds`` later."""
         time.sleep(seconds)
+
+    def held_up(self) -> tuple[float, float]:
+        """Return seconds that this thread waited for a core, and CPU seconds of other processes.
+
+        What other processes hold this one up by is at most the increase of either. Zeros where
+        the system does not tell (Linux does).
+        """
+        try:
+            waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+            with open("/proc/stat") as file:
+                user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:8])
+        except (OSError, ValueError, IndexError):
+            return 0.0, 0.0
+        busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+        return waited, busy - time.process_time()
 
 
 class HostClock(HostTime):

@@ -7,6 +7,7 @@ iterate() ──> iterator ──take()──> batch        the next epoch begin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ class Feed:
     Args:
         loader: any object that can be iterated again and again.
         iterate: makes its iterator, if not ``iter(loader)``.
-        time: the host's time.
+        host: the host's time.
 
     Attributes:
         epoch: number of the epoch that is running, from 0.
@@ -52,9 +53,9 @@ class Feed:
         self,
         loader: Any,
         iterate: Callable[[], Iterator[Batch]] | None = None,
-        time: HostTime | None = None,
+        host: HostTime | None = None,
     ) -> None:
-        self._time = time or HostTime()
+        self._time = host or HostTime()
         self._iterate: Callable[[], Iterator[Batch]] = iterate or (lambda: iter(loader))
         self._iterator: Iterator[Batch] | None = None
         self.epoch = -1
@@ -86,7 +87,7 @@ class Feed:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self.ended()
+            self.length, self._iterator = self.taken, None
             self.epoch_ends.append(self._time.now() - begin)
             raise
         self.taken += 1
@@ -123,21 +124,6 @@ class Feed:
             self.epoch_starts.append(self._time.now() - begin)
         return batch
 
-    def iterator(self) -> Iterator[Batch]:
-        """Return the running epoch's own iterator, for the innermost loop of a block."""
-        if self._iterator is None:
-            raise CheckError("no epoch is running; start() one before asking for its iterator")
-        return self._iterator
-
-    def count(self, taken: int) -> None:
-        """Count batches that were taken from `iterator` directly."""
-        self.taken += taken
-
-    def ended(self) -> None:
-        """Note that the running epoch's iterator is exhausted."""
-        self.length = self.taken
-        self._iterator = None
-
     @property
     def running(self) -> bool:
         """Whether an epoch is under way."""
@@ -152,6 +138,22 @@ class Feed:
         """Return how many batches wait to be taken; None if this iterator does not tell."""
         counts = counts_of(self._iterator)
         return None if counts is None else counts[0]
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that the epoch's workers have used; 0 if that is not known."""
+        workers = getattr(self._iterator, "_workers", ())
+        try:
+            # A process's clock by its id, as clock_getcpuclockid(3) makes it on Linux.
+            return sum(time.clock_gettime(~worker.pid << 3 | 2) for worker in workers)
+        except (AttributeError, OSError, TypeError):
+            return 0.0
+
+    def busy(self) -> float:
+        """Return the share of workers that are at work; 1 if this iterator does not tell."""
+        counts = counts_of(self._iterator)
+        if counts is None or not self.workers:
+            return 1.0
+        return min(self.workers, counts[1] - counts[0]) / self.workers
 
     def drop_ready(self) -> None:
         """Take and drop one batch if one is ready; raise StopIteration at the end of the epoch."""

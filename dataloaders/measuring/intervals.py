@@ -65,13 +65,17 @@ class Lap(NamedTuple):
 class Timed:
     """Holds a block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked.
 
-    ``settled`` are seconds of single steps before the first mark, their waits taken out.
+    ``settled`` are seconds of single steps before the first mark, their waits taken out;
+    ``held`` are seconds for which other processes kept the step from running, at the most;
+    ``busy`` is the share of the loader's workers that were at work, as seen now and then.
     """
 
     seconds: float
     steps: int
     laps: tuple[Lap, ...] = ()
     settled: tuple[float, ...] = ()
+    held: float = 0.0
+    busy: float = 1.0
 
     @property
     def per_batch(self) -> float:
@@ -101,7 +105,11 @@ class Resampled:
 
 
 def interval_of(
-    estimate: float, draws: npt.NDArray[np.float64], count: int, floor: float = 0.0
+    estimate: float,
+    draws: npt.NDArray[np.float64],
+    count: int,
+    floor: float = 0.0,
+    tails: tuple[float, float] = (2.5, 97.5),
 ) -> Interval:
     """Return the 95 % interval of ``estimate`` from bootstrap draws over ``count`` observations.
 
@@ -112,7 +120,7 @@ def interval_of(
     """
     if count < 2:
         return Interval(-math.inf, estimate, math.inf)
-    low, high = np.percentile(draws, (2.5, 97.5))
+    low, high = np.percentile(draws, tails)
     degrees = count - 1
     t95 = _T95[degrees - 1] if degrees <= len(_T95) else _Z95
     widen = math.sqrt(count / degrees) * t95 / _Z95

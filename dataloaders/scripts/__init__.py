@@ -5,7 +5,6 @@ stopping    ended from inside, in whichever thread it waits
 loops       every iter() of a DataLoader
 optimizers  steps of every optimizer: the loop in which one steps is the one that trains
 takeover    one loop is handed to a measurement, the others pass untouched
-epochs      one epoch, as the program's loop has it and as the measurement has it
 ranks       several ranks: one schedule, one report
 children    processes that it starts to train in
 scratch     files that existed before stay as they are

@@ -14,16 +14,18 @@ was given.
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import torch
 
 from dataloaders.batches.tree import Batch
-from dataloaders.loader import CopiedBatches
-from dataloaders.scripts.epochs import Epoch, Loop
-from dataloaders.scripts.loops import Loader, Original, replaced_iter
+from dataloaders.scripts.loops import Loader, Original, passing, replaced_iter
 from dataloaders.scripts.optimizers import Optimizers
 from dataloaders.scripts.stopping import StopScript, Watchdog, stop_main
 from dataloaders.specification import batches_in
@@ -81,7 +83,6 @@ class Takeover:
         taken: the one handed to ``measure``, or None.
         steps: batches that the program's loop was given by ``measure``.
         beyond: batches that it was given past the end of an epoch, in the longest epoch.
-        waits: seconds in ``next()`` of the loader taken, for each batch with a step before it.
         thread: the one whose loop is measured.
         stalled: whether the program was ended because its loop asked for nothing.
     """
@@ -101,7 +102,6 @@ class Takeover:
         self.taken: Seen | None = None
         self.steps = 0
         self.beyond = 0
-        self.waits: list[float] = []
         self.thread: threading.Thread | None = None
         self.stalled = False
         self.optimizers = Optimizers(self._after_step)
@@ -185,27 +185,13 @@ class Takeover:
             return False
         return True
 
-    def take(self, loop: Loop, original: Original, begun: Iterator[Batch] | None) -> None:
-        """Hand the loader of ``loop`` to the measurement.
-
-        ``begun`` is its running epoch from the first batch on, or None if that is lost.
-        """
+    def take(self, loop: Loop, original: Original) -> None:
+        """Hand the loader of ``loop`` to the measurement."""
         if self.taken is not None:
             return
-        first = [] if begun is None else [begun]
-        loader = loop.loader
-
-        def iterate() -> Iterator[Batch]:
-            if first:
-                return first.pop()
-            batches = original(loader)
-            if isinstance(batches, CopiedBatches):  # the check looks for it
-                return CopiedBatches(Epoch(self, [], batches.batches), batches.device)
-            return Epoch(self, [], batches)
-
         self.taken = loop.seen
         loop.seen.why_not = None
-        self._stream = self._measure(loader, iterate)
+        self._stream = self._measure(loop.loader, functools.partial(original, loop.loader))
         if self._patience_s is not None:
             self._watchdog = Watchdog(self._patience_s, self._stop_stalled)
 
@@ -286,6 +272,83 @@ class Takeover:
         self.seen.append(seen)
         self._loaders.append(weakref.ref(loader))
         return seen
+
+
+class Loop:
+    """Iterates one epoch for the program's loop: the loader's own batches, or the measurement's.
+
+    Attributes:
+        seen, loader: what it iterates.
+        trains: whether gradients were on when its first batch was asked for.
+        given: batches that it was given.
+        steps_before: steps of optimizers before its last batch was asked for.
+        asked_at: when that was, by the clock.
+    """
+
+    def __init__(
+        self,
+        takeover: Takeover,
+        seen: Seen,
+        loader: Loader,
+        original: Original,
+        batches: Iterator[Batch] | None,
+    ) -> None:
+        self.seen = seen
+        self.loader = loader
+        self.trains = True
+        self.given = 0
+        self.steps_before = 0
+        self.asked_at = 0.0
+        self._takeover = takeover
+        self._original = original
+        self._batches = batches  # None: the measurement's
+        self._watched = batches is not None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        takeover = self._takeover
+        if self._watched and self.given and takeover.is_the_one(self):
+            self._become_measured()
+        self.steps_before = takeover.optimizers.steps
+        self.asked_at = time.monotonic()
+        with passing():  # loaders that a dataset iterates are its own business
+            batch = takeover.next_measured(self) if self._batches is None else self._next_own()
+        self.given += 1
+        return batch
+
+    def __len__(self) -> int:
+        if self._batches is not None:
+            return len(self._batches)  # type: ignore[arg-type]
+        if self.seen.length is None:
+            raise TypeError("this loader has no length")
+        return self.seen.length
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_batches" or self._batches is None:
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def stand_aside(self) -> None:
+        """Give the loader's own batches from now on, whatever happens."""
+        self._watched = False
+
+    def _next_own(self) -> Batch:
+        assert self._batches is not None
+        takeover = self._takeover
+        if not self.given:
+            self.trains = torch.is_grad_enabled()
+            self._watched = self._watched and takeover.may_be_the_one(self)
+        batch = next(self._batches)
+        if takeover.taken not in (None, self.seen) and self.trains:
+            takeover.waited_for(self, time.monotonic() - self.asked_at)
+        return batch
+
+    def _become_measured(self) -> None:
+        # The measurement begins an epoch of its own, after this one's workers have ended.
+        self._batches, self._watched = None, False
+        self._takeover.take(self, self._original)
 
 
 def _describe(loader: Loader) -> str:
