@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -21,22 +19,20 @@ for package in ("rich", "psutil"):
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(tmp_path_factory):
     """The interpreter of an environment without any extra."""
     return base_environment.make(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path):
     data = TensorDataset(torch.arange(96, dtype=torch.uint8).reshape(32, 3), torch.arange(32))
     precompute(data, tmp_path / "train.h5", num_workers=0)
     return tmp_path / "train.h5"
 
 
 @pytest.mark.nightly
-def test_training_and_reading_a_cache_need_torch_and_numpy_only(
-    python: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_training_and_reading_a_cache_need_torch_and_numpy_only(python, cache, tmp_path):
     done = run_script(
         tmp_path,
         HAS
@@ -73,7 +69,7 @@ assert verify({str(cache)!r}) == []
 
 
 @pytest.mark.nightly
-def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: Path) -> None:
+def test_commands_without_rich_and_psutil(python, cache, tmp_path):
     done = run_script(
         tmp_path,
         f"""
@@ -115,7 +111,7 @@ def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: P
 
 
 @pytest.mark.nightly
-def test_a_cache_is_built_with_h5py_alone(tmp_path: Path) -> None:
+def test_a_cache_is_built_with_h5py_alone(tmp_path):
     (tmp_path / "data.py").write_text(
         "import torch\n"
         "from torch.utils.data import TensorDataset\n"

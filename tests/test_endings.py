@@ -34,9 +34,7 @@ WITH_TESTS = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     ],
 )
 @pytest.mark.nightly
-def test_without_extras_a_script_ends_cleanly_while_its_iterators_live(
-    ways: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_without_extras_a_script_ends_cleanly_while_its_iterators_live(ways, tmp_path):
     # Only to build the cache: reading it needs no h5py.
     builder = base_environment.make(tmp_path / "with h5py", "h5")
     subprocess.run([builder, "-c", BUILD], cwd=tmp_path, env=WITH_TESTS, check=True)
@@ -53,6 +51,6 @@ def test_without_extras_a_script_ends_cleanly_while_its_iterators_live(
 
 
 @pytest.mark.nightly
-def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path):
     alive = [ends.Alive(Prefetch(), "large tensors", {"device": "cpu"}, 0)] * 20
     ends.assert_ends_cleanly(tmp_path, alive, ["forked child"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from dataloaders.machine.facts import gpu_name, machine_facts
 from dataloaders.machine.resources import machine_cores
 
 
-def test_facts_name_cores_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_name_cores_and_versions(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     facts = machine_facts()
     assert facts["cores"] == f"{machine_cores()} cores"
@@ -22,9 +21,7 @@ def test_facts_name_cores_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_facts()["cores"].endswith(", 1 of them for this rank")
 
 
-def test_a_gpu_is_found_in_the_drivers_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gpu_is_found_in_the_drivers_files(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # other tests may use it
     assert gpu_name(tmp_path) is None
     file = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
@@ -34,7 +31,7 @@ def test_a_gpu_is_found_in_the_drivers_files(
 
 
 @pytest.mark.gpu
-def test_facts_do_not_initialise_cuda() -> None:
+def test_facts_do_not_initialise_cuda():
     source = (
         "import torch; from dataloaders.machine.facts import machine_facts\n"
         "machine_facts(); assert not torch.cuda.is_initialized()"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,31 +21,31 @@ DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
 
 
 @pytest.fixture(autouse=True)
-def _warnings_of_the_frameworks() -> Any:
+def _warnings_of_the_frameworks():
     with warnings.catch_warnings():  # they warn of workers, of loggers and of each other
         warnings.simplefilter("ignore")
         yield
 
 
 class TestLightning:
-    def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(self, tmp_path: Path) -> None:
+    def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(self, tmp_path):
         lightning = pytest.importorskip("lightning")
 
-        class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
-            def __init__(self) -> None:
+        class Model(lightning.LightningModule):
+            def __init__(self):
                 super().__init__()
                 self.linear = torch.nn.Linear(1, 1)
-                self.seen: list[torch.Tensor] = []
+                self.seen = []
                 self.validated = 0
 
-            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            def training_step(self, batch, index):
                 self.seen.append(batch[1].clone())
                 return torch.nn.functional.mse_loss(self.linear(batch[0])[:, 0], batch[1])
 
-            def validation_step(self, batch: Any, index: int) -> None:
+            def validation_step(self, batch, index):
                 self.validated += 1
 
-            def configure_optimizers(self) -> Any:
+            def configure_optimizers(self):
                 return torch.optim.SGD(self.parameters(), lr=1e-4)
 
         seen = []
@@ -75,9 +74,9 @@ class TestLightning:
 
     @pytest.mark.parametrize("backend", ["stock", Stock()], ids=["name", "instance"])
     @pytest.mark.parametrize("wrapped", [False, True])
-    def test_a_rebuilt_loader_keeps_what_it_was_given(self, backend: Any, wrapped: bool) -> None:
+    def test_a_rebuilt_loader_keeps_what_it_was_given(self, backend, wrapped):
         data = pytest.importorskip("lightning.pytorch.utilities.data")
-        torchs: dict[str, Any] = {"batch_size": 5, "drop_last": True, "num_workers": 1}
+        torchs = {"batch_size": 5, "drop_last": True, "num_workers": 1}
         ours = {"backend": backend, "device": "cpu", "seed": 8}
         loader: DataLoader[Any]
         if wrapped:
@@ -92,14 +91,12 @@ class TestLightning:
         assert rebuilt.sampler is sampler
         assert len(list(rebuilt)) == 1
 
-    def test_a_subclass_with_arguments_of_its_own_is_rebuilt(self) -> None:
+    def test_a_subclass_with_arguments_of_its_own_is_rebuilt(self):
         data = pytest.importorskip("lightning.pytorch.utilities.data")
 
         class Named(DataLoader[Any]):
             # Named: of **kwargs Lightning knows only torch's own.
-            def __init__(
-                self, title: str, *args: Any, backend: str | None = None, **kwargs: Any
-            ) -> None:
+            def __init__(self, title, *args, backend=None, **kwargs):
                 self.title = title
                 super().__init__(*args, backend=backend, **kwargs)
 
@@ -108,7 +105,7 @@ class TestLightning:
         assert (type(rebuilt), rebuilt.title, rebuilt.backend) == (Named, "mine", "stock")
         assert len(list(rebuilt)) == 2
 
-    def test_a_block_shuffle_is_left_as_it_is(self) -> None:
+    def test_a_block_shuffle_is_left_as_it_is(self):
         """Lightning deals out samplers of others itself, from a list of the epoch."""
         connector = pytest.importorskip("lightning.pytorch.trainer.connectors.data_connector")
 
@@ -121,7 +118,7 @@ class TestLightning:
         assert not asks(DataLoader(DATASET, sampler=BlockShuffle(DATASET, block=2)))
         assert asks(DataLoader(DATASET, sampler=RandomSampler(DATASET)))
 
-    def test_fabric_sets_up_a_loader(self) -> None:
+    def test_fabric_sets_up_a_loader(self):
         fabric_class = pytest.importorskip("lightning.fabric").Fabric
         fabric = fabric_class(accelerator="cpu", devices=1)
         ours, theirs = (
@@ -136,7 +133,7 @@ class TestLightning:
 
 class TestAccelerate:
     @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_training_sees_the_batches_that_torchs_loader_gives(self, num_workers: int) -> None:
+    def test_training_sees_the_batches_that_torchs_loader_gives(self, num_workers):
         accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
         seen = []
         for loader_class in (DataLoader, torch.utils.data.DataLoader):
@@ -156,7 +153,7 @@ class TestAccelerate:
         assert len(seen[0]) == 6
         assert_same(seen[0], seen[1])
 
-    def test_wrap_takes_a_prepared_loader(self) -> None:
+    def test_wrap_takes_a_prepared_loader(self):
         accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
         prepared = accelerator.prepare(torch.utils.data.DataLoader(DATASET, batch_size=5))
         ours = wrap(prepared, backend="stock")
@@ -168,9 +165,9 @@ class TestAccelerate:
 
 
 class TestSubclasses:
-    def test_a_subclass_that_iterates_by_its_own_is_left_to_it(self) -> None:
+    def test_a_subclass_that_iterates_by_its_own_is_left_to_it(self):
         class Doubled(DataLoader[Any]):
-            def __iter__(self) -> Any:
+            def __iter__(self):
                 for batch in super().__iter__():
                     yield batch
                     yield batch
@@ -181,15 +178,15 @@ class TestSubclasses:
         assert type(wrapped) is Doubled
         assert [int(batch) for batch in wrapped] == [1, 1, 2, 2]
 
-    def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names(self) -> None:
+    def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names(self):
         class Placed(DataLoader[Any]):
-            def __init__(self, *args: Any, device: str, **kwargs: Any) -> None:
+            def __init__(self, *args, device, **kwargs):
                 self.device = device  # before torch's constructor, as loaders that move batches do
                 super().__init__(*args, **kwargs)
 
         class Asking(DataLoader[Any]):
             @property
-            def seed(self) -> Any:  # type: ignore[override]
+            def seed(self):
                 return None
 
         assert Placed([1, 2], device="cpu").device == "cpu"
@@ -198,31 +195,29 @@ class TestSubclasses:
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     @pytest.mark.parametrize("backend", ["stock", "prefetch"])
-    def test_a_loader_that_keeps_one_iterator_for_all_epochs(
-        self, backend: str, num_workers: int
-    ) -> None:
+    def test_a_loader_that_keeps_one_iterator_for_all_epochs(self, backend, num_workers):
         # timm's MultiEpochsDataLoader and ultralytics' InfiniteDataLoader are made so.
         class Again:
-            def __init__(self, sampler: Any) -> None:
+            def __init__(self, sampler):
                 self.sampler = sampler
 
-            def __iter__(self) -> Any:
+            def __iter__(self):
                 while True:
                     yield from iter(self.sampler)
 
-        def kept(kind: Any) -> Any:
-            class Kept(kind):  # type: ignore[misc]
-                def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def kept(kind):
+            class Kept(kind):
+                def __init__(self, *args, **kwargs):
                     super().__init__(*args, **kwargs)
                     self._DataLoader__initialized = False
                     self.batch_sampler = Again(self.batch_sampler)
                     self._DataLoader__initialized = True
                     self.iterator = super().__iter__()
 
-                def __len__(self) -> int:
+                def __len__(self):
                     return len(self.batch_sampler.sampler)
 
-                def __iter__(self) -> Any:
+                def __iter__(self):
                     for _ in range(len(self)):
                         yield next(self.iterator)
 
@@ -236,16 +231,16 @@ class TestSubclasses:
             epochs.append([list(loader), list(loader), torch.rand(1)])
         assert_same(epochs[0], epochs[1])
 
-    def test_wrap_iterates_a_torch_subclass_by_its_own_method(self) -> None:
+    def test_wrap_iterates_a_torch_subclass_by_its_own_method(self):
         class Reversed(_TorchLoader[Any]):
-            def __iter__(self) -> Any:
+            def __iter__(self):
                 return reversed(list(super().__iter__()))
 
-            def __len__(self) -> int:
+            def __len__(self):
                 return 7
 
         class Backwards(_TorchLoader[Any]):
-            def _get_iterator(self) -> Any:
+            def _get_iterator(self):
                 return reversed(list(super()._get_iterator()))
 
         for kind, length in ((Reversed, 7), (Backwards, 3)):
@@ -255,16 +250,16 @@ class TestSubclasses:
         with pytest.raises(ValueError, match=r"seed=3: Reversed iterates by a method of its own"):
             wrap(Reversed([1, 2, 3]), seed=3)
 
-    def test_wrap_refuses_what_is_no_loader(self) -> None:
+    def test_wrap_refuses_what_is_no_loader(self):
         with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
-            wrap([1, 2])  # type: ignore[arg-type]
+            wrap([1, 2])
 
-    def test_wrap_of_a_wrap(self) -> None:
+    def test_wrap_of_a_wrap(self):
         theirs = torch.utils.data.DataLoader(MapDataset(pair_sample), batch_size=4)
         assert_same(list(wrap(wrap(theirs, backend="synthetic"), backend="stock")), list(theirs))
 
 
-def test_distributed_sampler_and_set_epoch() -> None:
+def test_distributed_sampler_and_set_epoch():
     loaders = []
     for loader_class in (DataLoader, torch.utils.data.DataLoader):
         sampler = DistributedSampler(DATASET, num_replicas=2, rank=0, shuffle=True, seed=1)
@@ -272,8 +267,8 @@ def test_distributed_sampler_and_set_epoch() -> None:
     ours, theirs = loaders
     epochs = []
     for epoch in (0, 3):
-        ours.set_epoch(epoch)  # type: ignore[attr-defined]
-        theirs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        ours.set_epoch(epoch)
+        theirs.sampler.set_epoch(epoch)
         epochs.append(list(ours))
         assert_same(epochs[-1], list(theirs))
     assert not torch.equal(epochs[0][0][0], epochs[1][0][0])

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,53 +13,53 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, Subset
 
 from dataloaders.tuning import learned
-from dataloaders.tuning.learned import Key, Learned
+from dataloaders.tuning.learned import Learned
 
 CHOICE = Learned(3, 2, False, 812.5, batch_bytes=4096, memory_per_worker=2**20)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 class Photos(Dataset[int]):
-    def __init__(self, root: str = "photos", size: int = 10, transform: object = None) -> None:
+    def __init__(self, root="photos", size=10, transform=None):
         self.root, self.size, self.transform = root, size, transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
 class Resize:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size = size
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Resize({self.size})"
 
 
-def key_of(dataset: object, batch_size: int | None = 4, sampler: Any = None, f: Any = None) -> Key:
+def key_of(dataset, batch_size=4, sampler=None, f=None):
     return learned.key_of(dataset, batch_size, sampler, f)
 
 
-def stack(samples: list[int]) -> torch.Tensor:
+def stack(samples):
     return torch.tensor(samples)
 
 
 class TestOnDisk:
-    def test_what_was_remembered_is_recalled(self) -> None:
+    def test_what_was_remembered_is_recalled(self):
         key = key_of(Photos())
         assert learned.recall(key) is None
         path = learned.remember(key, CHOICE)
         assert path is not None
         assert learned.recall(key) == CHOICE
 
-    def test_the_last_one_wins_and_nothing_else_is_left(self, cache: Path) -> None:
+    def test_the_last_one_wins_and_nothing_else_is_left(self, cache):
         key = key_of(Photos())
         learned.remember(key, CHOICE)
         later = Learned(0, None, True, 1.0)
@@ -101,7 +98,7 @@ class TestOnDisk:
             ),
         ],
     )
-    def test_a_damaged_file_is_as_good_as_none(self, damage: Callable[[Any], str]) -> None:
+    def test_a_damaged_file_is_as_good_as_none(self, damage):
         key = key_of(Photos())
         path = learned.remember(key, CHOICE)
         assert path is not None
@@ -110,22 +107,20 @@ class TestOnDisk:
         assert learned.remember(key, CHOICE) == path
         assert learned.recall(key) == CHOICE
 
-    def test_a_file_that_is_no_text_is_as_good_as_none(self) -> None:
+    def test_a_file_that_is_no_text_is_as_good_as_none(self):
         key = key_of(Photos())
         path = learned.remember(key, CHOICE)
         assert path is not None
         path.write_bytes(b"\xff\xfe\x00")
         assert learned.recall(key) is None
 
-    def test_a_cache_that_cannot_be_written_is_told_by_none(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_cache_that_cannot_be_written_is_told_by_none(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("in the way")
         monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "file"))
         assert learned.remember(key_of(Photos()), CHOICE) is None
         assert learned.recall(key_of(Photos())) is None
 
-    def test_readers_never_see_half_a_file(self) -> None:
+    def test_readers_never_see_half_a_file(self):
         key = key_of(Photos())
         learned.remember(key, CHOICE)
         writer = multiprocessing.get_context("fork").Process(target=_write_often, args=(key,))
@@ -135,9 +130,7 @@ class TestOnDisk:
         writer.join()
         assert writer.exitcode == 0
 
-    def test_the_folder_follows_the_environment(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_the_folder_follows_the_environment(self, monkeypatch, tmp_path):
         monkeypatch.delenv("DATALOADERS_CACHE")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         assert learned.cache_folder() == tmp_path / "xdg" / "gpu-dataloaders"
@@ -146,13 +139,13 @@ class TestOnDisk:
         assert learned.cache_folder() == tmp_path / ".cache" / "gpu-dataloaders"
 
 
-def _write_often(key: Key) -> None:
+def _write_often(key):
     for number in range(300):
         learned.remember(key, Learned(number, 2, False, 1.0) if number else CHOICE)
 
 
 class TestKey:
-    def test_it_is_stable_and_shows_no_path_and_no_address(self) -> None:
+    def test_it_is_stable_and_shows_no_path_and_no_address(self):
         one = key_of(Photos("some/where", transform=object()))
         two = key_of(Photos(os.path.abspath("some/where"), transform=object()))
         assert one == two
@@ -171,18 +164,16 @@ class TestKey:
             key_of(list(range(10))),
         ],
     )
-    def test_what_differs_is_told_apart(self, other: Key) -> None:
+    def test_what_differs_is_told_apart(self, other):
         assert key_of(Photos()) != other
 
-    def test_a_subset_is_known_by_what_it_is_of(self) -> None:
+    def test_a_subset_is_known_by_what_it_is_of(self):
         small, large = (key_of(Subset(Photos(transform=Resize(n)), range(5))) for n in (32, 224))
         assert small != large
 
     @pytest.mark.parametrize("batch_size", [4, None])
     @pytest.mark.parametrize("collate", [None, stack])
-    def test_arguments_and_attributes_give_the_same_key(
-        self, batch_size: int | None, collate: Any
-    ) -> None:
+    def test_arguments_and_attributes_give_the_same_key(self, batch_size, collate):
         dataset = Photos()
         loader = DataLoader(dataset, batch_size, shuffle=True, collate_fn=collate)
         from_loader = learned.key_of(
@@ -190,7 +181,7 @@ class TestKey:
         )
         assert from_loader == key_of(dataset, batch_size, None, collate)
 
-    def test_a_batch_sampler_of_the_users_gives_the_same_key_both_ways(self) -> None:
+    def test_a_batch_sampler_of_the_users_gives_the_same_key_both_ways(self):
         dataset = Photos()
         sampler = BatchSampler(SequentialSampler(dataset), 3, False)
         loader = DataLoader(dataset, batch_sampler=sampler)
@@ -199,24 +190,24 @@ class TestKey:
         )
         assert from_loader == key_of(dataset, None, sampler)
 
-    def test_a_dataset_that_raises_at_everything_has_a_key(self) -> None:
+    def test_a_dataset_that_raises_at_everything_has_a_key(self):
         class Hostile:
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 raise RuntimeError(name)
 
-            def __len__(self) -> int:
+            def __len__(self):
                 raise ValueError("no length")
 
         assert "Hostile" in key_of(Hostile()).dataset
 
-    def test_a_dataset_of_itself_ends(self) -> None:
+    def test_a_dataset_of_itself_ends(self):
         dataset = Photos()
         vars(dataset)["dataset"] = vars(Photos())["dataset"] = dataset
         vars(dataset)["datasets"] = [dataset]
         assert "Photos" in key_of(dataset).dataset
 
     @given(root=st.text(min_size=1).filter(lambda text: "\0" not in text))
-    def test_any_path_can_be_hashed_and_stored(self, root: str) -> None:
+    def test_any_path_can_be_hashed_and_stored(self, root):
         key = key_of(Photos(root))
         assert learned.remember(key, CHOICE) is not None
         assert learned.recall(key) == CHOICE

@@ -6,7 +6,6 @@ import inspect
 import itertools
 import pickle
 import warnings
-from typing import Any
 
 import pytest
 import torch.utils.data
@@ -21,7 +20,7 @@ OURS = {"backend": None, "device": None, "seed": None, "on_error": "raise"}
 DATASET = MapDataset(integer_sample)
 
 # Pairs of arguments are combined with each other: three or more only repeat the first refusal.
-VALUES: dict[str, list[Any]] = {
+VALUES = {
     "batch_size": [1, 4, None, 0, -1, 2.5, True, "3"],
     "shuffle": [None, True, False, 1],
     "sampler": [None, [2, 0], SequentialSampler(DATASET)],
@@ -37,7 +36,7 @@ VALUES: dict[str, list[Any]] = {
     "pin_memory_device": ["", "cuda"],
     "in_order": [True, False],
 }
-LONGER: list[dict[str, Any]] = [
+LONGER = [
     {"num_workers": 1, "persistent_workers": True, "timeout": 2, "prefetch_factor": 4},
     {"num_workers": 1, "multiprocessing_context": "spawn", "in_order": False},
     {"batch_size": None, "sampler": [1], "collate_fn": list},
@@ -48,11 +47,11 @@ LONGER: list[dict[str, Any]] = [
 class ShortStream(CountingStream):
     """Says that it is shorter than it is."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 2
 
 
-def test_torchs_parameters_come_first_and_ours_are_keyword_only() -> None:
+def test_torchs_parameters_come_first_and_ours_are_keyword_only():
     theirs = list(inspect.signature(TorchLoader).parameters.values())
     parameters = list(inspect.signature(DataLoader).parameters.values())
     first, ours = parameters[: len(theirs)], parameters[len(theirs) :]
@@ -63,9 +62,9 @@ def test_torchs_parameters_come_first_and_ours_are_keyword_only() -> None:
     assert {p.kind for p in ours} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_what_is_given_of_ours_is_an_attribute_and_there_are_no_others() -> None:
+def test_what_is_given_of_ours_is_an_attribute_and_there_are_no_others():
     for given in ({}, {"backend": "stock", "device": "cpu", "seed": 4}):
-        ours, theirs = DataLoader(DATASET, **given), TorchLoader(DATASET)  # type: ignore[arg-type]
+        ours, theirs = DataLoader(DATASET, **given), TorchLoader(DATASET)
         list(ours)  # what an epoch leaves behind is private too
         public = {name for name in vars(ours) if not name.startswith("_")}
         assert public == {name for name in vars(theirs) if not name.startswith("_")} | set(given)
@@ -74,7 +73,7 @@ def test_what_is_given_of_ours_is_an_attribute_and_there_are_no_others() -> None
             assert hasattr(ours, name) or name == "shuffle"
 
 
-def outcome(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
+def outcome(loader_class, dataset, arguments):
     """The attributes of the loader that was made, or the error's type and message."""
     try:
         loader = loader_class(dataset, **arguments)
@@ -85,7 +84,7 @@ def outcome(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("dataset", [DATASET, CountingStream()], ids=["map", "stream"])
-def test_arguments_are_accepted_or_refused_as_torch_does(dataset: Any) -> None:
+def test_arguments_are_accepted_or_refused_as_torch_does(dataset):
     pairs = [
         {one: first, other: second}
         for one, other in itertools.combinations(VALUES, 2)
@@ -104,16 +103,16 @@ def test_arguments_are_accepted_or_refused_as_torch_does(dataset: Any) -> None:
     )
 
 
-def test_positional_arguments_mean_what_they_mean_to_torch() -> None:
+def test_positional_arguments_mean_what_they_mean_to_torch():
     arguments = (DATASET, 3, None, None, None, 0, list, False, True, 0, None, None, None)
     ours, theirs = DataLoader(*arguments), TorchLoader(*arguments)
     assert (ours.batch_size, ours.collate_fn, ours.drop_last) == (3, list, True)
     assert list(ours) == list(theirs)
     with pytest.raises(TypeError, match="positional"):
-        DataLoader(*arguments, 2)  # type: ignore[misc]
+        DataLoader(*arguments, 2)
 
 
-def test_the_same_warnings() -> None:
+def test_the_same_warnings():
     seen = []
     for loader_class in (DataLoader, TorchLoader):
         with warnings.catch_warnings(record=True) as caught:
@@ -129,7 +128,7 @@ def test_the_same_warnings() -> None:
     assert len(seen[0]) >= 2
 
 
-def test_attributes_are_guarded_as_torchs_are() -> None:
+def test_attributes_are_guarded_as_torchs_are():
     loader, theirs = DataLoader(DATASET, batch_size=4), TorchLoader(DATASET, batch_size=4)
     for name in (
         *("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"),
@@ -144,14 +143,14 @@ def test_attributes_are_guarded_as_torchs_are() -> None:
     assert next(iter(loader)) == [0, 3, 6, 9]
 
 
-def test_it_is_a_torch_loader_and_stays_generic() -> None:
+def test_it_is_a_torch_loader_and_stays_generic():
     assert isinstance(DataLoader[int](DATASET), TorchLoader)
     assert issubclass(DataLoader, TorchLoader)
     assert DataLoader.__parameters__ == DataLoader.__orig_bases__[0].__parameters__
 
 
-def test_pickles_under_every_protocol() -> None:
-    loader: DataLoader[Any] = DataLoader(DATASET, batch_size=4, backend="stock", seed=7)
+def test_pickles_under_every_protocol():
+    loader = DataLoader(DATASET, batch_size=4, backend="stock", seed=7)
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         again = pickle.loads(pickle.dumps(loader, protocol))
         assert (again.backend, again.seed, again.batch_size) == ("stock", 7, 4)
@@ -160,14 +159,10 @@ def test_pickles_under_every_protocol() -> None:
         assert len(list(again)) == 3
 
 
-def test_auto_becomes_plain_numbers() -> None:
+def test_auto_becomes_plain_numbers():
     for others in ({}, {"persistent_workers": True}, {"timeout": 1}):
-        loader: DataLoader[Any] = DataLoader(
-            DATASET,
-            num_workers="auto",
-            prefetch_factor="auto",
-            pin_memory="auto",
-            **others,  # type: ignore[arg-type]
+        loader = DataLoader(
+            DATASET, num_workers="auto", prefetch_factor="auto", pin_memory="auto", **others
         )
         assert (type(loader.num_workers), type(loader.pin_memory)) == (int, bool)
         factor = type(loader.prefetch_factor)
@@ -187,7 +182,7 @@ def test_auto_becomes_plain_numbers() -> None:
         ({"on_error": "skip"}, r"on_error='skip': only 'raise' exists"),
     ],
 )
-def test_our_own_options_are_checked(arguments: dict[str, Any], message: str) -> None:
+def test_our_own_options_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
         DataLoader(DATASET, **arguments)
     assert isinstance(caught.value, OptionError) or arguments.get("backend") == "no such"

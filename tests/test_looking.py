@@ -7,10 +7,7 @@ inherits it, and all of them share one offset.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +18,11 @@ from backends.h5 import H5
 from backends.prefetch import Prefetch
 from backends.synthetic import Synthetic
 from dataloaders import DataLoader, wrap
-from dataloaders.backend import Backend
 from dataloaders.cache import estimate, precompute
 from dataloaders.cache.fingerprint import fingerprint
 from helpers.lazy_files import PLACES, STORES, LazyImages, forget, opened_here, wrong_samples
 
-BACKENDS: dict[str, Callable[[], Backend | str]] = {
+BACKENDS = {
     "stock": lambda: "stock",
     "prefetch": lambda: Prefetch(tail=True),
     "h5": H5,
@@ -34,7 +30,7 @@ BACKENDS: dict[str, Callable[[], Backend | str]] = {
     "dali": Dali,
     "synthetic": Synthetic,
 }
-WORKERS: dict[str, dict[str, Any]] = {
+WORKERS = {
     "none": {},
     "two": {"num_workers": 2},
     "persistent": {"num_workers": 2, "persistent_workers": True},
@@ -42,21 +38,21 @@ WORKERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_open(tmp_path, monkeypatch):
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     forget()
     yield
     forget()
 
 
-def explains(dataset: Any, **options: Any) -> None:
+def explains(dataset, **options):
     for make in BACKENDS.values():
         loader = DataLoader(dataset, 8, backend=make(), **options)
         assert loader.explain().runs, loader.explain()
         assert wrap(torch.utils.data.DataLoader(dataset, 8, **options), backend=make()).explain()
 
 
-def caches(dataset: Any, folder: Path) -> None:
+def caches(dataset, folder):
     path = folder / "cache.h5"
     fingerprint(dataset)
     estimate(dataset, path)
@@ -64,7 +60,7 @@ def caches(dataset: Any, folder: Path) -> None:
     precompute(dataset, path, num_workers=0)  # it is only opened
 
 
-def assert_unchanged(dataset: Any, **options: Any) -> None:
+def assert_unchanged(dataset, **options):
     """Nothing was opened in this process, and an epoch by workers has every sample."""
     assert not opened_here()
     options = {"num_workers": 2, "shuffle": True, **options}
@@ -75,7 +71,7 @@ def assert_unchanged(dataset: Any, **options: Any) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.covering
-def test_explaining_and_caching(store: str, place: str, tmp_path: Path) -> None:
+def test_explaining_and_caching(store, place, tmp_path):
     dataset = LazyImages(store, place, tmp_path)
     explains(dataset)
     caches(dataset, tmp_path)
@@ -85,19 +81,19 @@ def test_explaining_and_caching(store: str, place: str, tmp_path: Path) -> None:
 class LazyAttributes(LazyImages):
     """Properties and a ``__getattr__`` that open the file, as of a dataset around an HDF5 file."""
 
-    def _opened(self) -> Any:
+    def _opened(self):
         return self[0][1]
 
     classes = class_to_idx = data = dataset = datasets = encoded = loader = property(_opened)
     root = target = target_transform = transforms = property(_opened)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if not name.startswith("_") or name == "__getitems__":
             self._opened()
         raise AttributeError(name)
 
 
-def test_properties_of_a_dataset(tmp_path: Path) -> None:
+def test_properties_of_a_dataset(tmp_path):
     dataset = LazyAttributes("buffered", "below", tmp_path)
     explains(dataset)
     caches(dataset, tmp_path)
@@ -110,7 +106,7 @@ def test_properties_of_a_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.covering
-def test_epochs_of_each_backend(backend: str, workers: str, tmp_path: Path) -> None:
+def test_epochs_of_each_backend(backend, workers, tmp_path):
     dataset = LazyImages("buffered", "below", tmp_path)
     loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **WORKERS[workers])
     for _ in range(2):
@@ -125,7 +121,7 @@ def test_epochs_of_each_backend(backend: str, workers: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("backend", ["stock", "prefetch", "h5", "dali"])
 @pytest.mark.covering
-def test_tuning(backend: str, workers: str, tmp_path: Path) -> None:
+def test_tuning(backend, workers, tmp_path):
     dataset = LazyImages("unbuffered", "self", tmp_path)
     loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers])
     for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
@@ -135,7 +131,7 @@ def test_tuning(backend: str, workers: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["stock", "prefetch", "h5", "dali"])
 @pytest.mark.covering
-def test_the_check(backend: str, tmp_path: Path) -> None:
+def test_the_check(backend, tmp_path):
     dataset = LazyImages("unbuffered", "self", tmp_path)
     loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), num_workers=1)
     dataloaders.check_bottleneck(loader, lambda batch: batch[0].sum(), budget_s=0.5)
@@ -144,7 +140,7 @@ def test_the_check(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.nightly
-def test_processes_that_are_not_forked(context: str, tmp_path: Path) -> None:
+def test_processes_that_are_not_forked(context, tmp_path):
     dataset = LazyImages("zip", "below", tmp_path)
     options = {"num_workers": 1, "multiprocessing_context": context}
     for backend in ("prefetch", "dali"):
@@ -159,11 +155,11 @@ def test_processes_that_are_not_forked(context: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.thinned(8)
-def test_an_epoch_that_is_under_way_in_this_process(store: str, place: str, tmp_path: Path) -> None:
+def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)
     loader = DataLoader(dataset, 8)
-    batches: list[Any] = []
+    batches = []
     for batch in loader:
         batches.append(batch)
         if len(batches) in (1, 5):

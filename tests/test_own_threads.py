@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +12,8 @@ from dataloaders.machine import threads
 from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
 
 
-def in_a_thread(work: Callable[[], Any]) -> Any:
-    found: list[Any] = []
+def in_a_thread(work):
+    found = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     thread.join()
@@ -23,12 +21,12 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_share_of_one_thread_leaves_others_as_they_were(count: int) -> None:
+def test_the_share_of_one_thread_leaves_others_as_they_were(count):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
 
-        def own() -> int:
+        def own():
             limit_torch_threads(count)
             return torch.get_num_threads()
 
@@ -39,12 +37,12 @@ def test_the_share_of_one_thread_leaves_others_as_they_were(count: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_threads_that_begin_at_once_put_back_what_was_there() -> None:
+def test_threads_that_begin_at_once_put_back_what_was_there():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     together = threading.Barrier(8)
 
-    def own() -> None:
+    def own():
         together.wait()
         limit_torch_threads(1)
 
@@ -59,17 +57,17 @@ def test_threads_that_begin_at_once_put_back_what_was_there() -> None:
         torch.set_num_threads(before)
 
 
-def test_without_cuda_there_is_nothing_to_capture() -> None:
+def test_without_cuda_there_is_nothing_to_capture():
     assert use_thread_local_capture() is None  # nor does it begin to use CUDA
     if not torch.cuda.is_available():
         assert not torch.cuda.is_initialized()
 
 
-def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+def test_the_driver_is_told_of_this_thread(monkeypatch):
+    told = []
 
     class Driver:
-        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        def cuThreadExchangeStreamCaptureMode(self, mode):
             told.append(mode._obj.value)
             return 0
 
@@ -79,16 +77,16 @@ def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.gpu
-def test_the_driver_knows_the_mode_of_each_thread() -> None:
+def test_the_driver_knows_the_mode_of_each_thread():
     torch.zeros(1, device="cuda")
     driver = threads._driver()
 
-    def mode() -> int:
+    def mode():
         swapped = ctypes.c_int(0)
         assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(swapped)) == 0
         return swapped.value
 
-    def told() -> int:
+    def told():
         torch.cuda.set_device(0)
         use_thread_local_capture()
         return mode()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ PAGES = 64
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's page cache")
 
 
-def on_disk(path: Path) -> Path:
+def on_disk(path):
     """The file, all of it on disk; the test is skipped where a file cannot leave memory."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
@@ -44,24 +43,24 @@ def on_disk(path: Path) -> Path:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     found = tmp_path / "file"
     found.write_bytes(os.urandom(PAGES * PAGE - 5))
     return on_disk(found)
 
 
-def mapped(path: Path) -> np.ndarray:
+def mapped(path):
     with open(path, "rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
-def wait_for(reached: Callable[[], bool]) -> None:
+def wait_for(reached):
     """Returns once it is so; the test's time limit ends the wait."""
     while not reached():
         time.sleep(0.002)
 
 
-def test_reading_brings_pages_and_evicting_drops_them(path: Path) -> None:
+def test_reading_brings_pages_and_evicting_drops_them(path):
     assert not resident_pages(path).any()
     content = path.read_bytes()
     assert resident_pages(path).all()
@@ -81,7 +80,7 @@ def test_reading_brings_pages_and_evicting_drops_them(path: Path) -> None:
     assert second.tobytes() == content[3 * PAGE :]
 
 
-def test_what_was_written_to_a_private_map_is_kept(path: Path) -> None:
+def test_what_was_written_to_a_private_map_is_kept(path):
     with open(path, "rb") as file:
         private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     private[:3] = b"abc"
@@ -89,7 +88,7 @@ def test_what_was_written_to_a_private_map_is_kept(path: Path) -> None:
     assert private[:3] == b"abc"
 
 
-def test_what_another_process_has_mapped_stays_and_is_seen(path: Path) -> None:
+def test_what_another_process_has_mapped_stays_and_is_seen(path):
     source = (
         "import mmap, sys\n"
         "with open(sys.argv[1], 'rb') as file:\n"
@@ -109,7 +108,7 @@ def test_what_another_process_has_mapped_stays_and_is_seen(path: Path) -> None:
     assert not resident_pages(path).any()
 
 
-def test_what_will_be_read_comes(path: Path) -> None:
+def test_what_will_be_read_comes(path):
     data = mapped(path)
     will_read(data[5:5])
     will_read(data[PAGES * PAGE :])
@@ -121,9 +120,7 @@ def test_what_will_be_read_comes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [(0, 1), (100, 164), (511, 512), (0, 512)])
-def test_a_look_first_does_not_miss_what_is_missing(
-    tmp_path: Path, missing: tuple[int, int]
-) -> None:
+def test_a_look_first_does_not_miss_what_is_missing(tmp_path, missing):
     large = tmp_path / "large"
     large.write_bytes(os.urandom(512 * PAGE))
     on_disk(large)
@@ -138,7 +135,7 @@ def test_a_look_first_does_not_miss_what_is_missing(
     wait_for(lambda: bool(resident_pages(large).all()))
 
 
-def test_a_missing_page_is_read_alone_if_so_expected(path: Path) -> None:
+def test_a_missing_page_is_read_alone_if_so_expected(path):
     with open(path, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     expect_exactly(memory, True)
@@ -153,14 +150,14 @@ def test_a_missing_page_is_read_alone_if_so_expected(path: Path) -> None:
     wait_for(lambda: resident_pages(path).sum() > 1)
 
 
-def test_whose_pages_are_told(path: Path) -> None:
+def test_whose_pages_are_told(path):
     path.chmod(0o400)
     assert tells_truth(path), "it is one's own"
     other = Path("/proc/version")
     assert tells_truth(other) == (os.geteuid() == 0)
 
 
-def test_reads_from_disk_are_known_for_a_while(path: Path) -> None:
+def test_reads_from_disk_are_known_for_a_while(path):
     watch = DiskWatch()
     assert watch.reads(), "nothing is known yet"
     wait_for(lambda: not watch.reads())
@@ -176,7 +173,7 @@ def test_reads_from_disk_are_known_for_a_while(path: Path) -> None:
     assert watch.reads()
 
 
-def test_a_file_that_is_empty_or_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_empty_or_not_there(tmp_path):
     (tmp_path / "empty").touch()
     assert resident_pages(tmp_path / "empty").shape == (0,)
     evict(tmp_path / "empty")
@@ -185,7 +182,7 @@ def test_a_file_that_is_empty_or_not_there(tmp_path: Path) -> None:
             call(tmp_path / "none")
 
 
-def pages_of(cached: CachedDataset, column: str, first: int, last: int) -> slice:
+def pages_of(cached, column, first, last):
     """The pages of the file with these rows of a column, by its own index."""
     entry = next(each for each in cached.columns if each.name == column)
     width = np.dtype(entry.dtype).itemsize
@@ -200,7 +197,7 @@ def pages_of(cached: CachedDataset, column: str, first: int, last: int) -> slice
     return slice(begin // PAGE, -(-end // PAGE))
 
 
-def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path):
     random = np.random.default_rng(0)
     samples = [
         {
@@ -227,7 +224,7 @@ def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path
 
 
 @pytest.mark.parametrize("batches", [False, True])
-def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path: Path, batches: bool) -> None:
+def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path, batches):
     samples = [torch.full((16 * PAGE,), row, dtype=torch.uint8) for row in range(16)]
     build(tmp_path / "a.h5", samples)
     cached = CachedDataset(tmp_path / "a.h5")
@@ -236,13 +233,13 @@ def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path: Path, batche
     made = batches_of(cached)
     assert not isinstance(made, str)
 
-    def read(these: list[int]) -> list[int]:
+    def read(these):
         if batches:
             batch = made.of(these, np.random.default_rng(0))
             return batch[:, 0].tolist()
         return [int(sample[0]) for sample in cached.__getitems__(these)]
 
-    def asked() -> bool:
+    def asked():
         found = resident_pages(cached.path)
         return all(bool(found[place].all()) for place in places)
 
@@ -258,7 +255,7 @@ def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path: Path, batche
     assert not resident_pages(cached.path).any(), "reads from memory ask for nothing"
 
 
-def test_rows_of_shards_come(tmp_path: Path) -> None:
+def test_rows_of_shards_come(tmp_path):
     samples = [np.full(8 * PAGE, row, np.uint8) for row in range(12)]
     for rank in range(3):
         build(
@@ -287,7 +284,7 @@ def test_rows_of_shards_come(tmp_path: Path) -> None:
     CachedDataset.will_read(cached, 0, 12)  # what is mapped stays mapped
 
 
-def test_a_row_takes_what_the_columns_take(tmp_path: Path) -> None:
+def test_a_row_takes_what_the_columns_take(tmp_path):
     build(tmp_path / "a.h5", [{"a": np.zeros(10, "<f4"), "b": bytes(row)} for row in range(4)])
     # 40 bytes; 0 + 1 + 2 + 3 bytes, and 5 offsets of 8.
     assert CachedDataset(tmp_path / "a.h5").row_bytes == 40 + (6 + 40) / 4
@@ -297,7 +294,7 @@ def test_a_row_takes_what_the_columns_take(tmp_path: Path) -> None:
     empty.will_read(0, 5)
 
 
-def test_rows_of_a_compressed_cache_come(tmp_path: Path) -> None:
+def test_rows_of_a_compressed_cache_come(tmp_path):
     pytest.importorskip("zstandard")
     random = np.random.default_rng(0)
     samples = [random.integers(0, 200, (1 + row % 3, PAGE), np.uint8) for row in range(40)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch.utils.data
 
@@ -18,7 +15,7 @@ DATASET = MapDataset(tensor_sample)
 VARIABLE = "DATALOADERS_BACKEND"
 
 
-def install(folder: Path, points: str, **modules: str) -> None:
+def install(folder, points, **modules):
     """An installed distribution in ``folder``: metadata, entry points and modules."""
     info = folder / "their_backends-1.0.dist-info"
     info.mkdir(parents=True)
@@ -38,7 +35,7 @@ class Mine(Stock):
 """
 
 
-def test_ours_are_found_by_name() -> None:
+def test_ours_are_found_by_name():
     assert registry.load("stock") is backends.stock.Stock
     assert list(registry.entries())[:4] == ["stock", "prefetch", "h5", "dali"]
     for name, entry in registry.entries().items():
@@ -46,7 +43,7 @@ def test_ours_are_found_by_name() -> None:
         assert entry.summary
 
 
-def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
+def test_an_unknown_name_is_answered_with_the_names_there_are():
     with pytest.raises(
         UnknownBackend, match=r"backend='stok' is not a backend; .*: stock, prefetch"
     ):
@@ -63,9 +60,7 @@ def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
     ],
     ids=["missing", "too old"],
 )
-def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(
-    stand_in: str, says: str, tmp_path: Path
-) -> None:
+def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(stand_in, says, tmp_path):
     (tmp_path / "nvidia" / "dali").mkdir(parents=True)
     (tmp_path / "nvidia" / "__init__.py").write_text("")
     (tmp_path / "nvidia" / "dali" / "__init__.py").write_text(stand_in)
@@ -92,21 +87,17 @@ def test_a_missing_or_old_dali_is_answered_with_the_line_that_installs_it(
         assert line.endswith(f"install it with: pip install --upgrade nvidia-dali-{package}")
 
 
-def test_a_third_party_registers_through_its_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_third_party_registers_through_its_entry_point(tmp_path, monkeypatch):
     install(tmp_path, "mine = their_backend:Mine", their_backend=THEIRS)
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = registry.entries()["mine"]
     assert (entry.origin, entry.target) == ("their-backends", "their_backend:Mine")
-    loader: DataLoader[Any] = DataLoader(DATASET, backend="mine")
+    loader = DataLoader(DATASET, backend="mine")
     assert len(list(loader)) == len(DATASET)
     assert loader.explain().backend in ("mine", "stock")
 
 
-def test_ours_win_over_a_third_party_and_its_mistakes_name_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ours_win_over_a_third_party_and_its_mistakes_name_it(tmp_path, monkeypatch):
     points = "stock = their_backend:Mine\ngone = no_such_module:Mine\n"
     install(tmp_path, points + "renamed = their_backend:Renamed", their_backend=THEIRS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -135,7 +126,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.nightly
-def test_a_backends_package_of_the_users_own_hides_nothing(tmp_path: Path) -> None:
+def test_a_backends_package_of_the_users_own_hides_nothing(tmp_path):
     (tmp_path / "backends").mkdir()
     (tmp_path / "backends" / "__init__.py").write_text('OWNER = "the user\'s"\n')
     done = run_script(tmp_path, SHADOWED)
@@ -143,7 +134,7 @@ def test_a_backends_package_of_the_users_own_hides_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["module", "folder without __init__"])
-def test_nor_does_another_thing_of_that_name(tmp_path: Path, kind: str) -> None:
+def test_nor_does_another_thing_of_that_name(tmp_path, kind):
     if kind == "module":
         (tmp_path / "backends.py").write_text("vgg = 1\n")
     else:
@@ -162,10 +153,8 @@ def test_nor_does_another_thing_of_that_name(tmp_path: Path, kind: str) -> None:
 
 
 class TestEnvironment:
-    def test_it_names_the_backend_of_our_loaders_that_name_none(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        loader: DataLoader[Any] = DataLoader(DATASET)
+    def test_it_names_the_backend_of_our_loaders_that_name_none(self, monkeypatch):
+        loader = DataLoader(DATASET)
         for value, expected in (("", "stock"), ("synthetic", "synthetic")):
             monkeypatch.setenv(VARIABLE, value)
             assert loader.explain().backend == expected
@@ -173,9 +162,9 @@ class TestEnvironment:
         monkeypatch.setenv(VARIABLE, "no such backend")
         assert len(list(torch.utils.data.DataLoader(DATASET))) == len(DATASET)
 
-    def test_an_unknown_name_names_the_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_name_names_the_variable(self, monkeypatch):
         monkeypatch.setenv(VARIABLE, "stok")
-        loader: DataLoader[Any] = DataLoader(DATASET)
+        loader = DataLoader(DATASET)
         with pytest.raises(UnknownBackend, match=rf"\${VARIABLE}: .*'stok' is not a backend"):
             iter(loader)
         plan = loader.explain()
@@ -183,8 +172,8 @@ class TestEnvironment:
         assert VARIABLE in str(plan)
 
     def test_one_that_cannot_serve_leaves_the_loader_stock_with_one_warning(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, tmp_path, monkeypatch
+    ):
         source = THEIRS + (
             "    def explain(self, loader):\n"
             "        from dataloaders import Plan\n"

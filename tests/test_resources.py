@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from dataloaders.machine.resources import ProcessMemory
 MIB = 2**20
 
 
-def write(root: Path, path: str, text: str) -> None:
+def write(root, path, text):
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text)
 
@@ -27,15 +26,13 @@ def write(root: Path, path: str, text: str) -> None:
         ("processor : 0\n", "unknown"),
     ],
 )
-def test_the_processors_name(text: str, model: str, tmp_path: Path) -> None:
+def test_the_processors_name(text, model, tmp_path):
     write(tmp_path, "proc/cpuinfo", text)
     assert resources.cpu_model(tmp_path) == model
     assert resources.cpu_model(tmp_path / "nowhere") == "unknown"
 
 
-def test_a_system_without_affinity_masks_has_all_its_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_system_without_affinity_masks_has_all_its_cores(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert resources.usable_cores(tmp_path) == 6
@@ -46,12 +43,12 @@ def test_a_system_without_affinity_masks_has_all_its_cores(
 @pytest.mark.parametrize(
     ("ranks", "expected"), [("", 1), ("0", 1), ("3", 3), ("-2", 1), ("many", 1)]
 )
-def test_the_ranks_of_torchrun(ranks: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_of_torchrun(ranks, expected, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert resources.ranks_here() == expected
 
 
-def test_the_cache_that_nobody_uses_is_free_under_version_1_too(tmp_path: Path) -> None:
+def test_the_cache_that_nobody_uses_is_free_under_version_1_too(tmp_path):
     write(tmp_path, "proc/meminfo", "MemAvailable: 1048576 kB\n")
     write(tmp_path, "proc/self/cgroup", "4:memory:/a\n")
     write(
@@ -72,7 +69,7 @@ def test_the_cache_that_nobody_uses_is_free_under_version_1_too(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("anonymous", "shared"), [(100, 70), (30, 0), (20, 0)], ids=["shared", "own", "less than dirty"]
 )
-def test_the_memory_of_a_process(anonymous: int, shared: int, tmp_path: Path) -> None:
+def test_the_memory_of_a_process(anonymous, shared, tmp_path):
     write(
         tmp_path,
         "proc/7/smaps_rollup",
@@ -85,7 +82,7 @@ def test_the_memory_of_a_process(anonymous: int, shared: int, tmp_path: Path) ->
     assert resources.process_memory(8, tmp_path) is None
 
 
-def test_batches_in_shared_memory() -> None:
+def test_batches_in_shared_memory():
     assert resources.batches_in_flight(0, 4) == 0
     assert resources.batches_in_flight(1, 1) == 3
     assert resources.batches_in_flight(3, 4) == 14
@@ -106,9 +103,7 @@ def test_batches_in_shared_memory() -> None:
         (1536 * MIB, "1.5 GiB in", "23g"),
     ],
 )
-def test_a_shortage_in_words(
-    nbytes: int, words: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shortage_in_words(nbytes, words, remedy, monkeypatch, tmp_path):
     monkeypatch.setattr(resources, "shm_room", lambda path: nbytes * 9)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     text = resources.shm_shortage(2, 4, nbytes, tmp_path)
@@ -119,7 +114,7 @@ def test_a_shortage_in_words(
     assert resources.shm_shortage(2, 4, nbytes, tmp_path) is None
 
 
-def test_a_cgroup_below_that_of_its_container(tmp_path: Path) -> None:
+def test_a_cgroup_below_that_of_its_container(tmp_path):
     write(tmp_path, "proc/self/cgroup", "nonsense\n1:cpu:/elsewhere\n0::/docker/abc/sub\n")
     write(
         tmp_path,

@@ -6,13 +6,10 @@ import copy
 import pickle
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,20 +33,20 @@ seeds = st.integers(-(2**63), 2**63 - 1)
 class Rows:
     """A file that writes down what it is asked for ahead."""
 
-    def __init__(self, rows: int, row_bytes: float = 1.0) -> None:
+    def __init__(self, rows, row_bytes=1.0):
         self.rows = rows
         self.row_bytes = row_bytes
-        self.asked: list[int] = []
+        self.asked = []
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.rows
 
-    def will_read(self, first: int, last: int) -> None:
+    def will_read(self, first, last):
         assert 0 <= first < last <= self.rows
         self.asked.extend(range(first, last))
 
 
-def order(rows: int, **options: Any) -> list[int]:
+def order(rows, **options):
     return list(BlockShuffle(range(rows), **options))
 
 
@@ -58,17 +55,17 @@ def order(rows: int, **options: Any) -> list[int]:
 
 @given(lengths, blocks, windows, seeds, st.integers(0, 2**40), st.integers(1, 60), st.booleans())
 def test_every_row_comes_once_and_ranks_share_as_torchs_do(
-    rows: int, block: int, window: int, seed: int, epoch: int, of: int, drop_last: bool
-) -> None:
+    rows, block, window, seed, epoch, of, drop_last
+):
     shares, asked = [], []
     for rank in range(of):
         file = Rows(rows)
         options = {"rank": rank, "num_replicas": of, "drop_last": drop_last, "seed": seed}
-        sampler = BlockShuffle(file, block=block, window=window, **options)  # type: ignore[arg-type]
+        sampler = BlockShuffle(file, block=block, window=window, **options)
         sampler.set_epoch(epoch)
         shares.append(list(sampler))
         asked.append(file.asked)
-        theirs = DistributedSampler(range(rows), **{**options, "rank": 0})  # type: ignore[arg-type]
+        theirs = DistributedSampler(range(rows), **{**options, "rank": 0})
         assert len(shares[-1]) == len(sampler) == len(theirs)
         assert sampler.total_size == theirs.total_size
     found = [row for share in shares for row in share]
@@ -87,19 +84,17 @@ def test_every_row_comes_once_and_ranks_share_as_torchs_do(
 
 
 @given(st.integers(1, 600), st.integers(1, 40), st.integers(1, 300), st.integers(0, 99))
-def test_opened_blocks_wait_within_the_window(
-    rows: int, block: int, window: int, seed: int
-) -> None:
+def test_opened_blocks_wait_within_the_window(rows, block, window, seed):
     """Rows still to come, of blocks of which one came, are at most a window and a block."""
     left = Counter(row // block for row in range(rows))
-    opened: dict[int, int] = {}
+    opened = {}
     for row in order(rows, block=block, window=window, seed=seed):
         number = row // block
         opened[number] = opened.get(number, left[number]) - 1
         assert sum(opened.values()) <= window + block
 
 
-def spent(seconds: float) -> None:
+def spent(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
@@ -107,9 +102,7 @@ def spent(seconds: float) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 200), st.integers(0, 99))
-def test_rows_are_asked_for_once_and_ahead_and_no_further(
-    rows: int, block: int, window: int, seed: int
-) -> None:
+def test_rows_are_asked_for_once_and_ahead_and_no_further(rows, block, window, seed):
     file = Rows(rows, row_bytes=1 << 20)
     sampler = BlockShuffle(file, block=block, window=window, seed=seed)
     for given_out, row in enumerate(sampler):
@@ -121,14 +114,14 @@ def test_rows_are_asked_for_once_and_ahead_and_no_further(
     assert sorted(file.asked) == list(range(rows))
 
 
-def test_a_list_of_the_epoch_reads_nothing() -> None:
+def test_a_list_of_the_epoch_reads_nothing():
     """Wrappers that take all indices at once would otherwise have the whole file read."""
     file = Rows(200_000, row_bytes=8 << 20)
     assert len(list(BlockShuffle(file, seed=0))) == len(file)
     assert len(file.asked) < len(file) / 2
 
 
-def test_what_was_not_asked_for_in_a_pause_is_asked_for_after_it() -> None:
+def test_what_was_not_asked_for_in_a_pause_is_asked_for_after_it():
     file = Rows(4000, row_bytes=1 << 20)
     rows = iter(BlockShuffle(file, block=10, window=100, seed=0))
     at_once = [next(rows) for _ in range(2000)]
@@ -150,7 +143,7 @@ KNOWN = [
 ]
 
 
-def test_the_order_is_the_same_on_every_machine() -> None:
+def test_the_order_is_the_same_on_every_machine():
     """Written down once: these must never change."""
     assert order(20, block=4, window=8, seed=0) == KNOWN[0]
     assert order(20, block=4, window=99, seed=2**40) == KNOWN[1]
@@ -159,8 +152,8 @@ def test_the_order_is_the_same_on_every_machine() -> None:
     assert list(sampler) == KNOWN[2]
 
 
-def test_seed_and_epoch_make_the_order_of_each_iterator() -> None:
-    options: dict[str, Any] = {"block": 7, "window": 60, "seed": 3}
+def test_seed_and_epoch_make_the_order_of_each_iterator():
+    options = {"block": 7, "window": 60, "seed": 3}
     sampler = BlockShuffle(range(300), **options)
     first, second = zip(*zip(iter(sampler), iter(sampler), strict=True), strict=True)
     third = list(sampler)
@@ -176,8 +169,8 @@ def test_seed_and_epoch_make_the_order_of_each_iterator() -> None:
         assert list(made) == list(copy.copy(sampler))
 
 
-def test_no_seed_draws_what_torchs_sampler_draws_and_a_seed_nothing() -> None:
-    def epochs(sampler: Any) -> tuple[list[list[int]], torch.Tensor]:
+def test_no_seed_draws_what_torchs_sampler_draws_and_a_seed_nothing():
+    def epochs(sampler):
         torch.manual_seed(5)
         return [list(sampler), list(sampler)], torch.get_rng_state()
 
@@ -193,7 +186,7 @@ def test_no_seed_draws_what_torchs_sampler_draws_and_a_seed_nothing() -> None:
 # How random
 
 
-def test_a_window_of_all_rows_is_a_full_shuffle() -> None:
+def test_a_window_of_all_rows_is_a_full_shuffle():
     """Each of the 24 orders of 4 rows comes as often as any other, and so with single blocks."""
     for options in ({"block": 3, "window": 4}, {"block": 1, "window": 1}):
         sampler = BlockShuffle(range(4), seed=1, **options)
@@ -203,7 +196,7 @@ def test_a_window_of_all_rows_is_a_full_shuffle() -> None:
         assert surprise < 49.7  # chi square, 23 degrees of freedom: 1 in 1,000
 
 
-def test_every_row_comes_at_any_time_of_the_epoch() -> None:
+def test_every_row_comes_at_any_time_of_the_epoch():
     rows, epochs = 300, 400
     sampler = BlockShuffle(range(rows), block=5, window=60, seed=0)
     places = np.zeros((rows, 4))
@@ -214,7 +207,7 @@ def test_every_row_comes_at_any_time_of_the_epoch() -> None:
     assert np.abs(places / epochs - 0.25).max() < 5 * (0.25 * 0.75 / epochs) ** 0.5
 
 
-def together(found: list[int], block: int, batch: int) -> float:
+def together(found, block, batch):
     """How many of the neighbours within a block are in one batch."""
     at = np.empty(len(found), np.int64)
     at[found] = np.arange(len(found)) // batch
@@ -223,14 +216,14 @@ def together(found: list[int], block: int, batch: int) -> float:
     return float((at[pairs] == at[pairs + 1]).mean())
 
 
-def test_neighbours_meet_with_the_chance_that_is_stated() -> None:
+def test_neighbours_meet_with_the_chance_that_is_stated():
     rows, block, window, batch = 20_000, 10, 400, 20
     sampler = BlockShuffle(range(rows), block=block, window=window, seed=0)
     found = np.mean([together(list(sampler), block, batch) for _ in range(10)])
     assert found == pytest.approx(batch / window, rel=0.05)
 
 
-def entropy(found: npt.NDArray[np.int64], classes: int, batch: int) -> float:
+def entropy(found, classes, batch):
     """Of the classes in a batch, in bits, on average; the rows are sorted by class."""
     bits = []
     for begin in range(0, len(found) - batch + 1, 5 * batch):
@@ -240,7 +233,7 @@ def entropy(found: npt.NDArray[np.int64], classes: int, batch: int) -> float:
     return float(np.mean(bits))
 
 
-def test_the_classes_of_a_batch_are_as_mixed_as_the_documentation_states() -> None:
+def test_the_classes_of_a_batch_are_as_mixed_as_the_documentation_states():
     """1,281,167 images of 256 x 256 x 3 bytes in 1,000 classes, sorted by class; all defaults."""
     rows = 1_281_167
     sampler = BlockShuffle(Rows(rows, row_bytes=256 * 256 * 3 + 8), seed=0)
@@ -255,7 +248,7 @@ def test_the_classes_of_a_batch_are_as_mixed_as_the_documentation_states() -> No
 # Sizes
 
 
-def test_sizes() -> None:
+def test_sizes():
     for row_bytes, block, window in (
         (256 * 256 * 3, 10, 2730),
         (512 << 20, 1, 1),
@@ -286,12 +279,12 @@ def test_sizes() -> None:
         ({"block": 2, "rank": -1}, r"BlockShuffle\(rank=-1\): must be an integer from 0"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be(options, message):
     with pytest.raises(OptionError, match=message):
         BlockShuffle(range(9), **options)
 
 
-def test_an_epoch_and_a_rank_that_cannot_be() -> None:
+def test_an_epoch_and_a_rank_that_cannot_be():
     sampler = BlockShuffle(range(9), block=2, rank=1)
     with pytest.raises(OptionError, match=r"rank=1, num_replicas=1\): ranks are counted from 0"):
         iter(sampler)
@@ -303,18 +296,18 @@ def test_an_epoch_and_a_rank_that_cannot_be() -> None:
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows):
         self.rows = rows
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.rows
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row):
         return {"image": np.full((4, 4), row % 256, np.uint8), "label": row}
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     from dataloaders.cache import precompute
 
     found = tmp_path_factory.mktemp("cache") / "numbers.h5"
@@ -323,20 +316,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cached(path: Path) -> CachedDataset:
+def cached(path):
     return CachedDataset(path)
 
 
-def batched(found: list[int], size: int) -> Iterator[list[int]]:
+def batched(found, size):
     for begin in range(0, len(found), size):
         yield found[begin : begin + size]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("backend", ["stock", "prefetch", "h5"])
-def test_every_backend_gives_its_order(
-    cached: CachedDataset, path: Path, backend: str, workers: int
-) -> None:
+def test_every_backend_gives_its_order(cached, path, backend, workers):
     sampler = BlockShuffle(cached, block=4, window=20, seed=1)
     of_h5 = backend == "h5"
     loader = DataLoader(
@@ -357,7 +348,7 @@ def test_every_backend_gives_its_order(
     assert [batch["label"].tolist() for batch in loader] == list(batched(list(expected), 8))
 
 
-def test_with_seed_the_samples_follow_it(cached: CachedDataset) -> None:
+def test_with_seed_the_samples_follow_it(cached):
     epochs = []
     for workers in (0, 1):
         sampler = BlockShuffle(cached, block=4, window=20)
@@ -368,7 +359,7 @@ def test_with_seed_the_samples_follow_it(cached: CachedDataset) -> None:
     assert epochs[0] != epochs[1]
 
 
-def test_a_subset_is_another_dataset(cached: CachedDataset) -> None:
+def test_a_subset_is_another_dataset(cached):
     with pytest.raises(OptionError, match="needs a cache, and Subset is not one"):
         BlockShuffle(Subset(cached, range(10)))
     subset = Subset(cached, range(40, 90))
@@ -378,7 +369,7 @@ def test_a_subset_is_another_dataset(cached: CachedDataset) -> None:
     )
 
 
-def test_an_empty_cache(tmp_path: Path) -> None:
+def test_an_empty_cache(tmp_path):
     build(tmp_path / "none.h5", [])
     cached = CachedDataset(tmp_path / "none.h5")
     sampler = BlockShuffle(cached, seed=0)
@@ -386,7 +377,7 @@ def test_an_empty_cache(tmp_path: Path) -> None:
     assert list(DataLoader(cached, sampler=sampler)) == []
 
 
-def test_the_ranks_of_a_process_group(tmp_path: Path) -> None:
+def test_the_ranks_of_a_process_group(tmp_path):
     source = """
         import os
 

@@ -12,15 +12,15 @@ MIB = 1 << 20
 class Rows:
     """A file of rows, which remembers those that were asked for."""
 
-    def __init__(self, rows: int, row_bytes: float) -> None:
+    def __init__(self, rows, row_bytes):
         self.rows = rows
         self.row_bytes = row_bytes
-        self.asked: list[tuple[int, int]] = []
+        self.asked = []
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.rows
 
-    def will_read(self, first: int, last: int) -> None:
+    def will_read(self, first, last):
         self.asked.append((first, last))
 
 
@@ -41,9 +41,7 @@ class Rows:
         (64 * MIB, 2048, 4096, 4096),
     ],
 )
-def test_rows_that_are_asked_for_first(
-    row_bytes: float, block: int, window: int, rows: int
-) -> None:
+def test_rows_that_are_asked_for_first(row_bytes, block, window, rows):
     dataset = Rows(4096, row_bytes)
     next(iter(BlockShuffle(dataset, block=block, window=window, seed=0)))
     assert sum(last - first for first, last in dataset.asked) == rows

@@ -6,8 +6,6 @@ The numbers are Philox's words for (seed, epoch, key, occurrence, draw), as 25b4
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,13 +27,13 @@ ROW_0_OF_LARGE = (0x5B6C12C8, 0x3FD12450, 0x19E976CF, 0x6AC2FB0D)  # of seed 2**
 COLLATION_5 = (0x8F6B1195, 0xC7F92E20, 0x8BEEF01C, 0x293D3712)
 
 
-def drawn() -> torch.Tensor:
+def drawn():
     """A number of each of the three generators."""
     numbers = torch.rand(()).item(), np.random.rand(), random.random()
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def drawn_after(words: tuple[int, int, int, int]) -> torch.Tensor:
+def drawn_after(words):
     torch.manual_seed(words[0])
     np.random.seed(words[1])
     random.seed(words[2] | words[3] << 32)
@@ -43,34 +41,34 @@ def drawn_after(words: tuple[int, int, int, int]) -> torch.Tensor:
 
 
 class Draws(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 20
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return drawn()
 
 
 class Stream(IterableDataset[torch.Tensor]):
     """What is drawn by iter() and by the first sample."""
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         return map(torch.stack, zip([drawn()], self.rows(), strict=False))
 
-    def rows(self) -> Iterator[torch.Tensor]:
+    def rows(self):
         while True:
             yield drawn()
 
 
-def collated(samples: list[Any]) -> Any:
+def collated(samples):
     return default_collate(samples), drawn()
 
 
-def test_the_generators_have_the_words_that_belong_to_them() -> None:
+def test_the_generators_have_the_words_that_belong_to_them():
     seed_generators(SAMPLE_5)
     assert torch.equal(drawn(), drawn_after(SAMPLE_5))
 
 
-def test_a_sample_its_repeat_and_its_collation() -> None:
+def test_a_sample_its_repeat_and_its_collation():
     loader = DataLoader(Draws(), 2, sampler=[5, 5], collate_fn=collated, seed=7)
     loader.set_epoch(2)
     ((samples, of_batch),) = loader
@@ -80,7 +78,7 @@ def test_a_sample_its_repeat_and_its_collation() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterable_datasets_start_and_first_sample(workers: int) -> None:
+def test_an_iterable_datasets_start_and_first_sample(workers):
     for seed, start, row in ((7, ITER, ROW_0), (2**64 - 7, None, ROW_0_OF_LARGE)):
         loader = DataLoader(Stream(), None, num_workers=workers, seed=seed)
         loader.set_epoch(2)
@@ -90,11 +88,11 @@ def test_an_iterable_datasets_start_and_first_sample(workers: int) -> None:
         assert repr(Seeding().view(loader).dataset) == repr(loader.dataset)
 
 
-def test_the_order_and_the_workers_base_seed() -> None:
+def test_the_order_and_the_workers_base_seed():
     loader = DataLoader(Draws(), 20, shuffle=True, seed=7)
     loader.set_epoch(2)
     view = Seeding().view(loader)
-    (batch,) = Seeding().view(loader, samples=False).batch_sampler  # type: ignore[misc]
+    (batch,) = Seeding().view(loader, samples=False).batch_sampler
     theirs = RandomSampler(range(20), generator=torch.Generator().manual_seed(ORDER))
     assert batch == list(theirs)
     assert view.generator.initial_seed() == WORKERS
@@ -102,7 +100,7 @@ def test_the_order_and_the_workers_base_seed() -> None:
     assert repr(view.dataset) == repr(loader.dataset)
 
 
-def test_a_dataset_of_one_sample_that_is_gone_through_twice() -> None:
+def test_a_dataset_of_one_sample_that_is_gone_through_twice():
     sampler = RandomSampler([0], num_samples=2)
     one, other = DataLoader(Draws(), None, sampler=sampler, seed=7)
     assert not torch.equal(one, other)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -35,10 +34,10 @@ from helpers.compare import assert_same, generator_states, seed_everything
 class Augmented(Dataset):
     """Each sample: its key's number and one draw from each of the three global generators."""
 
-    def __init__(self, size: int = 12) -> None:
+    def __init__(self, size=12):
         self.size = size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
     def __getitem__(self, key):
@@ -66,7 +65,7 @@ class Failing(Augmented):
 
 
 class Stream(IterableDataset):
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         first = random.random()
         for _ in range(8):
             yield torch.tensor([first, torch.rand(()).item(), np.random.rand()])
@@ -77,7 +76,7 @@ def mixing(samples):
 
 
 @pytest.fixture
-def untouched() -> Iterator[None]:
+def untouched():
     """The test moves none of the process-wide generators."""
     np.random.randn()  # half of a pair of normals waits in NumPy's state
     before = generator_states(), np.random.get_state()[1:]
@@ -85,12 +84,12 @@ def untouched() -> Iterator[None]:
     assert_same((generator_states(), np.random.get_state()[1:]), before)
 
 
-def rows(loader) -> torch.Tensor:
+def rows(loader):
     """All samples of an epoch in their order, batches joined."""
     return torch.cat([batch.reshape(-1, batch.shape[-1]) for batch in loader])
 
 
-def by_index(loader) -> list[list[float]]:
+def by_index(loader):
     return sorted(rows(loader).tolist())
 
 
@@ -356,7 +355,7 @@ class InspectedStream(Inspected, IterableDataset):
         yield self[0]
 
 
-def mark(worker_id: int) -> None:
+def mark(worker_id):
     get_worker_info().dataset.marked = True
 
 

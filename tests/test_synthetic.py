@@ -25,10 +25,10 @@ META = torch.device("meta")
 
 
 class Photos(Dataset):
-    def __init__(self, size: int = 10) -> None:
+    def __init__(self, size=10):
         self.size = size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
     def __getitem__(self, index):
@@ -95,7 +95,7 @@ NESTS = st.recursive(
 )
 
 
-def assert_like(made: Any, real: Any) -> None:
+def assert_like(made, real):
     """The same structure and leaves, with finite values in the range of the real finite ones."""
     assert type(made) is type(real)
     if isinstance(real, torch.Tensor):
@@ -117,7 +117,7 @@ def assert_like(made: Any, real: Any) -> None:
         assert made is real
 
 
-def bounds(leaf: torch.Tensor) -> tuple[Any, Any]:
+def bounds(leaf):
     """The least and the greatest finite value, 0 and 0 without one; integers are exact."""
     leaf = torch.view_as_real(leaf) if leaf.dtype.is_complex else leaf
     if leaf.dtype not in INTEGERS + WIDE:
@@ -126,7 +126,7 @@ def bounds(leaf: torch.Tensor) -> tuple[Any, Any]:
     return min(values), max(values)
 
 
-def raw(leaf: torch.Tensor) -> list[int]:
+def raw(leaf):
     return leaf.flatten().view(torch.uint8).tolist()
 
 
@@ -169,7 +169,7 @@ def test_values_fill_the_range_of_the_real_ones():
 class Moving:
     """A custom batch type, whose values may have to fit together."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.offsets = torch.tensor([0, 3, 9])
 
     def to(self, device):

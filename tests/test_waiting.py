@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -13,11 +12,11 @@ from dataloaders.machine import waiting
 
 
 @pytest.fixture
-def unheard() -> Iterator[Callable[[], None]]:
+def unheard():
     """Interrupts this process, in a thread that is not the one that waits."""
     gone, wanted = threading.Event(), threading.Event()
 
-    def interrupt() -> None:
+    def interrupt():
         wanted.wait()
         if not gone.wait(0.3):
             os.kill(os.getpid(), signal.SIGINT)
@@ -33,17 +32,13 @@ def unheard() -> Iterator[Callable[[], None]]:
     thread.join()
 
 
-def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_queue(
-    unheard: Callable[[], None],
-) -> None:
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_queue(unheard):
     unheard()
     with pytest.raises(KeyboardInterrupt):
         waiting.get(SimpleQueue())
 
 
-def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_thread(
-    unheard: Callable[[], None],
-) -> None:
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_thread(unheard):
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
@@ -56,8 +51,8 @@ def test_ctrl_c_that_another_thread_is_given_ends_a_wait_for_a_thread(
         thread.join()
 
 
-def test_what_comes_late_is_given() -> None:
-    queue: SimpleQueue[str] = SimpleQueue()
+def test_what_comes_late_is_given():
+    queue = SimpleQueue()
     thread = threading.Thread(target=lambda: (time.sleep(0.3), queue.put("late")))
     thread.start()
     assert waiting.get(queue) == "late"

@@ -7,9 +7,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,17 +22,17 @@ CORES = len(os.sched_getaffinity(0))
 class Machine:
     """A folder that stands for ``/``, with the files of a machine that is made up."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         self.write({"proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 8388608 kB\n"})
 
-    def write(self, files: dict[str, str]) -> None:
+    def write(self, files):
         for path, text in files.items():
             file = self.root / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
 
-    def version_2(self, path: str, mount_root: str = "/", **texts: str) -> None:
+    def version_2(self, path, mount_root="/", **texts):
         """In cgroup ``path``; ``texts`` by file, which is that of the root."""
         mounts = (
             "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
@@ -44,7 +41,7 @@ class Machine:
         self.write({"proc/self/cgroup": f"0::{path}\n", "proc/self/mountinfo": mounts})
         self.write({f"sys/fs/cgroup/{n.replace('_', '.', 1)}": t for n, t in texts.items()})
 
-    def version_1(self, path: str) -> None:
+    def version_1(self, path):
         mounts = (
             "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup c rw,cpu,cpuacct\n"
             "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup c rw,memory\n"
@@ -54,16 +51,16 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_this_machine() -> None:
+def test_this_machine():
     assert 1 <= resources.usable_cores() <= CORES
     assert 0 < resources.available_memory() <= resources.total_memory()
 
 
-def test_a_machine_without_any_files(tmp_path: Path) -> None:
+def test_a_machine_without_any_files(tmp_path):
     assert resources.cpu_quota(tmp_path) is None
     assert resources.usable_cores(tmp_path) == CORES
     assert resources.available_memory(tmp_path) > 0
@@ -72,7 +69,7 @@ def test_a_machine_without_any_files(tmp_path: Path) -> None:
 
 
 class TestCores:
-    def test_an_affinity_mask_counts_and_ranks_share_the_launchers(self) -> None:
+    def test_an_affinity_mask_counts_and_ranks_share_the_launchers(self):
         code = (
             "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
             "from dataloaders.machine import resources\n"
@@ -83,7 +80,7 @@ class TestCores:
         run = warm.run(["-c", code])
         assert run.stdout.split() == ["1", str(resources.machine_cores()), "1"], run.stderr
 
-    def test_version_2_quota_of_the_tightest_ancestor(self, machine: Machine) -> None:
+    def test_version_2_quota_of_the_tightest_ancestor(self, machine):
         machine.version_2("/pod/container", cpu_max="800000 100000\n")
         machine.write(
             {
@@ -94,7 +91,7 @@ class TestCores:
         assert resources.cpu_quota(machine.root) == 1.5
         assert resources.usable_cores(machine.root) == min(2, CORES)
 
-    def test_version_1_quota(self, machine: Machine) -> None:
+    def test_version_1_quota(self, machine):
         machine.version_1("/a/b")
         for group, quota in (("a/b", -1), ("a", 25000)):
             folder = f"sys/fs/cgroup/cpu,cpuacct/{group}/cpu.cfs_"
@@ -103,18 +100,16 @@ class TestCores:
         assert resources.usable_cores(machine.root) == 1
 
     @pytest.mark.parametrize("mount_root", ["/", "/docker/abc"])
-    def test_a_container_that_sees_the_hosts_path(self, machine: Machine, mount_root: str) -> None:
+    def test_a_container_that_sees_the_hosts_path(self, machine, mount_root):
         machine.version_2("/docker/abc", mount_root, cpu_max="200000 100000\n")
         assert resources.cpu_quota(machine.root) == 2.0
 
-    def test_a_malformed_or_absent_quota_is_none(self, machine: Machine) -> None:
+    def test_a_malformed_or_absent_quota_is_none(self, machine):
         for text in ("", "max", "max 100000", "-1 100000", "x y", "5", "7 0"):
             machine.version_2("/", cpu_max=text)
             assert resources.cpu_quota(machine.root) is None, text
 
-    def test_ranks_share_the_quota_of_their_container(
-        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_ranks_share_the_quota_of_their_container(self, machine, monkeypatch):
         machine.version_2("/", cpu_max=f"{CORES}00000 100000\n")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(CORES))
         assert resources.usable_cores(machine.root) == 1
@@ -122,7 +117,7 @@ class TestCores:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
         assert resources.usable_cores(machine.root) == CORES
 
-    def test_a_mask_of_ones_own_is_not_divided_again(self) -> None:
+    def test_a_mask_of_ones_own_is_not_divided_again(self):
         for shared, own, ranks, expected in (
             (64, 64, 8, 8),  # nobody narrowed the mask
             (64, 8, 8, 8),  # each rank has a mask of its own
@@ -133,7 +128,7 @@ class TestCores:
             assert resources._share(shared, own, ranks) == expected
 
     @given(text=st.text(max_size=200))
-    def test_any_mountinfo_is_survived(self, tmp_path_factory: pytest.TempPathFactory, text: str):  # type: ignore[no-untyped-def]
+    def test_any_mountinfo_is_survived(self, tmp_path_factory, text):
         machine = Machine(tmp_path_factory.mktemp("any"))
         machine.write({"proc/self/cgroup": "0::/a\n5:cpu:/b\nnonsense\n"})
         (machine.root / "proc/self/mountinfo").write_text(text, errors="replace")
@@ -141,7 +136,7 @@ class TestCores:
 
 
 class TestMemory:
-    def test_version_2_limit_less_use_plus_idle_cache(self, machine: Machine) -> None:
+    def test_version_2_limit_less_use_plus_idle_cache(self, machine):
         assert resources.available_memory(machine.root) == 8 * 2**30  # what the kernel says
         machine.version_2("/pod/c")
         folder = "sys/fs/cgroup/pod/"
@@ -157,7 +152,7 @@ class TestMemory:
         assert resources.available_memory(machine.root) == 500 * MIB
         assert resources.total_memory(machine.root) == 1000 * MIB
 
-    def test_version_1_limit(self, machine: Machine) -> None:
+    def test_version_1_limit(self, machine):
         machine.version_1("/a")
         folder = "sys/fs/cgroup/memory/a/memory."
         machine.write({folder + "limit_in_bytes": f"{100 * MIB}\n"})
@@ -171,7 +166,7 @@ class TestMemory:
         )
         assert resources.available_memory(machine.root) == 50 * MIB
 
-    def test_ranks_share_it(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ranks_share_it(self, machine, monkeypatch):
         limits = {"memory_max": f"{1000 * MIB}\n", "memory_current": f"{200 * MIB}\n"}
         machine.version_2("/", **limits)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -180,7 +175,7 @@ class TestMemory:
 
 
 @pytest.fixture
-def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+def small_tmpfs(tmp_path):
     """A real tmpfs of 1 MiB, as a container's /dev/shm would be."""
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
@@ -192,9 +187,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 class TestSharedMemory:
-    def test_a_small_one_is_told_with_numbers_and_remedy(
-        self, small_tmpfs: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_small_one_is_told_with_numbers_and_remedy(self, small_tmpfs, monkeypatch):
         room = resources.shm_room(small_tmpfs)
         assert room is not None
         assert room <= MIB
@@ -211,9 +204,7 @@ class TestSharedMemory:
         assert "are free there for each of 4 ranks: " in text
 
     @given(count=st.integers(0, 64), prefetch=st.integers(1, 16), size=st.integers(1, 10**9))
-    def test_what_fits_and_what_falls_short_never_contradict(
-        self, count: int, prefetch: int, size: int
-    ) -> None:
+    def test_what_fits_and_what_falls_short_never_contradict(self, count, prefetch, size):
         fit = resources.batches_that_fit(size, resources.shm_room())
         short = resources.shm_shortage(count, prefetch, size) is not None
         assert fit is not None
@@ -221,7 +212,7 @@ class TestSharedMemory:
 
 
 class TestMemoryOfAProcess:
-    def test_a_process_that_is_gone_is_none_and_private_is_part_of_proportional(self) -> None:
+    def test_a_process_that_is_gone_is_none_and_private_is_part_of_proportional(self):
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
         assert resources.process_memory(gone.pid) is None
@@ -229,7 +220,7 @@ class TestMemoryOfAProcess:
         assert own is not None
         assert 0 < own.private <= own.proportional
 
-    def test_counting_references_copies_a_list_and_the_estimate_covers_it(self) -> None:
+    def test_counting_references_copies_a_list_and_the_estimate_covers_it(self):
         """What a forked worker comes to own by touching each object of a big Python list."""
         before = resources.python_heap_bytes()
         objects = [f"images/{number:012d}.jpeg" for number in range(1_000_000)]
@@ -257,7 +248,7 @@ class TestMemoryOfAProcess:
         assert math.isclose(start.shared_anonymous - end.shared_anonymous, growth, rel_tol=0.2)
 
 
-def _touch_when_told(objects: list[str], pipe: Connection) -> None:
+def _touch_when_told(objects, pipe):
     pipe.send("ready")
     pipe.recv()
     for one in objects:
