@@ -6,17 +6,16 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
-from backends.h5.batches import batches_of
-from dataloaders.cache import join, precompute
-from dataloaders.cache.reader import CachedDataset
-from dataloaders.cache.shards import shard_path, shard_text
+from backends.h5 import H5
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, precompute
 from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,
@@ -25,7 +24,9 @@ from dataloaders.machine.page_cache import (
     tells_truth,
     will_read,
 )
+from dataloaders.samplers import BlockShuffle
 from helpers.cached import build
+from helpers.waits import becomes_true
 
 PAGE = mmap.PAGESIZE
 PAGES = 64
@@ -52,12 +53,6 @@ def path(tmp_path):
 def mapped(path):
     with open(path, "rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-
-
-def wait_for(reached):
-    """Returns once it is so; the test's time limit ends the wait."""
-    while not reached():
-        time.sleep(0.002)
 
 
 def test_reading_brings_pages_and_evicting_drops_them(path):
@@ -114,9 +109,9 @@ def test_what_will_be_read_comes(path):
     will_read(data[PAGES * PAGE :])
     assert not resident_pages(path).any(), "nothing is asked for nothing"
     will_read(data[PAGE + 1 : 9 * PAGE - 1])  # whole pages come, also where it begins inside
-    wait_for(lambda: bool(resident_pages(path)[1:9].all()))
+    assert becomes_true(lambda: bool(resident_pages(path)[1:9].all()))
     will_read(data)
-    wait_for(lambda: bool(resident_pages(path).all()))
+    assert becomes_true(lambda: bool(resident_pages(path).all()))
 
 
 @pytest.mark.parametrize("missing", [(0, 1), (100, 164), (511, 512), (0, 512)])
@@ -132,7 +127,7 @@ def test_a_look_first_does_not_miss_what_is_missing(tmp_path, missing):
     if resident_pages(large)[slice(*missing)].all():
         pytest.skip("the kernel keeps single pages of what it read as one")
     will_read(data, look=True)
-    wait_for(lambda: bool(resident_pages(large).all()))
+    assert becomes_true(lambda: bool(resident_pages(large).all()))
 
 
 def test_a_missing_page_is_read_alone_if_so_expected(path):
@@ -147,7 +142,7 @@ def test_a_missing_page_is_read_alone_if_so_expected(path):
     expect_exactly(memory, False)
     evict(path)
     memory[30 * PAGE]
-    wait_for(lambda: resident_pages(path).sum() > 1)
+    assert becomes_true(lambda: resident_pages(path).sum() > 1)
 
 
 def test_whose_pages_are_told(path):
@@ -160,16 +155,16 @@ def test_whose_pages_are_told(path):
 def test_reads_from_disk_are_known_for_a_while(path):
     watch = DiskWatch()
     assert watch.reads(), "nothing is known yet"
-    wait_for(lambda: not watch.reads())
+    assert becomes_true(lambda: not watch.reads())
     data = mapped(path)
     data[::PAGE].sum()  # from disk
     assert [watch.reads() for _ in range(10)] == [True] * 10
-    wait_for(lambda: not watch.reads())
+    assert becomes_true(lambda: not watch.reads())
     data[::PAGE].sum()  # from memory
     assert not watch.reads()
     evict(path)
     will_read(data)  # no fault, and yet a disk
-    wait_for(lambda: bool(resident_pages(path).all()))
+    assert becomes_true(lambda: bool(resident_pages(path).all()))
     assert watch.reads()
 
 
@@ -182,22 +177,17 @@ def test_a_file_that_is_empty_or_not_there(tmp_path):
             call(tmp_path / "none")
 
 
-def pages_of(cached, column, first, last):
-    """The pages of the file with these rows of a column, by its own index."""
-    entry = next(each for each in cached.columns if each.name == column)
-    width = np.dtype(entry.dtype).itemsize
-    if entry.shape is not None:
-        places = [row * int(np.prod(entry.shape)) for row in (first, last)]
-    else:
-        assert entry.offsets is not None
-        count = (last + 1) * 8
-        table = np.fromfile(cached.path, "<u8", count // 8, offset=entry.offsets.offset)
-        places = [int(table[row]) for row in (first, last)]
-    begin, end = (entry.values.offset + place * width for place in places)
-    return slice(begin // PAGE, -(-end // PAGE))
+# Rows of a cache
 
 
-def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path):
+def share(path):
+    return float(resident_pages(path).mean())
+
+
+@pytest.mark.parametrize("compress", [None, "zstd"])
+def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path, compress):
+    if compress:
+        pytest.importorskip("zstandard")
     random = np.random.default_rng(0)
     samples = [
         {
@@ -207,81 +197,44 @@ def test_rows_of_a_cache_come_and_those_that_are_not_there_are_left_out(tmp_path
         }
         for row in range(40)
     ]
-    build(tmp_path / "a.h5", samples)
+    precompute(samples, tmp_path / "a.h5", num_workers=0, compress=compress)
     cached = CachedDataset(tmp_path / "a.h5")
-    places = [pages_of(cached, column, 3, 11) for column in ("fixed", "varied")]
-    assert all(place.stop - place.start >= 8 for place in places)
+    assert 3.9 * PAGE < cached.row_bytes < 4.2 * PAGE
     on_disk(cached.path)
     for first, last in ((40, 41), (5, 5), (6, 2), (-3, 0)):
         cached.will_read(first, last)
-    assert not any(resident_pages(cached.path)[place].all() for place in places)
+    before = share(cached.path)
+    assert before < 0.3
     cached.will_read(3, 11)
-    wait_for(lambda: all(resident_pages(cached.path)[place].all() for place in places))
+    assert becomes_true(lambda: share(cached.path) >= before + 0.15)
     assert cached[3]["label"] == 3
     cached.will_read(-3, 99)
-    everything = [pages_of(cached, column, 0, 40) for column in ("fixed", "varied")]
-    wait_for(lambda: all(resident_pages(cached.path)[place].all() for place in everything))
+    assert becomes_true(lambda: share(cached.path) > 0.9)
+    assert (cached[7]["varied"] == samples[7]["varied"]).all()
 
 
-@pytest.mark.parametrize("batches", [False, True])
-def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path, batches):
-    samples = [torch.full((16 * PAGE,), row, dtype=torch.uint8) for row in range(16)]
-    build(tmp_path / "a.h5", samples)
+@pytest.mark.parametrize("backend", ["stock", "h5"])
+def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path, backend):
+    rows, data = [9, 2, 14], torch.arange(16, dtype=torch.uint8).repeat_interleave(16 * PAGE)
+    samples = TensorDataset(data.reshape(16, 16 * PAGE))
+    precompute(samples, tmp_path / "a.h5", num_workers=0)
     cached = CachedDataset(tmp_path / "a.h5")
-    rows = [9, 2, 14]
-    places = [pages_of(cached, "sample", row, row + 1) for row in rows]
-    made = batches_of(cached)
-    assert not isinstance(made, str)
-
-    def read(these):
-        if batches:
-            batch = made.of(these, np.random.default_rng(0))
-            return batch[:, 0].tolist()
-        return [int(sample[0]) for sample in cached.__getitems__(these)]
-
-    def asked():
-        found = resident_pages(cached.path)
-        return all(bool(found[place].all()) for place in places)
-
+    if backend == "h5":
+        backend = H5(cached.path, build="never")
+    loader = DataLoader(
+        samples if backend != "stock" else cached, batch_size=3, sampler=rows, backend=backend
+    )
     on_disk(cached.path)
-    assert read(rows) == rows  # waits, at least at the first page
-    evict(cached.path)
-    cached.about_to_read(rows)
-    wait_for(asked)
-    wait_for(lambda: not cached._disk.reads())
-    assert read(rows) == rows
+    for _ in range(2):
+        assert next(iter(loader))[0][:, 0].tolist() == rows
+        evict(cached.path)
+    cached.about_to_read(rows)  # nothing was read through it, so that a disk is expected
+    assert becomes_true(lambda: share(cached.path) >= 0.15)
+    watch = cached._disk
+    assert becomes_true(lambda: not watch.reads())
     evict(cached.path)
     cached.about_to_read(rows)
     assert not resident_pages(cached.path).any(), "reads from memory ask for nothing"
-
-
-def test_rows_of_shards_come(tmp_path):
-    samples = [np.full(8 * PAGE, row, np.uint8) for row in range(12)]
-    for rank in range(3):
-        build(
-            shard_path(tmp_path / "a.h5", rank, 3),
-            samples[4 * rank : 4 * rank + 4],
-            fingerprint={"length": 12, "shard": shard_text(rank, 3)},
-        )
-    join(tmp_path / "a.h5")
-    cached = CachedDataset(tmp_path / "a.h5")
-    shards = [CachedDataset(path) for path in cached.shards]
-    wanted = [(0, 3, 4), (1, 0, 4), (2, 0, 2)]
-    for shard in shards:
-        on_disk(shard.path)
-    cached.will_read(3, 10)
-    cached.will_read(-5, 0)
-    wait_for(
-        lambda: all(
-            resident_pages(shards[n].path)[pages_of(shards[n], "sample", low, high)].all()
-            for n, low, high in wanted
-        )
-    )
-    assert not resident_pages(shards[0].path)[pages_of(shards[0], "sample", 0, 2)].all()
-    assert [int(each[0]) for each in cached.__getitems__([11, 3, 4])] == [11, 3, 4]
-    assert 12 * 8 * PAGE < cached.row_bytes * 12 < 12 * 9 * PAGE
-    cached.shards[1].rename(tmp_path / "away")
-    CachedDataset.will_read(cached, 0, 12)  # what is mapped stays mapped
 
 
 def test_a_row_takes_what_the_columns_take(tmp_path):
@@ -292,16 +245,5 @@ def test_a_row_takes_what_the_columns_take(tmp_path):
     empty = CachedDataset(tmp_path / "none.h5")
     assert empty.row_bytes == 0
     empty.will_read(0, 5)
-
-
-def test_rows_of_a_compressed_cache_come(tmp_path):
-    pytest.importorskip("zstandard")
-    random = np.random.default_rng(0)
-    samples = [random.integers(0, 200, (1 + row % 3, PAGE), np.uint8) for row in range(40)]
-    precompute(samples, tmp_path / "a.h5", num_workers=0, compress="zstd")
-    cached = CachedDataset(tmp_path / "a.h5")
-    assert cached.row_bytes > PAGE / 2
-    on_disk(cached.path)
-    cached.will_read(0, 40)
-    wait_for(lambda: bool(resident_pages(cached.path).mean() > 0.9))
-    assert (cached[7] == samples[7]).all()
+    sampler = BlockShuffle(empty, seed=0)
+    assert (len(sampler), list(DataLoader(empty, sampler=sampler))) == (0, [])

@@ -201,14 +201,6 @@ def test_user_code_in_this_process_runs_on_the_loops_thread(workers):
     assert set(seen) == {threading.current_thread().name}
 
 
-def test_more_batches_ahead_than_workers_queue_by_default():
-    loader = DataLoader(MapDataset(integer_sample, 40), num_workers=1, backend=Prefetch(ahead=7))
-    batches = iter(loader)
-    assert becomes_true(lambda: batches.counts()[0] >= 7)
-    assert loader.prefetch_factor == 2
-    assert [int(batch) for batch in batches] == [3 * index for index in range(40)]
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_torchs_names_on_an_iterator_are_there(persistent):
     batches = iter(

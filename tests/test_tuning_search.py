@@ -117,11 +117,6 @@ class TestWorkers:
         assert search.choice == workers(16)
         assert search.limited  # more might pay still
 
-    def test_the_most_need_not_be_a_power_of_two(self):
-        assert counts(played(searching(most=6), lambda one: 10.0 * (one.num_workers or 1))) == [
-            2, 4, 6,
-        ]  # fmt: skip
-
     def test_what_lies_between_the_last_two_is_tried(self):
         search = searching()
         asked = played(search, lambda one: 10.0 * min(one.num_workers or 1, 6))
@@ -186,11 +181,6 @@ class TestNoise:
         asked = played(searching(most=4), by_workers({0: 10, 2: 50, 4: [53, 51, 52], 3: 50}))
         assert counts(asked)[:6] == [2, 4, 4, 2, 4, 2]
         assert [ask.why for ask in asked[2:6]] == ["again, in turns"] * 4
-
-    def test_two_that_are_far_apart_are_not(self):
-        assert counts(played(searching(most=4), by_workers({0: 10, 2: 20, 4: 40}))) == [2, 4]
-        # Nor where neither will be chosen.
-        assert counts(played(searching(), by_workers({0: 100, 2: 20, 4: 20}))) == [2, 4]
 
     def test_a_lucky_trial_does_not_decide(self):
         search = searching(most=2)
@@ -402,10 +392,6 @@ class TestBackendOptions:
         )
         self.chosen = self.found.choice.backend
         return asked
-
-    def test_where_nothing_matters_the_smallest_is_taken(self):
-        self.searched(lambda threads, depth: 100.0)
-        assert self.chosen == Knobs(1, 2)
 
     def test_more_threads_and_a_longer_queue_where_both_pay(self):
         asked = self.searched(lambda threads, depth: 10.0 * threads * depth)
