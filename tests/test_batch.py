@@ -241,6 +241,11 @@ class Movable:
         return Movable(self.tensor.to(device), self.note, how)
 
 
+class Simple(Movable):
+    def to(self, device):
+        return Simple(self.tensor.to(device), self.note)
+
+
 class Broken:
     def to(self, device, non_blocking=False):
         raise TypeError("broken inside")
@@ -268,6 +273,7 @@ def test_a_custom_type_moves_by_its_own_method():
     moved = tree.to_device([batch], META)[0]
     assert (type(moved), moved.tensor.device, moved.note) == (Movable, META, "kept")
     assert moved.how == {"non_blocking": True}
+    assert tree.to_device(Simple(torch.ones(3), "kept"), META).tensor.device == META
     waited = tree.to_device({"deep": [batch]}, META, non_blocking=False)["deep"][0]
     assert waited.how == {"non_blocking": False}
     assert [leaf.shape[0] for leaf in tree.leaves(batch)] == [3]
