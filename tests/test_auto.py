@@ -2,226 +2,340 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from dataloaders import DataLoader
 from dataloaders.errors import CapacityWarning
 from dataloaders.machine import resources
-from dataloaders.tuning import auto, learned
-from dataloaders.tuning.learned import Learned
+from dataloaders.tuning import learned
+from helpers.datasets import CountingStream
 
+# As on machines of more cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 NO_CUDA = torch.cuda.device_count() == 0
+CHOICE = learned.Learned(3, 2, False, 812.5, batch_bytes=4096, memory_per_worker=2**20)
+AUTO = {"num_workers": "auto", "prefetch_factor": "auto", "pin_memory": "auto"}
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return tmp_path / "cache"
 
 
-class Files(Dataset[torch.Tensor]):
+class Files(Dataset):
     loaded = 0
 
-    def __init__(self, size: Any = 1000) -> None:
-        self.size = size
+    def __init__(self, size=1000, root="photos", transform=None):
+        self.size, self.root, self.transform = size, root, transform
 
-    def __len__(self) -> int:
-        return self.size  # type: ignore[no-any-return]
+    def __len__(self):
+        return self.size
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.loaded += 1
+    def __getitem__(self, index):
+        Files.loaded += 1
         return torch.zeros(3)
 
 
-class Stream(IterableDataset[torch.Tensor]):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.zeros(8, 3))
+class Hostile:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    def __len__(self):
+        return 1000
 
 
-def settings(loader: DataLoader[Any]) -> tuple[int, int | None, bool]:
+def stack(samples):
+    return torch.tensor(samples)
+
+
+def resolved(dataset, **arguments):
+    """Workers, prefetching and pinning of a loader of which all of these are "auto"."""
+    loader = DataLoader(dataset, **{"batch_size": 4, **AUTO, **arguments})
     return loader.num_workers, loader.prefetch_factor, loader.pin_memory
 
 
-def resolved(dataset: Any, **arguments: Any) -> tuple[int, int | None, bool]:
-    given: dict[str, Any] = {
-        "batch_size": 4,
-        "num_workers": "auto",
-        "prefetch_factor": "auto",
-        "pin_memory": "auto",
-        "needs_workers": False,
-    }
-    return auto.resolve(dataset, **(given | arguments))
+def key_of(dataset, batch_size=4, sampler=None, collate=None):
+    return learned.key_of(dataset, batch_size, sampler, collate)
 
 
-def learn(dataset: Any, choice: Learned, batch_size: int = 4) -> None:
-    assert learned.remember(learned.key_of(dataset, batch_size, None, None), choice) is not None
+def learn(dataset, *choice, **more):
+    assert learned.remember(key_of(dataset), learned.Learned(*choice, 100.0, **more)) is not None
 
 
-class TestRule:
-    def test_attributes_are_plain_and_no_sample_is_loaded(self) -> None:
-        files = Files()
-        loader = DataLoader(files, 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
-        assert type(loader.num_workers) is int
-        assert type(loader.pin_memory) is bool
-        assert loader.num_workers > 0
-        assert loader.prefetch_factor == 2
-        assert loader.pin_memory is not NO_CUDA
-        assert files.loaded == 0
+# The rule
 
-    @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (6, 6), (64, 16)])
-    def test_one_worker_a_core_and_no_more_than_16(
-        self, cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(resources, "usable_cores", lambda: cores)
-        monkeypatch.setattr(resources, "available_memory", lambda: 2**40)
-        monkeypatch.setattr(resources, "shm_room", lambda path=None: None)
+
+def test_attributes_are_plain_and_no_sample_is_loaded():
+    workers, prefetch, pinned = resolved(Files())
+    assert (type(workers), prefetch, pinned) == (int, 2, not NO_CUDA)
+    assert workers > 0
+    assert Files.loaded == 0
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (6, 6), (64, 16)])
+def test_one_worker_a_core_and_no_more_than_16(cores, workers, monkeypatch):
+    monkeypatch.setattr(resources, "usable_cores", lambda: cores)
+    monkeypatch.setattr(resources, "available_memory", lambda: 2**40)
+    monkeypatch.setattr(resources, "shm_room", lambda path=None: None)
+    assert resolved(Files())[0] == workers
+    assert [resolved(Files(size))[0] for size in (0, 4)] == [0, 1]  # no more than batches
+
+
+class Augmented(TensorDataset):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] + torch.rand(1)
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Augmented])
+def test_tensors_in_memory_get_no_workers(kind):
+    one = kind(torch.zeros(99, 3))
+    for dataset in (one, Subset(one, range(50)), ConcatDataset([one, one])):
+        assert (resolved(dataset) == (0, None, False)) == (kind is TensorDataset)
+
+
+def test_an_iterable_dataset_gets_one_since_more_may_repeat_samples():
+    assert resolved(CountingStream())[0] == 1
+
+
+def test_ranks_on_one_machine_share_its_cores(monkeypatch):
+    cores = resources.usable_cores()
+    for ranks, workers in ((str(cores), 1), ("many", min(cores, 16))):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert resolved(Files())[0] == workers
 
-    @pytest.mark.parametrize(
-        "dataset",
-        [
-            TensorDataset(torch.zeros(100, 3)),
-            Subset(TensorDataset(torch.zeros(100, 3)), range(50)),
-            ConcatDataset([TensorDataset(torch.zeros(9)), TensorDataset(torch.zeros(9))]),
-        ],
-    )
-    def test_tensors_in_memory_get_no_workers(self, dataset: Any) -> None:
-        assert auto.in_memory(dataset)
-        assert resolved(dataset) == (0, None, False)
 
-    def test_a_subclass_with_a_getitem_of_its_own_is_not_known_to_be_in_memory(self) -> None:
-        class Augmented(TensorDataset):
-            def __getitem__(self, index: int) -> Any:
-                return super().__getitem__(index)[0] + torch.rand(1)
-
-        for dataset in (Augmented(torch.zeros(99)), Subset(Augmented(torch.zeros(99)), range(99))):
-            assert not auto.in_memory(dataset)
-            assert resolved(dataset)[0] > 0
-
-    def test_no_more_workers_than_batches(self) -> None:
-        assert resolved(Files(4))[0] == 1
-        assert resolved(Files(0))[0] == 0
-
-    def test_an_iterable_dataset_gets_one_since_more_may_repeat_samples(self) -> None:
-        assert resolved(Stream())[0] == 1
-
-    def test_ranks_on_one_machine_share_its_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(resources.usable_cores()))
-        assert resolved(Files())[0] == 1
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-        assert resolved(Files())[0] == min(resources.usable_cores(), 16)
-
-    @pytest.mark.parametrize(
-        "arguments", [{"persistent_workers": True}, {"timeout": 5.0}, {"prefetch_factor": 3}]
-    )
-    def test_at_least_one_where_another_argument_needs_workers(
-        self, arguments: dict[str, Any]
-    ) -> None:
-        dataset = TensorDataset(torch.zeros(100, 3))
-        assert DataLoader(dataset, num_workers="auto", **arguments).num_workers == 1
-
-    def test_what_is_given_stays_as_it_is(self) -> None:
-        assert settings(DataLoader(Files(), num_workers=0, prefetch_factor="auto"))[:2] == (0, None)
-        assert settings(DataLoader(Files(), num_workers=1, prefetch_factor="auto"))[:2] == (1, 2)
-        assert settings(DataLoader(Files(), num_workers="auto", prefetch_factor=5))[1] == 5
-
-    @pytest.mark.skipif(not NO_CUDA, reason="there is a CUDA device here")
-    def test_nothing_is_pinned_without_cuda(self) -> None:
-        learn(Files(), Learned(1, 2, True, 1.0))
-        assert resolved(Files())[2] is False
-
-    @pytest.mark.parametrize("size", [-1, "long", 2**80, 1.5, None])
-    def test_an_odd_length_is_survived(self, size: Any) -> None:
-        assert resolved(Files(size))[0] >= 0
-
-    def test_a_dataset_that_raises_at_everything_is_survived(self) -> None:
-        class Hostile:
-            def __getattr__(self, name: str) -> Any:
-                raise RuntimeError(name)
-
-        assert resolved(Hostile())[0] >= 1
-
-    @pytest.mark.parametrize("wrong", [-1, "many"])
-    def test_what_is_wrong_is_left_for_torch_to_say(self, wrong: Any) -> None:
-        with pytest.raises((ValueError, TypeError)):
-            DataLoader(Files(), num_workers=wrong, pin_memory="auto", prefetch_factor="auto")
-
-    @given(
-        size=st.integers(0, 10**9),
-        batch_size=st.none() | st.integers(1, 64),
-        needs=st.booleans(),
-        prefetch=st.just("auto") | st.none() | st.integers(1, 8),
-    )
-    def test_it_is_always_what_torch_accepts(
-        self, size: int, batch_size: int | None, needs: bool, prefetch: Any
-    ) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CapacityWarning)
-            count, depth, pinned = resolved(
-                Files(size), batch_size=batch_size, needs_workers=needs, prefetch_factor=prefetch
-            )
-        assert int(needs) <= count <= max(1, resources.usable_cores())
-        assert count > 0 or depth is None
-        assert isinstance(pinned, bool)
+@pytest.mark.parametrize(
+    "arguments", [{"persistent_workers": True}, {"timeout": 5.0}, {"prefetch_factor": 3}]
+)
+def test_at_least_one_where_another_argument_needs_workers(arguments):
+    assert resolved(TensorDataset(torch.zeros(100, 3)), **arguments)[0] == 1
 
 
-class TestLearned:
-    def test_a_learned_choice_is_used(self) -> None:
-        learn(Files(), Learned(1, 4, False, 100.0))
-        assert settings(
-            DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto", pin_memory="auto")
-        ) == (1, 4, False)
-
-    def test_it_is_bounded_by_the_cores(self) -> None:
-        learn(Files(), Learned(1000, 2, False, 100.0, batch_bytes=1, memory_per_worker=1))
-        assert resolved(Files())[0] == max(8, 4 * resources.usable_cores())
-
-    def test_it_holds_for_its_batch_size_only(self) -> None:
-        learn(Files(), Learned(5, 4, False, 100.0))
-        assert resolved(Files(), batch_size=8)[0] != 5
-
-    def test_no_workers_learned_but_needed(self) -> None:
-        learn(Files(), Learned(0, None, False, 100.0))
-        assert resolved(Files())[:2] == (0, None)
-        assert resolved(Files(), needs_workers=True)[:2] == (1, 2)
-
-    def test_fewer_where_memory_no_longer_bears_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(resources, "available_memory", lambda: 500)  # half of it is for workers
-        learn(Files(), Learned(5, 2, False, 100.0, memory_per_worker=100))
-        assert resolved(Files())[0] == 2
-
-    def test_fewer_where_shared_memory_no_longer_holds_its_batches(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(resources, "shm_room", lambda path=None: 500)
-        learn(Files(), Learned(5, 2, False, 100.0, batch_bytes=100))
-        with pytest.warns(CapacityWarning, match=r"num_workers=3, prefetch_factor=1: 5 workers"):
-            assert resolved(Files())[:2] == (3, 1)
-        with pytest.warns(CapacityWarning, match="--shm-size"):
-            assert resolved(Files(), prefetch_factor=2)[0] == 1
-
-    def test_none_where_not_one_batch_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(resources, "shm_room", lambda path=None: 500)
-        learn(Files(), Learned(5, 2, False, 100.0, batch_bytes=1000))
-        with pytest.warns(CapacityWarning) as caught:
-            loader = DataLoader(Files(), 4, num_workers="auto", prefetch_factor="auto")
-        assert settings(loader)[:2] == (0, None)
-        assert [warning.filename for warning in caught] == [__file__]  # the line that asked
+def test_what_is_given_stays_as_it_is():
+    for given_, expected in ((0, (0, None)), (1, (1, 2))):
+        assert resolved(Files(), num_workers=given_)[:2] == expected
+    assert resolved(Files(), prefetch_factor=5)[1] == 5
 
 
-def test_without_a_known_batch_its_size_is_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Three batches fit: one in the queue of one worker, and two that the step holds.
+@pytest.mark.parametrize("size", [2**62, 1.5, None])
+def test_odd_datasets_are_survived(size):
+    assert resolved(Files(size), sampler=range(9))[0] >= 0
+    assert resolved(Hostile(), sampler=range(9))[0] >= 1
+    assert "Hostile" in key_of(Hostile()).dataset
+
+
+@pytest.mark.parametrize("wrong", [-1, "many"])
+def test_what_is_wrong_is_left_for_torch_to_say(wrong):
+    with pytest.raises((ValueError, TypeError)):
+        resolved(Files(), num_workers=wrong)
+
+
+@given(
+    size=st.integers(0, 10**9),
+    batch_size=st.none() | st.integers(1, 64),
+    persistent=st.booleans(),
+    prefetch=st.just("auto") | st.none() | st.integers(1, 8),
+)
+def test_it_is_always_what_torch_accepts(size, batch_size, persistent, prefetch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CapacityWarning)
+        options = {"persistent_workers": persistent, "prefetch_factor": prefetch}
+        count, _, _ = resolved(Files(size), batch_size=batch_size, **options)
+    assert int(persistent) <= count <= max(1, resources.usable_cores())
+
+
+# What was learned
+
+
+def test_a_learned_choice_is_used_for_its_batch_size_and_bounded_by_the_cores():
+    learn(Files(), 1, 4, True)
+    assert resolved(Files()) == (1, 4, not NO_CUDA)
+    assert resolved(Files(), batch_size=8)[1] == 2
+    learn(Files(), 0, None, False)
+    assert resolved(Files())[:2] == (0, None)
+    assert resolved(Files(), persistent_workers=True)[:2] == (1, 2)
+    learn(Files(), 1000, 2, False, batch_bytes=1, memory_per_worker=1)
+    assert resolved(Files())[0] == max(8, 4 * resources.usable_cores())
+
+
+def test_fewer_where_memory_or_shared_memory_no_longer_bear_it(monkeypatch):
+    monkeypatch.setattr(resources, "available_memory", lambda: 500)  # half of it is for workers
+    learn(Files(), 5, 2, False, memory_per_worker=100)
+    assert resolved(Files())[0] == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(resources, "shm_room", lambda path=None: 500)
+    learn(Files(), 5, 2, False, batch_bytes=100)
+    with pytest.warns(CapacityWarning, match=r"num_workers=3, prefetch_factor=1: 5 workers"):
+        assert resolved(Files())[:2] == (3, 1)
+    with pytest.warns(CapacityWarning, match="--shm-size"):
+        assert resolved(Files(), prefetch_factor=2)[0] == 1
+    learn(Files(), 5, 2, False, batch_bytes=1000)  # not one of them fits
+    with pytest.warns(CapacityWarning) as caught:
+        loader = DataLoader(Files(), 4, **AUTO)
+    assert (loader.num_workers, loader.prefetch_factor) == (0, None)
+    assert [warning.filename for warning in caught] == [__file__]  # the line that asked
+    # Without a known batch, three batches fit: one in a worker's queue, and two of the step.
     monkeypatch.setattr(resources, "shm_room", lambda path=None: 8 * 2**20)
     monkeypatch.setattr(resources, "usable_cores", lambda: 4)
     rule = '"auto" chose num_workers=1, prefetch_factor=1: .* 8.0 MiB are free .* is a guess'
     with pytest.warns(CapacityWarning, match=rule):
-        assert resolved(Files())[:2] == (1, 1)
+        assert resolved(Files(root="others"))[:2] == (1, 1)
+
+
+# On disk
+
+
+def test_the_last_one_wins_and_nothing_else_is_left(cache):
+    key = key_of(Files())
+    assert learned.recall(key) is None
+    for choice in (CHOICE, learned.Learned(0, None, True, 1.0)):
+        path = learned.remember(key, choice)
+        assert learned.recall(key) == choice
+    assert list((cache / "tuned").iterdir()) == [path]
+
+
+DAMAGED = [
+    lambda entry: "",
+    lambda entry: "{",
+    lambda entry: "[" * 100_000,
+    lambda entry: "null",
+    lambda entry: "x" * 200_000,
+    lambda entry: "\udcff",
+    lambda entry: json.dumps({**entry, "version": 2}),
+    lambda entry: json.dumps({**entry, "key": {}}),
+    lambda entry: json.dumps({**entry, "learned": {}}),
+]
+WRONG = [
+    ("surplus", 1),
+    *(("num_workers", wrong) for wrong in (-1, "4", True, 0)),
+    *(("prefetch_factor", wrong) for wrong in (None, 0, 1.5)),
+    ("pin_memory", 1),
+    ("batch_bytes", -5),
+    ("memory_per_worker", "much"),
+]
+
+
+def test_a_damaged_file_is_as_good_as_none():
+    key = key_of(Files())
+    path = learned.remember(key, CHOICE)
+    entry = json.loads(path.read_text())
+    fields = entry["learned"]
+    texts = [damage(entry) for damage in DAMAGED]
+    texts += [json.dumps({**entry, "learned": {**fields, name: wrong}}) for name, wrong in WRONG]
+    for text in texts:
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert learned.recall(key) is None, text[:80]
+        assert learned.remember(key, CHOICE) == path
+        assert learned.recall(key) == CHOICE
+
+
+def test_a_cache_that_cannot_be_written_is_told_by_none(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "file"))
+    assert learned.remember(key_of(Files()), CHOICE) is None
+    assert learned.recall(key_of(Files())) is None
+
+
+def test_readers_never_see_half_a_file():
+    key = key_of(Files())
+    learned.remember(key, CHOICE)
+    writer = multiprocessing.get_context("fork").Process(target=_write_often, args=(key,))
+    writer.start()
+    while writer.is_alive():
+        assert learned.recall(key) is not None
+    writer.join()
+    assert writer.exitcode == 0
+
+
+def _write_often(key):
+    for number in range(1, 300):
+        learned.remember(key, learned.Learned(number, 2, False, 1.0))
+
+
+def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("DATALOADERS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert learned.cache_folder() == tmp_path / "xdg" / "gpu-dataloaders"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert learned.cache_folder() == tmp_path / ".cache" / "gpu-dataloaders"
+
+
+# Whose choice it is
+
+
+class Resize:
+    def __init__(self, size):
+        self.size = size
+
+    def __repr__(self):
+        return f"Resize({self.size})"
+
+
+def test_a_key_is_stable_shows_no_path_and_tells_what_differs_apart():
+    one = key_of(Files(root="some/where", transform=object()))
+    assert one == key_of(Files(root=os.path.abspath("some/where"), transform=object()))
+    assert "some" not in str(one)
+    keys = [
+        key_of(Files()),
+        key_of(Files(root="elsewhere")),
+        key_of(Files(11)),
+        key_of(Files(transform=Resize(32))),
+        key_of(Files(), batch_size=8),
+        key_of(Files(), batch_size=None),
+        key_of(Files(), collate=stack),
+        key_of(list(range(1000))),
+        *(key_of(Subset(Files(transform=Resize(n)), range(1000))) for n in (32, 224)),
+    ]
+    assert len(set(map(str, keys))) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"batch_size": 4, "shuffle": True}, key_of(Files(), 4)),
+        ({"batch_size": None, "shuffle": True}, key_of(Files(), None)),
+        ({"batch_size": 4, "collate_fn": stack}, key_of(Files(), 4, None, stack)),
+        (
+            {"batch_sampler": (own := BatchSampler(SequentialSampler(Files()), 3, False))},
+            key_of(Files(), None, own),
+        ),
+    ],
+    ids=["batches", "samples", "collation", "batch sampler"],
+)
+def test_arguments_and_attributes_give_the_same_key(options, key):
+    loader = torch.utils.data.DataLoader(Files(), **options)
+    names = ("dataset", "batch_size", "batch_sampler", "collate_fn")
+    assert learned.key_of(*(getattr(loader, name) for name in names)) == key
+
+
+def test_a_dataset_of_itself_ends():
+    dataset = Files()
+    vars(dataset)["dataset"] = vars(Files())["dataset"] = dataset
+    vars(dataset)["datasets"] = [dataset]
+    assert "Files" in key_of(dataset).dataset
+
+
+@given(root=st.text(min_size=1).filter(lambda text: "\0" not in text))
+def test_any_path_can_be_hashed_and_stored(root):
+    key = key_of(Files(root=root))
+    assert learned.remember(key, CHOICE) is not None
+    assert learned.recall(key) == CHOICE

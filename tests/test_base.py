@@ -8,39 +8,43 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from backends.h5 import H5
+from backends.prefetch import Prefetch
+from backends.stock import Stock
 from dataloaders.cache import precompute
-from helpers import base_environment
+from helpers import base_environment, ends
+from helpers.contract import WORKERS
 from helpers.processes import run_script
 
-HAS = """
-import importlib.util
-
-for package in ("rich", "psutil"):
-    assert importlib.util.find_spec(package) is None
-"""
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(tmp_path_factory):
     """The interpreter of an environment without any extra."""
     return base_environment.make(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path):
     data = TensorDataset(torch.arange(96, dtype=torch.uint8).reshape(32, 3), torch.arange(32))
     precompute(data, tmp_path / "train.h5", num_workers=0)
     return tmp_path / "train.h5"
 
 
-@pytest.mark.nightly
-def test_training_and_reading_a_cache_need_torch_and_numpy_only(
-    python: Path, cache: Path, tmp_path: Path
-) -> None:
-    done = run_script(
+def run(folder, source, python, **env):
+    return run_script(folder, source, env={"PYTHONPATH": "", **env}, fresh=True, python=python)
+
+
+def test_training_and_reading_a_cache_need_torch_and_numpy_only(python, cache, tmp_path):
+    done = run(
         tmp_path,
-        HAS
-        + f"""
+        f"""
+import importlib.util
+
+for package in ("rich", "psutil", "torchvision"):
+    assert importlib.util.find_spec(package) is None
+
 from torch import nn, optim
 
 from dataloaders import DataLoader
@@ -65,16 +69,13 @@ for arguments in settings:
         optimizer.step()
 assert verify({str(cache)!r}) == []
 """,
-        env={"PYTHONPATH": ""},
-        fresh=True,
-        python=python,
+        python,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.nightly
-def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: Path) -> None:
-    done = run_script(
+def test_commands_without_rich_and_psutil(python, cache, tmp_path):
+    done = run(
         tmp_path,
         f"""
         import dataloaders
@@ -91,9 +92,8 @@ def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: P
         assert main(["cache", "verify", {str(cache)!r}, "--quiet"]) == 0
         assert main(["backends"]) == 0
         """,
-        env={"PYTHONPATH": "", "COLUMNS": "60"},
-        fresh=True,
-        python=python,
+        python,
+        COLUMNS="60",
     )
     assert done.returncode == 0, done.stderr
     check, tune, statuses, *shown = done.stdout.splitlines()
@@ -114,21 +114,41 @@ def test_commands_without_rich_and_psutil(python: Path, cache: Path, tmp_path: P
     assert "nvidia-dali-cuda130" in "".join(backends)
 
 
-@pytest.mark.nightly
-def test_a_cache_is_built_with_h5py_alone(tmp_path: Path) -> None:
+def test_a_cache_is_built_with_h5py_alone(tmp_path):
     (tmp_path / "data.py").write_text(
         "import torch\n"
         "from torch.utils.data import TensorDataset\n"
         "train = TensorDataset(torch.zeros(8, 3))\n"
     )
-    done = run_script(
-        tmp_path,
-        "from dataloaders.cli import main\n"
-        "assert main(['cache', 'build', 'data.py:train', 'train.h5', '--workers', '0']) == 0\n",
-        env={"PYTHONPATH": ""},
-        fresh=True,
-        python=base_environment.make(tmp_path / "h5", "h5"),
-    )
+    build = "['cache', 'build', 'data.py:train', 'train.h5', '--workers', '0']"
+    source = f"from dataloaders.cli import main\nassert main({build}) == 0\n"
+    done = run(tmp_path, source, base_environment.make(tmp_path / "h5", "h5"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("build  8 samples, about ")
     assert done.stdout.startswith("train.h5: 8 samples, ")
+
+
+BUILD = """
+from dataloaders.cache import precompute
+from helpers.datasets import BY_NAME
+
+precompute(BY_NAME["large tensors"].make()["dataset"], "x.h5", num_workers=0)
+"""
+
+
+def test_a_script_ends_cleanly_while_its_iterators_live(python, tmp_path):
+    # Built without torchvision, as it is read. Only building needs h5py.
+    builder = base_environment.make(tmp_path / "with h5py", "h5")
+    built = run(tmp_path, BUILD, builder, PYTHONPATH=str(Path(__file__).parent))
+    assert built.returncode == 0, built.stderr
+    alive = [
+        ends.Alive(backend, "large tensors", workers, len(workers) > 0)
+        for backend in (Stock(), Prefetch(), H5(tmp_path / "x.h5", build="never"))
+        for workers in WORKERS.values()
+    ]
+    ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES, python=python, path="")
+
+
+def test_a_forked_child_that_exits_does_not_wait_for_threads_of_its_parent(tmp_path):
+    alive = [ends.Alive(Prefetch(), "large tensors", {"device": "cpu"}, 0)] * 20
+    ends.assert_ends_cleanly(tmp_path, alive, ["forked child"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,21 +30,19 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture
-def add(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    def into_the_table(kind: Any) -> None:
+def add(monkeypatch):
+    def into_the_table(kind):
         monkeypatch.setitem(torch_collate.default_collate_fn_map, kind, lambda *_, **__: None)
 
     return into_the_table
 
 
-def test_torchs_own_table() -> None:
+def test_torchs_own_table():
     assert collates_as_torch()
 
 
 @pytest.mark.parametrize("kind", [Own, (Own, torch.Generator), type])
-def test_what_is_added_for_another_kind_changes_nothing(
-    add: Callable[[Any], None], kind: Any
-) -> None:
+def test_what_is_added_for_another_kind_changes_nothing(add, kind):
     add(kind)
     assert collates_as_torch()
 
@@ -55,11 +52,11 @@ def test_what_is_added_for_another_kind_changes_nothing(
     [torch.Tensor, float, torch.nn.Parameter, bool, dict, Pair, object, Marker, Number,
      (Own, tuple)],
 )  # fmt: skip
-def test_what_concerns_samples_is_noticed(add: Callable[[Any], None], kind: Any) -> None:
+def test_what_concerns_samples_is_noticed(add, kind):
     add(kind)
     assert not collates_as_torch()
 
 
-def test_what_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_noticed(monkeypatch):
     monkeypatch.delitem(torch_collate.default_collate_fn_map, float)
     assert not collates_as_torch()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,263 +15,274 @@ from dataloaders.samplers import BlockShuffle
 from helpers.compare import assert_same, seed_everything
 from helpers.datasets import MapDataset, pair_sample
 
-_TorchLoader = torch.utils.data.DataLoader
+TorchLoader = torch.utils.data.DataLoader
+BOTH = (DataLoader, TorchLoader)
 DATASET = TensorDataset(torch.arange(12.0).reshape(12, 1), torch.arange(12.0))
 
 
 @pytest.fixture(autouse=True)
-def _warnings_of_the_frameworks() -> Any:
+def _warnings_of_the_frameworks():
     with warnings.catch_warnings():  # they warn of workers, of loggers and of each other
         warnings.simplefilter("ignore")
         yield
 
 
-class TestLightning:
-    def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(self, tmp_path: Path) -> None:
-        lightning = pytest.importorskip("lightning")
+def loss_of(model, inputs, targets):
+    return torch.nn.functional.mse_loss(model(inputs)[:, 0], targets)
 
-        class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
-            def __init__(self) -> None:
-                super().__init__()
-                self.linear = torch.nn.Linear(1, 1)
-                self.seen: list[torch.Tensor] = []
-                self.validated = 0
 
-            def training_step(self, batch: Any, index: int) -> torch.Tensor:
-                self.seen.append(batch[1].clone())
-                return torch.nn.functional.mse_loss(self.linear(batch[0])[:, 0], batch[1])
+# Lightning
 
-            def validation_step(self, batch: Any, index: int) -> None:
-                self.validated += 1
 
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), lr=1e-4)
+def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(tmp_path):
+    lightning = pytest.importorskip("lightning")
 
-        seen = []
-        for loader_class in (DataLoader, torch.utils.data.DataLoader):
-            seed_everything()
-            model = Model()
-            trainer = lightning.Trainer(
-                max_epochs=2,
-                accelerator="cpu",
-                devices=1,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                default_root_dir=tmp_path,
-            )
-            trainer.fit(
-                model,
-                loader_class(DATASET, batch_size=4, shuffle=True),
-                loader_class(DATASET, batch_size=6),
-            )
-            seen.append(model.seen)
-            assert len(model.seen) == 6
-            assert model.validated >= 4
-        assert_same(seen[0], seen[1])
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(1, 1)
+            self.seen, self.validated = [], 0
 
-    @pytest.mark.parametrize("backend", ["stock", Stock()], ids=["name", "instance"])
-    @pytest.mark.parametrize("wrapped", [False, True])
-    def test_a_rebuilt_loader_keeps_what_it_was_given(self, backend: Any, wrapped: bool) -> None:
-        data = pytest.importorskip("lightning.pytorch.utilities.data")
-        torchs: dict[str, Any] = {"batch_size": 5, "drop_last": True, "num_workers": 1}
-        ours = {"backend": backend, "device": "cpu", "seed": 8}
-        loader: DataLoader[Any]
-        if wrapped:
-            loader = wrap(torch.utils.data.DataLoader(DATASET, **torchs), **ours)
-        else:
-            loader = DataLoader(DATASET, **torchs, **ours)
-        sampler = DistributedSampler(DATASET, num_replicas=2, rank=1)
-        rebuilt = data._update_dataloader(loader, sampler)
-        assert type(rebuilt) is DataLoader
-        assert (rebuilt.backend, rebuilt.device, rebuilt.seed) == (backend, "cpu", 8)
-        assert (rebuilt.batch_size, rebuilt.drop_last, rebuilt.num_workers) == (5, True, 1)
-        assert rebuilt.sampler is sampler
-        assert len(list(rebuilt)) == 1
+        def training_step(self, batch, index):
+            self.seen.append(batch[1].clone())
+            return loss_of(self.linear, *batch)
 
-    def test_a_subclass_with_arguments_of_its_own_is_rebuilt(self) -> None:
-        data = pytest.importorskip("lightning.pytorch.utilities.data")
+        def validation_step(self, batch, index):
+            self.validated += 1
 
-        class Named(DataLoader[Any]):
-            # Named: of **kwargs Lightning knows only torch's own.
-            def __init__(
-                self, title: str, *args: Any, backend: str | None = None, **kwargs: Any
-            ) -> None:
-                self.title = title
-                super().__init__(*args, backend=backend, **kwargs)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-4)
 
-        loader = Named("mine", DATASET, batch_size=3, backend="stock")
-        rebuilt = data._update_dataloader(loader, DistributedSampler(DATASET, 2, 0))
-        assert (type(rebuilt), rebuilt.title, rebuilt.backend) == (Named, "mine", "stock")
-        assert len(list(rebuilt)) == 2
-
-    def test_a_block_shuffle_is_left_as_it_is(self) -> None:
-        """Lightning deals out samplers of others itself, from a list of the epoch."""
-        connector = pytest.importorskip("lightning.pytorch.trainer.connectors.data_connector")
-
-        class Trainer:
-            class _accelerator_connector:
-                use_distributed_sampler = True
-                is_distributed = True
-
-        asks = connector._DataConnector(Trainer())._requires_distributed_sampler
-        assert not asks(DataLoader(DATASET, sampler=BlockShuffle(DATASET, block=2)))
-        assert asks(DataLoader(DATASET, sampler=RandomSampler(DATASET)))
-
-    def test_fabric_sets_up_a_loader(self) -> None:
-        fabric_class = pytest.importorskip("lightning.fabric").Fabric
-        fabric = fabric_class(accelerator="cpu", devices=1)
-        ours, theirs = (
-            fabric.setup_dataloaders(loader_class(DATASET, batch_size=5, shuffle=True))
-            for loader_class in (DataLoader, torch.utils.data.DataLoader)
+    seen = []
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for kind in BOTH:
+        seed_everything()
+        model = Model()
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            devices=1,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+            **quiet,
         )
+        train = kind(DATASET, batch_size=4, shuffle=True)
+        trainer.fit(model, train, kind(DATASET, batch_size=6))
+        seen.append(model.seen)
+        assert len(model.seen) == 6
+        assert model.validated >= 4
+    assert_same(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("backend", ["stock", Stock()], ids=["name", "instance"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_rebuilt_loader_keeps_what_it_was_given(backend, wrapped):
+    data = pytest.importorskip("lightning.pytorch.utilities.data")
+    torchs = {"batch_size": 5, "drop_last": True, "num_workers": 1}
+    ours = {"backend": backend, "device": "cpu", "seed": 8}
+    if wrapped:
+        loader = wrap(TorchLoader(DATASET, **torchs), **ours)
+    else:
+        loader = DataLoader(DATASET, **torchs, **ours)
+    sampler = DistributedSampler(DATASET, num_replicas=2, rank=1)
+    rebuilt = data._update_dataloader(loader, sampler)
+    assert type(rebuilt) is DataLoader
+    found = {name: getattr(rebuilt, name) for name in (*torchs, *ours)}
+    assert found == {**torchs, **ours}
+    assert rebuilt.sampler is sampler
+    assert len(list(rebuilt)) == 1
+
+
+def test_a_subclass_with_arguments_of_its_own_is_rebuilt():
+    data = pytest.importorskip("lightning.pytorch.utilities.data")
+
+    class Named(DataLoader):
+        # Named: of **kwargs Lightning knows only torch's own.
+        def __init__(self, title, *args, backend=None, **kwargs):
+            self.title = title
+            super().__init__(*args, backend=backend, **kwargs)
+
+    loader = Named("mine", DATASET, batch_size=3, backend="stock")
+    rebuilt = data._update_dataloader(loader, DistributedSampler(DATASET, 2, 0))
+    assert (type(rebuilt), rebuilt.title, rebuilt.backend) == (Named, "mine", "stock")
+    assert len(list(rebuilt)) == 2
+
+
+def test_a_block_shuffle_is_left_as_it_is():
+    """Lightning deals out samplers of others itself, from a list of the epoch."""
+    connector = pytest.importorskip("lightning.pytorch.trainer.connectors.data_connector")
+
+    class Trainer:
+        class _accelerator_connector:
+            use_distributed_sampler = True
+            is_distributed = True
+
+    asks = connector._DataConnector(Trainer())._requires_distributed_sampler
+    assert not asks(DataLoader(DATASET, sampler=BlockShuffle(DATASET, block=2)))
+    assert asks(DataLoader(DATASET, sampler=RandomSampler(DATASET)))
+
+
+def test_fabric_sets_up_a_loader():
+    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    epochs = []
+    for kind in BOTH:
+        loader = fabric.setup_dataloaders(kind(DATASET, batch_size=5, shuffle=True))
         seed_everything()
-        got = [list(ours), list(ours)]
+        epochs.append([list(loader), list(loader)])
+    assert_same(*epochs)
+
+
+# Accelerate
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_training_under_accelerate_sees_the_batches_that_torchs_loader_gives(num_workers):
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    seen = []
+    for kind in BOTH:
         seed_everything()
-        assert_same(got, [list(theirs), list(theirs)])
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        loader = kind(DATASET, batch_size=5, shuffle=True, num_workers=num_workers)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        seen.append([])
+        for inputs, targets in [batch for _ in range(2) for batch in loader]:
+            accelerator.backward(loss_of(model, inputs, targets))
+            optimizer.step()
+            seen[-1].append(targets.clone())
+    assert len(seen[0]) == 6
+    assert_same(seen[0], seen[1])
 
 
-class TestAccelerate:
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_training_sees_the_batches_that_torchs_loader_gives(self, num_workers: int) -> None:
-        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
-        seen = []
-        for loader_class in (DataLoader, torch.utils.data.DataLoader):
-            seed_everything()
-            model = torch.nn.Linear(1, 1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-            loader = loader_class(DATASET, batch_size=5, shuffle=True, num_workers=num_workers)
-            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-            batches = []
-            for _ in range(2):
-                for inputs, targets in loader:
-                    loss = torch.nn.functional.mse_loss(model(inputs)[:, 0], targets)
-                    accelerator.backward(loss)
-                    optimizer.step()
-                    batches.append(targets.clone())
-            seen.append(batches)
-        assert len(seen[0]) == 6
-        assert_same(seen[0], seen[1])
-
-    def test_wrap_takes_a_prepared_loader(self) -> None:
-        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
-        prepared = accelerator.prepare(torch.utils.data.DataLoader(DATASET, batch_size=5))
-        ours = wrap(prepared, backend="stock")
-        assert len(ours) == 3
-        assert ours.dataset is DATASET
-        assert_same(list(ours), list(prepared))
-        ours.set_epoch(2)
-        assert prepared.iteration == 2
+def test_wrap_takes_a_loader_that_accelerate_prepared():
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    prepared = accelerator.prepare(TorchLoader(DATASET, batch_size=5))
+    ours = wrap(prepared, backend="stock")
+    assert len(ours) == 3
+    assert ours.dataset is DATASET
+    assert_same(list(ours), list(prepared))
+    ours.set_epoch(2)
+    assert prepared.iteration == 2
 
 
-class TestSubclasses:
-    def test_a_subclass_that_iterates_by_its_own_is_left_to_it(self) -> None:
-        class Doubled(DataLoader[Any]):
-            def __iter__(self) -> Any:
-                for batch in super().__iter__():
-                    yield batch
-                    yield batch
-
-        loader = Doubled([1, 2], backend="stock")
-        assert [int(batch) for batch in loader] == [1, 1, 2, 2]
-        wrapped = wrap(loader)
-        assert type(wrapped) is Doubled
-        assert [int(batch) for batch in wrapped] == [1, 1, 2, 2]
-
-    def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names(self) -> None:
-        class Placed(DataLoader[Any]):
-            def __init__(self, *args: Any, device: str, **kwargs: Any) -> None:
-                self.device = device  # before torch's constructor, as loaders that move batches do
-                super().__init__(*args, **kwargs)
-
-        class Asking(DataLoader[Any]):
-            @property
-            def seed(self) -> Any:  # type: ignore[override]
-                return None
-
-        assert Placed([1, 2], device="cpu").device == "cpu"
-        assert [int(batch) for batch in Placed([1, 2], device="cpu")] == [1, 2]
-        assert [int(batch) for batch in Asking([1, 2], backend="prefetch")] == [1, 2]
-
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize("backend", ["stock", "prefetch"])
-    def test_a_loader_that_keeps_one_iterator_for_all_epochs(
-        self, backend: str, num_workers: int
-    ) -> None:
-        # timm's MultiEpochsDataLoader and ultralytics' InfiniteDataLoader are made so.
-        class Again:
-            def __init__(self, sampler: Any) -> None:
-                self.sampler = sampler
-
-            def __iter__(self) -> Any:
-                while True:
-                    yield from iter(self.sampler)
-
-        def kept(kind: Any) -> Any:
-            class Kept(kind):  # type: ignore[misc]
-                def __init__(self, *args: Any, **kwargs: Any) -> None:
-                    super().__init__(*args, **kwargs)
-                    self._DataLoader__initialized = False
-                    self.batch_sampler = Again(self.batch_sampler)
-                    self._DataLoader__initialized = True
-                    self.iterator = super().__iter__()
-
-                def __len__(self) -> int:
-                    return len(self.batch_sampler.sampler)
-
-                def __iter__(self) -> Any:
-                    for _ in range(len(self)):
-                        yield next(self.iterator)
-
-            return Kept
-
-        options = {"batch_size": 5, "shuffle": True, "num_workers": num_workers}
-        epochs = []
-        for loader_class, ours in ((DataLoader, {"backend": backend}), (_TorchLoader, {})):
-            seed_everything()
-            loader = kept(loader_class)(MapDataset(pair_sample), **options, **ours)
-            epochs.append([list(loader), list(loader), torch.rand(1)])
-        assert_same(epochs[0], epochs[1])
-
-    def test_wrap_iterates_a_torch_subclass_by_its_own_method(self) -> None:
-        class Reversed(_TorchLoader[Any]):
-            def __iter__(self) -> Any:
-                return reversed(list(super().__iter__()))
-
-            def __len__(self) -> int:
-                return 7
-
-        class Backwards(_TorchLoader[Any]):
-            def _get_iterator(self) -> Any:
-                return reversed(list(super()._get_iterator()))
-
-        for kind, length in ((Reversed, 7), (Backwards, 3)):
-            ours = wrap(kind([1, 2, 3]))
-            assert [int(batch) for batch in ours] == [3, 2, 1]
-            assert len(ours) == length
-        with pytest.raises(ValueError, match=r"seed=3: Reversed iterates by a method of its own"):
-            wrap(Reversed([1, 2, 3]), seed=3)
-
-    def test_wrap_refuses_what_is_no_loader(self) -> None:
-        with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
-            wrap([1, 2])  # type: ignore[arg-type]
-
-    def test_wrap_of_a_wrap(self) -> None:
-        theirs = torch.utils.data.DataLoader(MapDataset(pair_sample), batch_size=4)
-        assert_same(list(wrap(wrap(theirs, backend="synthetic"), backend="stock")), list(theirs))
+# Subclasses
 
 
-def test_distributed_sampler_and_set_epoch() -> None:
+def doubled(kind):
+    class Doubled(kind):
+        def __iter__(self):
+            for batch in super().__iter__():
+                yield from (batch, batch)
+
+        def __len__(self):
+            return 7
+
+    return Doubled
+
+
+class Backwards(TorchLoader):
+    def _get_iterator(self):
+        return reversed(list(super()._get_iterator()))
+
+
+@pytest.mark.parametrize("backend", ["stock", "prefetch"])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (doubled(DataLoader), [1, 1, 2, 2]),
+        (doubled(TorchLoader), [1, 1, 2, 2]),
+        (Backwards, [2, 1]),
+    ],
+    ids=["ours", "torch's", "an iterator of its own"],
+)
+def test_a_subclass_that_iterates_by_its_own_is_left_to_it(kind, expected, backend):
+    options = {"backend": backend} if issubclass(kind, DataLoader) else {}
+    loader = kind([1, 2], **options)
+    wrapped = wrap(loader, backend=backend)
+    assert [int(batch) for batch in loader] == [int(batch) for batch in wrapped] == expected
+    assert len(wrapped) == len(loader)
+    if not options:
+        with pytest.raises(ValueError, match=r"seed=3: .* iterates by a method of its own"):
+            wrap(loader, seed=3)
+
+
+def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names():
+    class Placed(DataLoader):
+        def __init__(self, *args, device, **kwargs):
+            self.device = device  # before torch's constructor, as loaders that move batches do
+            super().__init__(*args, **kwargs)
+
+    class Asking(DataLoader):
+        @property
+        def seed(self):
+            return None
+
+    assert Placed([1, 2], device="cpu").device == "cpu"
+    assert [int(batch) for batch in Placed([1, 2], device="cpu")] == [1, 2]
+    assert [int(batch) for batch in Asking([1, 2], backend="prefetch")] == [1, 2]
+
+
+class Again:
+    """A batch sampler that begins anew for ever."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
+def kept(kind):
+    """timm's MultiEpochsDataLoader and ultralytics' InfiniteDataLoader are made so."""
+
+    class Kept(kind):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._DataLoader__initialized = False
+            self.batch_sampler = Again(self.batch_sampler)
+            self._DataLoader__initialized = True
+            self.iterator = super().__iter__()
+
+        def __len__(self):
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+    return Kept
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("backend", ["stock", "prefetch"])
+def test_a_loader_that_keeps_one_iterator_for_all_epochs(backend, num_workers):
+    options = {"batch_size": 5, "shuffle": True, "num_workers": num_workers}
+    epochs = []
+    for kind, ours in ((DataLoader, {"backend": backend}), (TorchLoader, {})):
+        seed_everything()
+        loader = kept(kind)(MapDataset(pair_sample), **options, **ours)
+        epochs.append([list(loader), list(loader), torch.rand(1)])
+    assert_same(epochs[0], epochs[1])
+
+
+def test_wrap_of_a_wrap_and_of_what_is_no_loader():
+    theirs = TorchLoader(MapDataset(pair_sample), batch_size=4)
+    assert_same(list(wrap(wrap(theirs, backend="synthetic"), backend="stock")), list(theirs))
+    with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
+        wrap([1, 2])
+
+
+def test_distributed_sampler_and_set_epoch():
     loaders = []
-    for loader_class in (DataLoader, torch.utils.data.DataLoader):
+    for kind in BOTH:
         sampler = DistributedSampler(DATASET, num_replicas=2, rank=0, shuffle=True, seed=1)
-        loaders.append(loader_class(DATASET, batch_size=2, sampler=sampler))
+        loaders.append(kind(DATASET, batch_size=2, sampler=sampler))
     ours, theirs = loaders
     epochs = []
     for epoch in (0, 3):
-        ours.set_epoch(epoch)  # type: ignore[attr-defined]
-        theirs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        ours.set_epoch(epoch)
+        theirs.sampler.set_epoch(epoch)
         epochs.append(list(ours))
         assert_same(epochs[-1], list(theirs))
     assert not torch.equal(epochs[0][0][0], epochs[1][0][0])

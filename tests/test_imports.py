@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import dataloaders
@@ -30,7 +29,7 @@ THEIRS = OURS.parent / "backends"
 ROW = re.compile(r"^\| `([a-z.]+)` \|[^|]*\|([^|]*)\|$", re.MULTILINE)
 
 
-def rooms() -> dict[str, set[str]]:
+def rooms():
     """By room, those that it may import: the table in docs/architecture.md."""
     page = (OURS.parent / "docs" / "architecture.md").read_text()
     table = {room: set(re.findall(r"`([a-z.]+)`", allowed)) for room, allowed in ROW.findall(page)}
@@ -41,7 +40,7 @@ def rooms() -> dict[str, set[str]]:
 ROOMS = rooms()
 
 
-def room_of(module: str) -> str | None:
+def room_of(module):
     """The room of ``dataloaders.x.y`` or of a name in it; None for the package itself."""
     parts = module.split(".")[1:]
     if parts[:2] in (["tuning", "auto"], ["tuning", "learned"]):
@@ -49,7 +48,7 @@ def room_of(module: str) -> str | None:
     return parts[0] if parts and parts[0] in ROOMS else None
 
 
-def files(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def files(folder):
     """Each module below ``folder``, by its path from there, and what it imports."""
     found = sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
     assert len(found) > 20
@@ -57,9 +56,9 @@ def files(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield path.relative_to(folder), list(imported(path))
 
 
-def imported(path: Path) -> Iterator[str]:
+def imported(path):
     """Modules that the file imports, also in functions, except those for type checking."""
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    pending = [ast.parse(path.read_text())]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import):
@@ -73,7 +72,7 @@ def imported(path: Path) -> Iterator[str]:
             pending.extend(ast.iter_child_nodes(node))
 
 
-def test_importing_loads_nothing_heavy() -> None:
+def test_importing_loads_nothing_heavy():
     source = (
         "import sys, dataloaders, backends.stock\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
@@ -84,12 +83,12 @@ def test_importing_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_exports() -> None:
+def test_the_exports():
     assert set(dataloaders.__all__) == EXPORTED
     assert all(hasattr(dataloaders, name) for name in EXPORTED)
 
 
-def test_public_names_stay_what_they_are_once_their_modules_are_loaded() -> None:
+def test_public_names_stay_what_they_are_once_their_modules_are_loaded():
     import dataloaders.cache as cache
 
     first = {name: getattr(cache, name) for name in cache.__all__}
@@ -97,12 +96,12 @@ def test_public_names_stay_what_they_are_once_their_modules_are_loaded() -> None
     assert {name: getattr(cache, name) for name in cache.__all__} == first
 
 
-def test_the_interface_imports_no_backend() -> None:
+def test_the_interface_imports_no_backend():
     for path, names in files(OURS):
         assert not [name for name in names if name.split(".")[0] == "backends"], path
 
 
-def test_a_backend_imports_no_other_backend() -> None:
+def test_a_backend_imports_no_other_backend():
     """Also not itself by its absolute name: a user's own ``backends`` folder may stand there."""
     for path, names in files(THEIRS):
         for name in names:
@@ -111,8 +110,8 @@ def test_a_backend_imports_no_other_backend() -> None:
             assert climbs < len(path.parts), f"{path}: {name} leaves the backend's own folder"
 
 
-def test_rooms_import_those_of_their_row_only() -> None:
-    seen: set[str] = set()
+def test_rooms_import_those_of_their_row_only():
+    seen = set()
     for room, others in ROOMS.items():
         assert others <= seen | {room}, f"{room} may import {others - seen}, which comes after it"
         seen.add(room)

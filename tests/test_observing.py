@@ -1,13 +1,16 @@
-"""Observing: a process started as torch starts a worker, and what is said where there is none."""
+"""Nothing that looks changes what training sees, and what is said where looking is impossible.
+
+A look that reads the dataset in this process leaves its file open here; every worker forked later
+inherits it, and all of them share one offset. So a process is started as torch starts a worker.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,127 +19,227 @@ from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 from torchvision.transforms import Compose, Normalize, ToTensor
 
+import dataloaders
 from backends.dali import Dali
 from backends.h5 import H5
 from backends.prefetch import Prefetch
 from backends.synthetic import Synthetic
-from dataloaders import DataLoader
-from dataloaders.backend import Backend
+from dataloaders import DataLoader, observing, wrap
+from dataloaders.cache import estimate, precompute
 from dataloaders.errors import BackendUnavailable, CacheError
-from dataloaders.observing import Unobserved, observe
+from helpers.lazy_files import PLACES, STORES, LazyImages, forget, opened_here, wrong_samples
 
-_CHAIN = Compose([ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3)])
+BACKENDS = {
+    "stock": lambda: "stock",
+    "prefetch": lambda: Prefetch(tail=True),
+    "h5": H5,
+    "prefetched h5": lambda: Prefetch(inner=H5(), tail=True),
+    "dali": Dali,
+    "synthetic": Synthetic,
+}
+READING = ("stock", "prefetch", "h5", "dali")
+WORKERS = {
+    "none": {},
+    "two": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
 
 
-class Images(Dataset[Any]):
-    """Notes each process that reads it in a file."""
+@pytest.fixture(autouse=True)
+def nothing_open(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
 
-    def __init__(self, folder: Path) -> None:
+
+# Files that a dataset opens when it is first read
+
+
+def explains_and_caches(dataset, folder):
+    for make in BACKENDS.values():
+        loader = DataLoader(dataset, 8, backend=make())
+        assert loader.explain().runs, loader.explain()
+        assert wrap(torch.utils.data.DataLoader(dataset, 8), backend=make()).explain()
+    estimate(dataset, folder / "cache.h5")
+    precompute(dataset, folder / "cache.h5")
+    precompute(dataset, folder / "cache.h5", num_workers=0)  # it is only opened
+
+
+def assert_unchanged(dataset, **options):
+    """Nothing was opened in this process, and an epoch by workers has every sample."""
+    assert not opened_here()
+    options = {"num_workers": 2, "shuffle": True, **options}
+    assert wrong_samples(torch.utils.data.DataLoader(dataset, 8, **options)) == []
+    assert wrong_samples(DataLoader(dataset, 8, **options)) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.covering
+def test_explaining_and_caching(store, place, tmp_path):
+    dataset = LazyImages(store, place, tmp_path)
+    explains_and_caches(dataset, tmp_path)
+    assert_unchanged(dataset)
+
+
+class LazyAttributes(LazyImages):
+    """Properties and a ``__getattr__`` that open the file, as of a dataset around an HDF5 file."""
+
+    def _opened(self):
+        return self[0][1]
+
+    classes = class_to_idx = data = dataset = datasets = encoded = loader = property(_opened)
+    root = target = target_transform = transforms = property(_opened)
+
+    def __getattr__(self, name):
+        if not name.startswith("_") or name == "__getitems__":
+            self._opened()
+        raise AttributeError(name)
+
+
+def test_properties_of_a_dataset(tmp_path):
+    dataset = LazyAttributes("buffered", "below", tmp_path)
+    explains_and_caches(dataset, tmp_path)
+    DataLoader(dataset, 8, num_workers="auto")
+    dataloaders.tune(DataLoader(dataset, 8, num_workers=1), budget_s=0.5, max_workers=1)
+    dataloaders.check_bottleneck(DataLoader(dataset, 8, num_workers=1), len, budget_s=0.5)
+    assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.covering
+def test_epochs_of_each_backend(backend, workers, tmp_path):
+    dataset = LazyImages("buffered", "below", tmp_path)
+    loader = DataLoader(dataset, 8, shuffle=True, backend=BACKENDS[backend](), **WORKERS[workers])
+    for _ in range(2):
+        loader.explain()
+        batches = list(loader)
+        if backend != "synthetic":
+            assert wrong_samples(batches) == []
+    if workers != "none":  # a loop without workers reads here: that is what it is
+        assert_unchanged(dataset)
+
+
+def tuned(loader):
+    for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
+        dataloaders.tune(loader, step, budget_s=0.5, max_workers=2, remember=False)
+
+
+def checked(loader):
+    dataloaders.check_bottleneck(loader, lambda batch: batch[0].sum(), budget_s=0.5)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("backend", READING)
+@pytest.mark.parametrize("look", [tuned, checked])
+@pytest.mark.covering
+def test_tuning_and_the_check(look, backend, workers, tmp_path):
+    dataset = LazyImages("unbuffered", "self", tmp_path)
+    workers = workers if look is tuned else "two"
+    look(DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers]))
+    assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.nightly
+def test_processes_that_are_not_forked(context, tmp_path):
+    dataset = LazyImages("zip", "below", tmp_path)
+    options = {"num_workers": 1, "multiprocessing_context": context}
+    for backend in ("prefetch", "dali"):
+        loader = DataLoader(dataset, 8, backend=BACKENDS[backend](), **options)
+        assert loader.explain().runs, loader.explain()
+    start = multiprocessing.get_context(context)
+    precompute(dataset, tmp_path / "x.h5", num_workers=1, multiprocessing_context=start)
+    dataloaders.tune(loader, budget_s=0.5, max_workers=1, remember=False)
+    assert_unchanged(dataset)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.thinned(8)
+def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
+    """A fork shares the offsets of files that are open here: reading there must not move them."""
+    dataset = LazyImages(store, place, tmp_path)
+    loader = DataLoader(dataset, 8)
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) in (1, 5):
+            for backend in ("prefetch", "dali", "synthetic"):
+                wrap(loader, backend=BACKENDS[backend]()).explain()
+        if len(batches) == 3:
+            with suppress(dataloaders.DataLoadersError):  # LMDB cannot be used in a fork
+                estimate(dataset, tmp_path / "cache.h5")
+            dataloaders.tune(loader, budget_s=0.3, max_workers=1, remember=False)
+    assert wrong_samples(batches) == []
+
+
+# The process that looks
+
+
+class Images(Dataset):
+    """Notes each process that reads it in a file; ``behave`` may end that process."""
+
+    def __init__(self, folder, behave=lambda: None):
         self.log = folder / "processes"
         self.log.touch()
-        self.transform = _CHAIN
+        self.transform = Compose([ToTensor(), Normalize((0.5,) * 3, (0.5,) * 3)])
+        self.behave = behave
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 16
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         with self.log.open("a") as file:
             file.write(f"{os.getpid()}\n")
         self.behave()
         return self.transform(Image.fromarray(np.full((8, 8, 3), index, np.uint8))), index
 
-    def behave(self) -> None:
-        pass
-
     @property
-    def readers(self) -> set[int]:
+    def readers(self):
         """The processes that read it."""
         return {int(line) for line in self.log.read_text().split()}
 
 
-class Dies(Images):
-    def behave(self) -> None:
-        os._exit(3)
+def start(worker):
+    get_worker_info().dataset.started = worker
 
 
-class Ends(Images):
-    def behave(self) -> None:
-        os._exit(0)
-
-
-class IsKilled(Images):
-    def behave(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Hangs(Images):
-    def behave(self) -> None:
-        time.sleep(1000)
-
-
-class _Start:
-    def __init__(self, worker: int) -> None:
-        self.worker = worker
-
-    def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        assert info is not None
-        info.dataset.started = worker_id  # type: ignore[attr-defined]
-
-
-def _facts(dataset: Any) -> tuple[Any, ...]:
+def facts(dataset):
     info = get_worker_info()
     told = None if info is None else (info.id, info.num_workers, info.dataset is dataset)
     return told, getattr(dataset, "started", None), torch.get_num_threads(), os.getppid()
 
 
-def test_the_process_is_like_a_worker_of_the_loader(tmp_path: Path) -> None:
-    loader = DataLoader(Images(tmp_path), 4, num_workers=2, worker_init_fn=_Start(0))
-    assert observe(loader, _facts) == ((0, 2, True), 0, 1, os.getpid())
+def raises(dataset):
+    raise LookupError("no such sample")
 
 
-def test_the_process_is_like_the_loop_of_a_loader_without_workers(tmp_path: Path) -> None:
-    loader = DataLoader(Images(tmp_path), 4, worker_init_fn=_Start(0))
-    assert observe(loader, _facts) == (None, None, 1, os.getpid())
-
-
-def test_nothing_is_drawn_here(tmp_path: Path) -> None:
+def test_the_process_is_like_a_worker_of_the_loader_and_draws_nothing_here(tmp_path):
     generator = torch.Generator().manual_seed(1)
-    loader = DataLoader(Images(tmp_path), 4, shuffle=True, generator=generator)
+    options = {"shuffle": True, "generator": generator, "worker_init_fn": start}
     states = torch.get_rng_state(), generator.get_state()
-    observe(loader, _facts)
+    for workers, told in ((2, ((0, 2, True), 0)), (0, (None, None))):
+        loader = DataLoader(Images(tmp_path), 4, num_workers=workers, **options)
+        assert observing.observe(loader, facts) == (*told, 1, os.getpid())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), states[1])
 
 
-def _raises(dataset: Any) -> None:
-    raise LookupError("no such sample")
-
-
-def test_what_the_look_raises_is_raised_here(tmp_path: Path) -> None:
+def test_what_the_look_raises_is_raised_here(tmp_path):
+    loader = DataLoader(Images(tmp_path), 4)
     with pytest.raises(LookupError, match="no such sample"):
-        observe(DataLoader(Images(tmp_path), 4), _raises)
+        observing.observe(loader, raises)
+    message = "the facts about Images cannot be sent between processes"
+    with pytest.raises(observing.Unobserved, match=message):
+        observing.observe(loader, lambda dataset: lambda: 1)
 
 
-def test_facts_that_cannot_be_pickled(tmp_path: Path) -> None:
-    with pytest.raises(Unobserved, match="the facts about Images cannot be sent between processes"):
-        observe(DataLoader(Images(tmp_path), 4), lambda dataset: lambda: 1)
-
-
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "prefetch": lambda: Prefetch(tail=True),
-    "dali": Dali,
-    "h5": H5,
-    "synthetic": Synthetic,
-}
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["prefetch", "dali", "h5", "synthetic"])
 @pytest.mark.thinned(3)
-def test_nothing_is_observed_twice(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+def test_nothing_is_observed_twice(backend, tmp_path):
     dataset = Images(tmp_path)
     loader = DataLoader(dataset, 4, backend=BACKENDS[backend](), num_workers=1)
     for _ in range(2):
@@ -155,62 +258,50 @@ def test_nothing_is_observed_twice(
         assert len(dataset.readers) == len(observers) + 3
 
 
-REASONS = {
-    Dies: r"the process that read samples of Dies died \(.*exited unexpectedly",
-    IsKilled: r"the process that read samples of IsKilled died \(.*",
-    Hangs: r"Hangs returned no sample within 1 s in a separate process; .* a larger timeout=",
-}
-
-
-@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [
+        (lambda: os._exit(3), r"the process that read samples of Images died \(.*exited unexpect"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"the process that .* of Images died \(.*"),
+        (lambda: time.sleep(1000), r"Images returned no sample within 1 s .* a larger timeout="),
+    ],
+    ids=["dies", "is killed", "hangs"],
+)
 @pytest.mark.nightly
-def test_a_dataset_that_ends_or_hangs_its_process(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers_end_fast: None
-) -> None:
-    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
-    reason = REASONS[kind]
-
-    def loader(backend: Backend) -> DataLoader[Any]:
-        return DataLoader(kind(tmp_path), 4, backend=backend, num_workers=1, timeout=1)
+def test_a_dataset_that_ends_or_hangs_its_process(behave, reason, tmp_path, workers_end_fast):
+    def loader(backend, timeout=1):
+        options = {"num_workers": 1, "timeout": timeout}
+        return DataLoader(Images(tmp_path, behave), 4, backend=backend, **options)
 
     plan = str(loader(Prefetch(tail=True)).explain())
     assert "images are normalised before the copy" in plan
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(plan)
-    with pytest.raises(BackendUnavailable, match=reason):
-        iter(loader(Dali()))
-    with pytest.raises(BackendUnavailable, match=rf"{reason}.*Synthetic\(like=batch\)"):
-        iter(loader(Synthetic()))
-    with pytest.raises(CacheError, match=reason):
-        iter(loader(H5()))
+    for backend, error, more in (
+        (Dali(), BackendUnavailable, ""),
+        (Synthetic(), BackendUnavailable, r".*Synthetic\(like=batch\)"),
+        (H5(), CacheError, ""),
+    ):
+        with pytest.raises(error, match=reason + more):
+            iter(loader(backend))
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.nightly
-def test_a_dataset_that_ends_its_process_without_an_error(tmp_path: Path) -> None:
-    loader = DataLoader(Ends(tmp_path), 4, backend=Prefetch(tail=True), num_workers=1, timeout=300)
-    assert "the process that read samples of Ends died" in str(loader.explain())
+def test_a_dataset_that_ends_its_process_without_an_error(tmp_path):
+    dataset = Images(tmp_path, lambda: os._exit(0))
+    loader = DataLoader(dataset, 4, backend=Prefetch(tail=True), num_workers=1, timeout=300)
+    assert "the process that read samples of Images died" in str(loader.explain())
 
 
-def test_a_dataset_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
-    class Local(Images):
-        pass
-
-    loader = DataLoader(
-        Local(tmp_path),
-        4,
-        backend=Prefetch(tail=True),
-        num_workers=1,
-        multiprocessing_context="spawn",
-    )
-    plan = str(loader.explain())
-    assert "no process could be started to read samples of Local (" in plan
+def test_where_no_process_can_be_started_the_plan_says_why(tmp_path, capfd):
+    options = {"backend": Prefetch(tail=True), "num_workers": 1}
+    unsendable = DataLoader(Images(tmp_path), 4, multiprocessing_context="spawn", **options)
+    plan = str(unsendable.explain())
+    assert "no process could be started to read samples of Images (" in plan
     assert "must be picklable unless they are forked" in plan
-
-
-def test_a_default_device_that_has_no_generators(tmp_path: Path, capfd: Any) -> None:
-    loader = DataLoader(Images(tmp_path), 4, backend=Prefetch(tail=True), num_workers=1)
-    with torch.device("meta"):
+    loader = DataLoader(Images(tmp_path), 4, **options)
+    with torch.device("meta"):  # which has no generators
         plan = str(loader.explain())
     assert "no process could be started to read samples of Images (" in plan
     assert capfd.readouterr().err == ""

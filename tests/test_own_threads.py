@@ -1,97 +1,126 @@
-"""Threads of ours: what is told to torch and CUDA in them concerns no other thread."""
+"""Threads of ours: what is told to torch and CUDA in them, and Ctrl-C while one is waited for."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from queue import SimpleQueue
 
 import pytest
 import torch
 
-from dataloaders.machine import threads
-from dataloaders.machine.threads import limit_torch_threads, use_thread_local_capture
+from dataloaders.machine import threads, waiting
 
 
-def in_a_thread(work: Callable[[], Any]) -> Any:
-    found: list[Any] = []
+def in_a_thread(work):
+    found = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     thread.join()
     return found[0]
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_share_of_one_thread_leaves_others_as_they_were(count: int) -> None:
-    before = torch.get_num_threads()
+def test_the_share_of_one_thread_leaves_others_as_they_were():
+    before, together = torch.get_num_threads(), threading.Barrier(8)
     torch.set_num_threads(3)
-    try:
 
-        def own() -> int:
-            limit_torch_threads(count)
-            return torch.get_num_threads()
-
-        assert in_a_thread(own) == count
-        assert in_a_thread(torch.get_num_threads) == 3
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_that_begin_at_once_put_back_what_was_there() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    together = threading.Barrier(8)
-
-    def own() -> None:
+    def own(count):
         together.wait()
-        limit_torch_threads(1)
+        threads.limit_torch_threads(count)
+        counts[count] = torch.get_num_threads()
 
     try:
-        threads = [threading.Thread(target=own) for _ in range(8)]
-        for thread in threads:
+        counts = {}
+        begun = [threading.Thread(target=own, args=(1 + number,)) for number in range(8)]
+        for thread in begun:
             thread.start()
-        for thread in threads:
+        for thread in begun:
             thread.join()
-        assert in_a_thread(torch.get_num_threads) == 3
+        assert counts == {count: count for count in range(1, 9)}
+        assert in_a_thread(torch.get_num_threads) == torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
 
 
-def test_without_cuda_there_is_nothing_to_capture() -> None:
-    assert use_thread_local_capture() is None  # nor does it begin to use CUDA
-    if not torch.cuda.is_available():
-        assert not torch.cuda.is_initialized()
-
-
-def test_the_driver_is_told_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+def test_the_driver_is_told_of_this_thread(monkeypatch):
+    assert threads.use_thread_local_capture() is None  # nor does it begin to use CUDA
+    assert torch.cuda.is_available() or not torch.cuda.is_initialized()
+    told = []
 
     class Driver:
-        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        def cuThreadExchangeStreamCaptureMode(self, mode):
             told.append(mode._obj.value)
             return 0
 
     monkeypatch.setattr(threads, "_driver", Driver)
-    use_thread_local_capture()
+    threads.use_thread_local_capture()
     assert told == [1]
 
 
 @pytest.mark.gpu
-def test_the_driver_knows_the_mode_of_each_thread() -> None:
+def test_the_driver_knows_the_mode_of_each_thread():
     torch.zeros(1, device="cuda")
     driver = threads._driver()
 
-    def mode() -> int:
+    def mode():
         swapped = ctypes.c_int(0)
         assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(swapped)) == 0
         return swapped.value
 
-    def told() -> int:
+    def told():
         torch.cuda.set_device(0)
-        use_thread_local_capture()
+        threads.use_thread_local_capture()
         return mode()
 
     assert in_a_thread(told) == 1
     assert in_a_thread(mode) == 0
+
+
+# Waiting
+
+
+@pytest.fixture
+def unheard():
+    """Interrupts this process, in a thread that is not the one that waits."""
+    gone, wanted = threading.Event(), threading.Event()
+
+    def interrupt():
+        wanted.wait()
+        if not gone.wait(0.3):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    # The kernel now gives the signal to the other thread: nothing wakes a wait of this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    yield wanted.set
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    gone.set()
+    wanted.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("what", ["queue", "thread"])
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait(what, unheard):
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    unheard()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            waiting.get(SimpleQueue()) if what == "queue" else waiting.join(thread)
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_what_comes_late_is_given():
+    queue = SimpleQueue()
+    thread = threading.Thread(target=lambda: (time.sleep(0.3), queue.put("late")))
+    thread.start()
+    assert waiting.get(queue) == "late"
+    waiting.join(thread)
+    assert not thread.is_alive()

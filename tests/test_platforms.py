@@ -69,9 +69,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="another system is itself, and plays no other")
 @pytest.mark.parametrize(("platform", "without_psutil"), [("win32", False), ("darwin", True)])
 @pytest.mark.nightly
-def test_plain_loaders_work_and_the_rest_says_what_is_missing(
-    platform: str, without_psutil: bool, tmp_path: Path
-) -> None:
+def test_plain_loaders_work_and_the_rest_says_what_is_missing(platform, without_psutil, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(platform=platform, without_psutil=without_psutil))
     tests = Path(__file__).parent

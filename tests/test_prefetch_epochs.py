@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +35,12 @@ from dataloaders import DataLoader
 from helpers.compare import assert_same, generator_states, seed_everything
 from helpers.contract import Unloadable, fails_at_five
 from helpers.datasets import SIZE, CountingStream, MapDataset, integer_sample
+from helpers.waits import becomes_true
 
+TorchLoader = torch.utils.data.DataLoader
 WORKERS = 2
 IN_FLIGHT = 2 * WORKERS
+KEPT = {"num_workers": WORKERS, "persistent_workers": True}
 
 
 class Noting(MapDataset):
@@ -51,12 +53,12 @@ class Noting(MapDataset):
 
     epoch = -1
 
-    def __init__(self, size: int = 24) -> None:
+    def __init__(self, size=24):
         super().__init__(integer_sample, size)
         self.clock = torch.zeros(1, dtype=torch.int64).share_memory_()
         self.made = torch.zeros(WORKERS, dtype=torch.int64).share_memory_()
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         worker = get_worker_info().id
         draws = (torch.rand(2).tolist(), float(np.random.rand()), random.random())
         sample = (super().__getitem__(index), worker, *draws, self.epoch, int(self.clock))
@@ -65,22 +67,27 @@ class Noting(MapDataset):
 
 
 class NotingEpochs(Noting):
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
 
-class Draws(Sampler[int]):
-    """A user's sampler, which draws each index when it is asked for it."""
+class Draws(Sampler):
+    """A user's sampler, which draws each index when it is asked for it, and may raise."""
 
-    def __len__(self) -> int:
+    def __init__(self, after=None, most=24):
+        self.after, self.most = after, most
+
+    def __len__(self):
         return 24
 
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(24):
-            yield int(torch.randint(24, (1,)))
+    def __iter__(self):
+        for number in range(24):
+            if number == self.after:
+                raise Unloadable("the sampler")
+            yield int(torch.randint(self.most, (1,)))
 
 
-def batch_of(samples: Any) -> Any:
+def batch_of(samples):
     return samples  # as they are: without tensors in shared memory
 
 
@@ -100,57 +107,59 @@ class Scene(NamedTuple):
     wasted: int | None = None
 
 
-def _draw(loader: Any, epoch: int) -> None:
+def _draw(loader, epoch):
     if epoch == 2:
         torch.rand(3)
 
 
-def _validate(loader: Any, epoch: int) -> None:
+def _validate(loader, epoch):
     if epoch:
-        for _ in torch.utils.data.DataLoader(MapDataset(integer_sample), shuffle=True):
-            pass
+        list(TorchLoader(MapDataset(integer_sample), shuffle=True))
 
 
-def _draw_ever_more(loader: Any, epoch: int) -> None:
+def _draw_ever_more(loader, epoch):
     for _ in range(epoch * (epoch + 1) // 2):  # as many seeds as no number of them between epochs
         torch.empty((), dtype=torch.int64).random_()
 
 
-def _shorten(loader: Any, epoch: int) -> None:
+def _shorten(loader, epoch):
     loader.dataset.size = 24 - 2 * epoch
 
 
-def _reseed(loader: Any, epoch: int) -> None:
+def _reseed(loader, epoch):
     if epoch == 2:
         loader.generator.manual_seed(9)
 
 
-def _other_batches(loader: Any, epoch: int) -> None:
+def _other_batches(loader, epoch):
     loader.batch_sampler.batch_size = 2 + epoch
 
 
-def _set_epoch(loader: Any, epoch: int) -> None:
-    loader.sampler.set_epoch(epoch)
+def _set_epoch(*epochs):
+    def told(loader, epoch):
+        sampler = loader.sampler
+        (sampler if isinstance(sampler, DistributedSampler) else loader).set_epoch(epochs[epoch])
+
+    return told
 
 
-def _jump(loader: Any, epoch: int) -> None:
-    loader.sampler.set_epoch((0, 5, 6, 7)[epoch])
+def _of(**options):
+    return lambda dataset: {"shuffle": True, **options}
 
 
-def _distributed(dataset: Any) -> dict[str, Any]:
+def _distributed(dataset):
     return {"sampler": DistributedSampler(dataset, num_replicas=2, rank=1)}
 
 
-def _own_generator(dataset: Any) -> dict[str, Any]:
+def _own_generator(dataset):
     return {"shuffle": True, "generator": torch.Generator()}
 
 
-def _weighted(dataset: Any) -> dict[str, Any]:
-    generator = torch.Generator()
-    return {"sampler": WeightedRandomSampler([1.0] * 24, 24, generator=generator)}
+def _weighted(dataset):
+    return {"sampler": WeightedRandomSampler([1.0] * 24, 24, generator=torch.Generator())}
 
 
-def _subset(dataset: Any) -> dict[str, Any]:
+def _subset(dataset):
     return {"batch_sampler": BatchSampler(SubsetRandomSampler(range(3, 20)), 3, drop_last=True)}
 
 
@@ -160,10 +169,10 @@ SCENES = {
     "own generator": Scene(_own_generator, early="-+++"),
     "weighted": Scene(_weighted),
     "subset": Scene(_subset),
-    "distributed": Scene(_distributed, _set_epoch),
-    "samples": Scene(lambda dataset: {"batch_size": None, "shuffle": True}),
-    "short": Scene(lambda dataset: {"batch_size": 11, "shuffle": True}),
-    "as long as what is in flight": Scene(lambda dataset: {"batch_size": 6, "shuffle": True}),
+    "distributed": Scene(_distributed, _set_epoch(0, 1, 2)),
+    "samples": Scene(_of(batch_size=None)),
+    "short": Scene(_of(batch_size=11)),
+    "as long as what is in flight": Scene(_of(batch_size=6)),
     "one sample": Scene(lambda dataset: {"sampler": SequentialSampler([0])}),
     "a validation loop": Scene(between=_validate, early="--++"),
     "ever more validation loops": Scene(between=_draw_ever_more, early="-------", wasted=3),
@@ -171,26 +180,24 @@ SCENES = {
     "another length": Scene(between=_shorten, early="---"),
     "another seed": Scene(_own_generator, _reseed, early="-+--", wasted=1),
     "other batches": Scene(between=_other_batches, early="---"),
-    "another epoch": Scene(_distributed, _jump, early="----", wasted=1),
+    "another epoch": Scene(_distributed, _set_epoch(0, 5, 6, 7), early="----", wasted=1),
     "the same epoch": Scene(_distributed, early="---", wasted=1),
     "a user's sampler": Scene(lambda dataset: {"sampler": Draws()}, early="---", wasted=0),
-    "without order": Scene(
-        lambda dataset: {"in_order": False, "num_workers": 1}, early="---", wasted=0
-    ),
+    "without order": Scene(_of(in_order=False, num_workers=1), early="---", wasted=0),
 }
 
 
-def play(kind: Any, scene: Scene, dataset: Noting | None = None, **ours: Any) -> Any:
+def play(kind, scene, dataset=None, **ours):
     """Run the epochs of ``scene``: batches, states of generators, and whether each began early.
 
     It did if the clock of its first sample is of the epoch before.
     """
     seed_everything()
     dataset = dataset or Noting()
-    options: dict[str, Any] = {"batch_size": 2, "num_workers": WORKERS, **scene.options(dataset)}
+    options = {"batch_size": 2, **KEPT, **scene.options(dataset)}
     if "batch_sampler" in options:
         del options["batch_size"]
-    loader = kind(dataset, collate_fn=batch_of, persistent_workers=True, **options, **ours)
+    loader = kind(dataset, collate_fn=batch_of, **options, **ours)
     result, early = [], ""
     for epoch, guessed in enumerate(scene.early):
         if "backend" in ours and guessed == "+":
@@ -206,24 +213,21 @@ def play(kind: Any, scene: Scene, dataset: Noting | None = None, **ours: Any) ->
     return result, early
 
 
-def wait_for_early_tasks(dataset: Noting, batches: list[Any], epochs: int, used: int) -> None:
+def wait_for_early_tasks(dataset, batches, epochs, used):
     """Return when the workers have made the next epoch's first batches, after ``epochs`` epochs.
 
     Each of these ended with a guess, of which ``used`` turned out right.
     """
     sizes = [len(batch) for batch in batches]
     wanted = epochs * sum(sizes) + (epochs - used) * sum(sizes[:IN_FLIGHT])
-    deadline = time.monotonic() + 20
-    while int(dataset.made.sum()) < wanted:
-        assert time.monotonic() < deadline, "the next epoch does not begin early"
-        time.sleep(0.002)
+    assert becomes_true(lambda: int(dataset.made.sum()) >= wanted), "no epoch begins early"
 
 
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.thinned(8)
-def test_epochs_with_persistent_workers_equal_torchs(name: str) -> None:
+def test_epochs_with_persistent_workers_equal_torchs(name):
     scene, dataset = SCENES[name], Noting()
-    expected, _ = play(torch.utils.data.DataLoader, scene)
+    expected, _ = play(TorchLoader, scene)
     got, early = play(DataLoader, scene, dataset, backend="prefetch")
     assert_same(got, expected)
     assert early == scene.early
@@ -234,97 +238,66 @@ def test_epochs_with_persistent_workers_equal_torchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_a_seeded_epoch_begins_early_and_is_stocks(seed: int) -> None:
+def test_a_seeded_epoch_begins_early_and_is_stocks(seed):
     scene = Scene(early="-+++")
     expected, _ = play(DataLoader, scene, seed=seed)
     got, early = play(DataLoader, scene, seed=seed, backend="prefetch")
     assert_same(got, expected)
     assert early == "-+++"
+    gathers = []
+    for backend in ("prefetch", "stock"):
+        data = TensorDataset(torch.arange(30))
+        loader = DataLoader(data, 4, shuffle=True, seed=seed, backend=backend)
+        seed_everything()
+        gathers.append([(list(loader), generator_states(loader)) for _ in range(3)])
+    assert_same(*gathers)
 
 
-def test_seeded_gathers_are_stocks() -> None:
-    for workers in (0, 2):
-        results = []
-        for backend in ("prefetch", "stock"):
-            loader = DataLoader(
-                TensorDataset(torch.arange(30)),
-                batch_size=4,
-                shuffle=True,
-                num_workers=workers,
-                persistent_workers=workers > 0,
-                seed=3,
-                backend=backend,
-            )
-            seed_everything()
-            results.append([(list(loader), generator_states(loader)) for _ in range(3)])
-        assert_same(*results)
-
-
-class EpochStream(IterableDataset[Any]):
+class EpochStream(IterableDataset):
     epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter([[self.epoch]] * 4)
 
 
 @pytest.mark.parametrize("context", [None, pytest.param("forkserver", marks=pytest.mark.nightly)])
-def test_set_epoch_reaches_the_datasets_of_persistent_workers(context: str | None) -> None:
-    options = {"batch_size": 2, "collate_fn": batch_of, "persistent_workers": True}
-    options |= {"multiprocessing_context": context, "backend": "prefetch"}
+def test_set_epoch_reaches_the_datasets_of_persistent_workers(context):
+    options = {**KEPT, "collate_fn": batch_of, "multiprocessing_context": context}
+    options["num_workers"] = WORKERS if context is None else 1
     for dataset in (NotingEpochs(), EpochStream()):
-        loader = DataLoader(dataset, num_workers=WORKERS if context is None else 1, **options)
+        loader = DataLoader(dataset, 2, backend="prefetch", **options)
         for epoch in (0, 1, 2, 7, 7, 8):
             loader.set_epoch(epoch)
-            told = {
-                sample[-2] if len(sample) > 1 else sample[0] for batch in loader for sample in batch
-            }
-            assert told == {epoch}
+            samples = [sample for batch in loader for sample in batch]
+            assert {sample[-2] if len(sample) > 1 else sample[0] for sample in samples} == {epoch}
 
 
-def test_a_datasets_next_epoch_begins_early() -> None:
-    def between(loader: Any, epoch: int) -> None:
-        loader.set_epoch((3, 4, 5, 9, 10)[epoch])
-
-    _, early = play(
-        DataLoader, Scene(between=between, early="-++--"), NotingEpochs(), backend="prefetch"
-    )
-    assert early == "-++--"
-
-
-def test_a_dataset_that_no_set_epoch_was_called_for_keeps_its_own() -> None:
+def test_a_datasets_next_epoch_begins_early_and_one_that_is_told_none_keeps_its_own():
+    scene = Scene(between=_set_epoch(3, 4, 5, 9, 10), early="-++--")
+    assert play(DataLoader, scene, NotingEpochs(), backend="prefetch")[1] == "-++--"
     result, early = play(DataLoader, Scene(), NotingEpochs(), backend="prefetch")
     assert {sample[-1] for batches, _ in result for batch in batches for sample in batch} == {-1}
     assert early == "-++"
 
 
-def test_a_loop_that_stops_at_the_last_batch_has_ended_its_epoch() -> None:
+def test_a_loop_that_stops_at_the_last_batch_has_ended_its_epoch():
     for size in (8, 24):
-        dataset = Noting(size)
-        loader = DataLoader(
-            dataset,
-            2,
-            collate_fn=batch_of,
-            num_workers=2,
-            persistent_workers=True,
-            backend="prefetch",
-        )
-        batches: list[Any] = []
+        dataset, batches = Noting(size), []
+        loader = DataLoader(dataset, 2, collate_fn=batch_of, backend="prefetch", **KEPT)
         for epoch in range(3):
             if epoch:
                 wait_for_early_tasks(dataset, batches, epoch, epoch - 1)
             dataset.clock.fill_(epoch)
-            iterator = iter(loader)
-            batches = [next(iterator) for _ in range(size // 2)]  # and not the end
-            assert [sample[0] for batch in batches for sample in batch] == list(
-                range(0, 3 * size, 3)
-            )
-            assert (batches[0][0][-1] < epoch) == (epoch > 0)
+            batches = list(itertools.islice(iter(loader), size // 2))  # and not the end
+            samples = [sample for batch in batches for sample in batch]
+            assert [sample[0] for sample in samples] == list(range(0, 3 * size, 3))
+            assert (samples[0][-1] < epoch) == (epoch > 0)
 
 
-def test_why_the_next_epoch_does_not_begin_early() -> None:
+def test_why_the_next_epoch_does_not_begin_early():
     base = {"dataset": MapDataset(integer_sample), "num_workers": 1, "backend": "prefetch"}
     kept = {**base, "persistent_workers": True}
     not_early = "do not begin the next epoch before it is requested: "
@@ -339,71 +312,46 @@ def test_why_the_next_epoch_does_not_begin_early() -> None:
         assert words in str(DataLoader(**options).explain())
 
 
-@pytest.mark.usefixtures("workers_end_fast")
-def test_a_sample_that_cannot_be_loaded_early_fails_its_own_epoch() -> None:
-    # Sample 5 fails in each epoch; the first tasks of a shuffled one may hold it.
-    results = []
-    for kind, ours in ((DataLoader, {"backend": "prefetch"}), (torch.utils.data.DataLoader, {})):
-        seed_everything()
-        dataset = MapDataset(fails_at_five, 6)
-        loader = kind(dataset, shuffle=True, num_workers=2, persistent_workers=True, **ours)
-        found: list[Any] = []
-        for _ in range(5):
-            seen: list[Any] = []
-            with pytest.raises(Unloadable) as caught:
-                seen.extend(batch.tolist() for batch in loader)
-            found.append((seen, str(caught.value)))
-        results.append(found)
-    assert results[0] == results[1]
-
-
-@pytest.mark.usefixtures("workers_end_fast")
-def test_workers_whose_set_up_failed_go_on_as_torchs_do() -> None:
-    # torch reports the failure with a worker's first task, and resumes the worker at iter().
-    dataset = MapDataset(integer_sample, 2)
-    results = []
-    for kind, ours in ((DataLoader, {"backend": "prefetch"}), (torch.utils.data.DataLoader, {})):
-        options = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": fails}
-        loader = kind(dataset, batch_size=2, **options, **ours)
-        with pytest.raises(Unloadable, match="worker 0"):
-            next(iter(loader))
-        results.append([[batch.tolist() for batch in loader] for _ in range(2)])
-    assert results[0] == results[1] == [[[0, 3]]] * 2
-
-
-def fails(worker: int) -> None:
+def fails_first(worker):
     raise Unloadable(f"worker {worker}")
 
 
+@pytest.mark.usefixtures("workers_end_fast")
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        # Sample 5 fails in each epoch; the first tasks of a shuffled one may hold it.
+        (MapDataset(fails_at_five, 6), {"shuffle": True}),
+        # torch reports a set-up that failed with a worker's first task, and resumes it at iter().
+        (MapDataset(integer_sample, 2), {"worker_init_fn": fails_first, "num_workers": 1}),
+    ],
+    ids=["sample", "set-up"],
+)
+def test_what_cannot_be_loaded_early_fails_its_own_epoch(dataset, options):
+    results = []
+    for kind, ours in ((DataLoader, {"backend": "prefetch"}), (TorchLoader, {})):
+        seed_everything()
+        loader, found = kind(dataset, **{**KEPT, **options}, **ours), []
+        for _ in range(5):
+            try:
+                found.extend(batch.tolist() for batch in loader)
+            except Unloadable as error:
+                found.append(str(error))
+        results.append(found)
+    assert results[0] == results[1]
+    assert any(isinstance(each, str) for each in results[0])
+
+
 # Programs of loops that break off, over all kinds of loaders
-
-
-class Raises(Sampler[int]):
-    """Raises behind a few indices, drawn one by one, and then goes on."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def __len__(self) -> int:
-        return 20
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(20):
-            if number == self.after:
-                raise Unloadable("the sampler")
-            yield int(torch.randint(SIZE, (1,)))
-
 
 SAMPLERS: dict[str, Callable[[Any, torch.Generator], Any]] = {
     "in order": lambda dataset, own: SequentialSampler(dataset),
     "shuffled": lambda dataset, own: RandomSampler(dataset, num_samples=20),
     "shuffled, own generator": lambda dataset, own: RandomSampler(dataset, generator=own),
-    "replacement": lambda dataset, own: RandomSampler(
-        dataset, replacement=True, num_samples=20, generator=own
-    ),
+    "replacement": lambda dataset, own: RandomSampler(dataset, True, 20, own),
     "as it goes": lambda dataset, own: Draws(),
-    "raises": lambda dataset, own: Raises(after=7),
-    "raises early": lambda dataset, own: Raises(after=1),
+    "raises": lambda dataset, own: Draws(7, SIZE),
+    "raises early": lambda dataset, own: Draws(1, SIZE),
 }
 
 PROGRAMS = st.fixed_dictionaries(
@@ -419,19 +367,18 @@ PROGRAMS = st.fixed_dictionaries(
 )
 
 
-def run(program: dict[str, Any], kind: Any, **ours: Any) -> list[Any]:
+def run(program, kind, **ours):
     """Batches or the error of each epoch, and the generators' states after it."""
     seed_everything()
     own = torch.Generator().manual_seed(5)
     numbers = torch.arange(24) * 3
-    data: Any = TensorDataset(numbers) if program["tensors"] else MapDataset(integer_sample, 24)
-    options: dict[str, Any] = {"num_workers": program["workers"]}
+    data = TensorDataset(numbers) if program["tensors"] else MapDataset(integer_sample, 24)
+    options = {"num_workers": program["workers"], "batch_size": program["batch_size"]}
     if program["workers"]:
         options["prefetch_factor"] = program["prefetch_factor"]
         options["persistent_workers"] = program["persistent"]
-    sampler = SAMPLERS[program["sampler"]](data, own)
-    loader = kind(data, sampler=sampler, batch_size=program["batch_size"], **options, **ours)
-    seen: list[Any] = []
+    loader = kind(data, sampler=SAMPLERS[program["sampler"]](data, own), **options, **ours)
+    seen = []
     for most in program["epochs"]:
         try:
             for batch in itertools.islice(loader, most):
@@ -439,47 +386,36 @@ def run(program: dict[str, Any], kind: Any, **ours: Any) -> list[Any]:
         except Unloadable as error:
             seen.append(str(error))
         # Without workers tensors are gathered ahead: their sampler is ahead of torch's at a break.
-        gathered = program["tensors"] and not program["workers"]
-        if not gathered:
-            seen.append([generator_states(), own.get_state().tolist()])
-        else:
+        if program["tensors"] and not program["workers"]:
             seed_everything()
             own.manual_seed(5)
+        else:
+            seen.append([generator_states(), own.get_state().tolist()])
     return seen
 
 
-def _example(sampler: str, workers: int, epochs: list[int | None], **changes: Any) -> Any:
+def _example(sampler, workers, epochs, **changes):
     usual = {"batch_size": 2, "prefetch_factor": 2, "persistent": True, "tensors": False}
     program = {"sampler": sampler, "workers": workers, "epochs": epochs}
     return example({**usual, **program, **changes})
 
 
-@settings(max_examples=5)
-@given(PROGRAMS)
-@_example("as it goes", 2, [1, 6, 9, None])
-@_example("in order", 2, [9, None, 10, None])  # after the sampler's end, before the last batch
-@_example("replacement", 1, [7, None], persistent=False)
-@_example("raises", 2, [None, 1, None], batch_size=1)
-@_example("raises", 0, [None, 5], tensors=True)
-@_example("shuffled", 0, [None, 3, None], tensors=True)
-def test_loops_that_break_off_leave_order_and_generators_as_torch_does(
-    program: dict[str, Any],
-) -> None:
-    check(program)
+@pytest.mark.parametrize(
+    "effort", [5, pytest.param(200, marks=(pytest.mark.nightly, pytest.mark.timeout(900)))]
+)
+def test_loops_that_break_off_leave_order_and_generators_as_torch_does(effort):
+    @settings(max_examples=effort)
+    @given(PROGRAMS)
+    @_example("as it goes", 2, [1, 6, 9, None])
+    @_example("in order", 2, [9, None, 10, None])  # after the sampler's end, before the last batch
+    @_example("replacement", 1, [7, None], persistent=False)
+    @_example("raises", 2, [None, 1, None], batch_size=1)
+    @_example("raises", 0, [None, 5], tensors=True)
+    @_example("shuffled", 0, [None, 3, None], tensors=True)
+    def check(program):
+        # More batches ahead than torch has in flight would ask the sampler for the difference.
+        ahead = max(1, min(2, program["workers"] * program["prefetch_factor"]))
+        expected = run(program, TorchLoader)
+        assert_same(run(program, DataLoader, backend=Prefetch(ahead=ahead)), expected)
 
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-@settings(max_examples=200)
-@given(PROGRAMS)
-def test_many_loops_that_break_off_leave_order_and_generators_as_torch_does(
-    program: dict[str, Any],
-) -> None:
-    check(program)
-
-
-def check(program: dict[str, Any]) -> None:
-    # More batches ahead than torch has in flight would ask the sampler for the difference.
-    ahead = max(1, min(2, program["workers"] * program["prefetch_factor"]))
-    expected = run(program, torch.utils.data.DataLoader)
-    assert_same(run(program, DataLoader, backend=Prefetch(ahead=ahead)), expected)
+    check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from dataloaders.scripts.ranks import straggler
 from helpers import warm
@@ -37,7 +36,7 @@ sys.exit(max(child.exitcode for child in children))
 """
 
 
-def test_ranks_have_rank_0s_numbers_and_end_with_it(tmp_path: Path) -> None:
+def test_ranks_have_rank_0s_numbers_and_end_with_it(tmp_path):
     script = tmp_path / "two.py"
     script.write_text(TWO_RANKS)
     done = warm.run([script, tmp_path / "store"])
@@ -47,7 +46,7 @@ def test_ranks_have_rank_0s_numbers_and_end_with_it(tmp_path: Path) -> None:
     assert re.search(r"rank 0 has \[\{'rank': 0.*'rank': 1", done.stdout)
 
 
-def test_the_slowest_rank_is_named_with_what_it_costs() -> None:
+def test_the_slowest_rank_is_named_with_what_it_costs():
     ranks = [{"rank": rank, "wait_s": 0.002} for rank in range(3)] + [{"rank": 3, "wait_s": 0.03}]
     (sentence,) = straggler(ranks, 4)
     assert sentence.startswith("rank 3 of 4 waits longest for its batches: 30.0 ms for each")

@@ -1,21 +1,75 @@
-"""What is read of a machine whose files are made up: numbers in, numbers out."""
+"""Cores, memory and shared memory: of this machine, and of machines whose files are made up."""
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dataloaders.machine import resources
-from dataloaders.machine.resources import ProcessMemory
+from dataloaders.machine import facts, resources
+from helpers import warm
 
 MIB = 2**20
+CORES = len(os.sched_getaffinity(0))
 
 
-def write(root: Path, path: str, text: str) -> None:
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
+class Machine:
+    """A folder that stands for ``/``, with the files of a machine that is made up."""
+
+    def __init__(self, root):
+        self.root = root
+        self.write({"proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 8388608 kB\n"})
+
+    def write(self, files, folder=""):
+        for path, text in files.items():
+            file = self.root / folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    def version_2(self, path, mount_root="/", **texts):
+        """In cgroup ``path``; ``texts`` by file, which is that of the root."""
+        mounts = (
+            "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+            f"30 23 0:26 {mount_root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
+        )
+        groups = f"nonsense\n1:cpu:/elsewhere\n0::{path}\n"
+        self.write({"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+        self.write({f"sys/fs/cgroup/{n.replace('_', '.', 1)}": t for n, t in texts.items()})
+        self.write({"sys/fs/cgroup/elsewhere/cpu.max": "100000 100000\n"})
+
+    def version_1(self, path):
+        mounts = (
+            "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup c rw,cpu,cpuacct\n"
+            "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup c rw,memory\n"
+        )
+        groups = f"5:cpu,cpuacct:{path}\n4:memory:{path}\n0::/\n"
+        self.write({"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return Machine(tmp_path)
+
+
+# Cores
+
+
+def test_this_machine_and_one_without_any_files(tmp_path):
+    assert 1 <= resources.usable_cores() <= CORES
+    assert 0 < resources.available_memory() <= resources.total_memory()
+    assert resources.cpu_quota(tmp_path) is None
+    assert resources.usable_cores(tmp_path) == CORES
+    assert resources.available_memory(tmp_path) > 0
+    assert resources.shm_room(tmp_path / "absent") is None
+    assert resources.shm_shortage(8, 2, 10**12, tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(
@@ -27,72 +81,169 @@ def write(root: Path, path: str, text: str) -> None:
         ("processor : 0\n", "unknown"),
     ],
 )
-def test_the_processors_name(text: str, model: str, tmp_path: Path) -> None:
-    write(tmp_path, "proc/cpuinfo", text)
-    assert resources.cpu_model(tmp_path) == model
-    assert resources.cpu_model(tmp_path / "nowhere") == "unknown"
+def test_the_processors_name(text, model, machine):
+    machine.write({"proc/cpuinfo": text})
+    assert resources.cpu_model(machine.root) == model
+    assert resources.cpu_model(machine.root / "nowhere") == "unknown"
 
 
-def test_a_system_without_affinity_masks_has_all_its_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_system_without_affinity_masks_has_all_its_cores(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert resources.usable_cores(tmp_path) == 6
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert resources.usable_cores(tmp_path) == 1
+    for count, cores in ((6, 6), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert resources.usable_cores(tmp_path) == cores
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"), [("", 1), ("0", 1), ("3", 3), ("-2", 1), ("many", 1)]
-)
-def test_the_ranks_of_torchrun(ranks: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert resources.ranks_here() == expected
-
-
-def test_the_cache_that_nobody_uses_is_free_under_version_1_too(tmp_path: Path) -> None:
-    write(tmp_path, "proc/meminfo", "MemAvailable: 1048576 kB\n")
-    write(tmp_path, "proc/self/cgroup", "4:memory:/a\n")
-    write(
-        tmp_path,
-        "proc/self/mountinfo",
-        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup c rw,memory\n",
+def test_an_affinity_mask_counts_and_ranks_share_the_launchers():
+    code = (
+        "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
+        "from dataloaders.machine import resources\n"
+        "alone = resources.usable_cores()\n"
+        "os.environ['LOCAL_WORLD_SIZE'] = '2'\n"
+        "print(alone, resources.machine_cores(), resources.usable_cores())"
     )
-    folder = "sys/fs/cgroup/memory/a"
-    write(tmp_path, f"{folder}/memory.limit_in_bytes", f"{100 * MIB}\n")
-    assert resources.available_memory(tmp_path) == 1024 * MIB  # what is used is not told
-    write(tmp_path, f"{folder}/memory.usage_in_bytes", f"{70 * MIB}\n")
-    write(tmp_path, f"{folder}/memory.stat", f"total_inactive_file {20 * MIB}\n")
-    assert resources.available_memory(tmp_path) == 50 * MIB
-    write(tmp_path, f"{folder}/memory.stat", f"total_inactive_file {90 * MIB}\n")
-    assert resources.available_memory(tmp_path) == 100 * MIB  # more of it than is used: all free
+    run = warm.run(["-c", code])
+    assert run.stdout.split() == ["1", str(resources.machine_cores()), "1"], run.stderr
+    for shared, own, ranks, expected in (
+        (64, 64, 8, 8),  # nobody narrowed the mask
+        (64, 8, 8, 8),  # each rank has a mask of its own
+        (64, 32, 8, 8),  # one mask for each half of the ranks
+        (16, 16, 8, 2),  # the launcher itself has 16
+        (2, 2, 8, 1),
+    ):
+        assert resources._share(shared, own, ranks) == expected
+
+
+def test_quotas_of_cgroups(machine):
+    """That of the tightest ancestor counts, in either version, and malformed ones do not."""
+    machine.version_2("/pod/container", cpu_max="800000 100000\n")
+    machine.write({"cpu.max": "150000 100000\n"}, "sys/fs/cgroup/pod")
+    machine.write({"cpu.max": "max 100000\n"}, "sys/fs/cgroup/pod/container")
+    assert resources.cpu_quota(machine.root) == 1.5
+    assert resources.usable_cores(machine.root) == min(2, CORES)
+    for mount_root in ("/", "/docker/abc"):  # a container that sees the host's path
+        machine.version_2("/docker/abc", mount_root, cpu_max="200000 100000\n")
+        assert resources.cpu_quota(machine.root) == 2.0
+    machine.version_2("/docker/abc/sub", "/docker/abc", cpu_max="900000 100000\n")
+    machine.write({"cpu.max": "150000 100000\n"}, "sys/fs/cgroup/sub")
+    assert resources.cpu_quota(machine.root) == 1.5
+    for text in ("", "max", "max 100000", "-1 100000", "x y", "5", "7 0"):
+        machine.version_2("/", cpu_max=text)
+        assert resources.cpu_quota(machine.root) is None, text
+    machine.version_1("/a/b")
+    for group, quota in (("a/b", -1), ("a", 25000)):
+        texts = {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": "100000\n"}
+        machine.write(texts, f"sys/fs/cgroup/cpu,cpuacct/{group}")
+    assert resources.cpu_quota(machine.root) == 0.25
+    assert resources.usable_cores(machine.root) == 1
+
+
+def test_ranks_share_what_their_container_has(machine, monkeypatch):
+    limits = {"memory_max": f"{1000 * MIB}\n", "memory_current": f"{200 * MIB}\n"}
+    machine.version_2("/", cpu_max=f"{CORES}00000 100000\n", **limits)
+    for words, ranks in (("", 1), ("0", 1), ("3", 3), ("-2", 1), ("many", 1), (str(CORES), CORES)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", words)
+        assert resources.ranks_here() == ranks
+        assert resources.usable_cores(machine.root) == max(1, CORES // ranks)
+        assert resources.available_memory(machine.root) == 800 * MIB // ranks
+        assert resources.total_memory(machine.root) == 1000 * MIB // ranks
+    assert resources.machine_cores(machine.root) == CORES
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(resources.machine_cores()))
+    assert facts.machine_facts()["cores"].endswith(", 1 of them for this rank")
+
+
+@given(text=st.text(max_size=200))
+def test_any_mountinfo_is_survived(tmp_path_factory, text):
+    machine = Machine(tmp_path_factory.mktemp("any"))
+    machine.write({"proc/self/cgroup": "0::/a\n5:cpu:/b\nnonsense\n"})
+    (machine.root / "proc/self/mountinfo").write_text(text, errors="replace")
+    assert resources.usable_cores(machine.root) >= 1
+
+
+# Memory
+
+
+def test_version_2_limit_less_use_plus_idle_cache(machine):
+    assert resources.available_memory(machine.root) == 8 * 2**30  # what the kernel says
+    machine.version_2("/pod/c")
+    machine.write({"memory.max": "max\n", "memory.current": "0\n"}, "sys/fs/cgroup/pod/c")
+    assert resources.total_memory(machine.root) == resources.total_memory()
+    limit, used = f"{1000 * MIB}\n", f"{700 * MIB}\n"
+    idle = f"anon 1\ninactive_file {200 * MIB}\n"
+    texts = {"memory.max": limit, "memory.current": used, "memory.stat": idle}
+    machine.write(texts, "sys/fs/cgroup/pod")
+    assert resources.available_memory(machine.root) == 500 * MIB
+    assert resources.total_memory(machine.root) == 1000 * MIB
+
+
+def test_version_1_limit_less_use_plus_idle_cache(machine):
+    machine.version_1("/a")
+    machine.write({"proc/meminfo": "MemAvailable: 1048576 kB\n"})
+    limit = {"memory.limit_in_bytes": f"{100 * MIB}\n"}
+    machine.write(limit, "sys/fs/cgroup/memory/a")
+    assert resources.available_memory(machine.root) == 1024 * MIB  # what is used is not told
+    # The last has more idle cache than is used: all is free.
+    for used, idle, free in ((130, None, 0), (70, 20, 50), (70, 90, 100)):
+        texts = {"memory.usage_in_bytes": f"{used * MIB}\n"}
+        if idle is not None:
+            texts["memory.stat"] = f"inactive_file 1\ntotal_inactive_file {idle * MIB}\n"
+        machine.write(texts, "sys/fs/cgroup/memory/a")
+        assert resources.available_memory(machine.root) == free * MIB
 
 
 @pytest.mark.parametrize(
     ("anonymous", "shared"), [(100, 70), (30, 0), (20, 0)], ids=["shared", "own", "less than dirty"]
 )
-def test_the_memory_of_a_process(anonymous: int, shared: int, tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "proc/7/smaps_rollup",
-        f"Pss: 50 kB\nPrivate_Clean: 5 kB\nPrivate_Dirty: 30 kB\nAnonymous: {anonymous} kB\n",
-    )
-    assert resources.process_memory(7, tmp_path) == ProcessMemory(
+def test_the_memory_of_a_process(anonymous, shared, machine):
+    head = "Pss: 50 kB\nPrivate_Clean: 5 kB\nPrivate_Dirty: 30 kB\n"
+    machine.write({"proc/7/smaps_rollup": f"{head}Anonymous: {anonymous} kB\n"})
+    machine.write({"proc/8/smaps_rollup": "Rss: 50 kB\n"})
+    assert resources.process_memory(7, machine.root) == resources.ProcessMemory(
         private=35 * 1024, proportional=50 * 1024, shared_anonymous=shared * 1024
     )
-    write(tmp_path, "proc/8/smaps_rollup", "Rss: 50 kB\n")
-    assert resources.process_memory(8, tmp_path) is None
+    assert resources.process_memory(8, machine.root) is None
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert resources.process_memory(gone.pid) is None
+    own = resources.process_memory(os.getpid())
+    assert 0 < own.private <= own.proportional
 
 
-def test_batches_in_shared_memory() -> None:
-    assert resources.batches_in_flight(0, 4) == 0
-    assert resources.batches_in_flight(1, 1) == 3
-    assert resources.batches_in_flight(3, 4) == 14
-    assert resources.batches_that_fit(300, 1000) == 3
-    assert resources.batches_that_fit(1000, 1000) == 1
-    assert resources.batches_that_fit(0, 1000) is None
-    assert resources.batches_that_fit(300, None) is None
+def test_counting_references_copies_a_list_and_the_estimate_covers_it():
+    """What a forked worker comes to own by touching each object of a big Python list."""
+    before = resources.python_heap_bytes()
+    objects = [f"images/{number:012d}.jpeg" for number in range(1_000_000)]
+    estimate = resources.python_heap_bytes() - before
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_touch_when_told, args=(objects, theirs))
+    child.start()
+    try:
+        ours.recv()
+        start = resources.process_memory(child.pid)
+        ours.send("touch")
+        ours.recv()
+        end = resources.process_memory(child.pid)
+    finally:
+        ours.send("end")
+        child.join()
+    growth = end.private - start.private
+    assert growth > 40 * MIB  # a million strings of 76 bytes
+    assert growth <= start.shared_anonymous
+    assert 0.5 * growth <= estimate <= 2 * growth
+    assert math.isclose(start.shared_anonymous - end.shared_anonymous, growth, rel_tol=0.2)
+
+
+def _touch_when_told(objects, pipe):
+    pipe.send("ready")
+    pipe.recv()
+    for one in objects:
+        len(one)
+    pipe.send("touched")
+    pipe.recv()
+
+
+# Shared memory
 
 
 @pytest.mark.parametrize(
@@ -106,27 +257,58 @@ def test_batches_in_shared_memory() -> None:
         (1536 * MIB, "1.5 GiB in", "23g"),
     ],
 )
-def test_a_shortage_in_words(
-    nbytes: int, words: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shortage_in_words(nbytes, words, remedy, monkeypatch, tmp_path):
     monkeypatch.setattr(resources, "shm_room", lambda path: nbytes * 9)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     text = resources.shm_shortage(2, 4, nbytes, tmp_path)
-    assert text is not None
+    assert "2 workers with prefetch_factor=4 " in text
     assert f"can have 10 batches of {words} {tmp_path} at once" in text
     assert f"--shm-size={remedy}," in text
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    text = resources.shm_shortage(2, 4, nbytes, tmp_path)
+    assert "are free there for each of 4 ranks: " in text
     monkeypatch.setattr(resources, "shm_room", lambda path: nbytes * 10)
     assert resources.shm_shortage(2, 4, nbytes, tmp_path) is None
 
 
-def test_a_cgroup_below_that_of_its_container(tmp_path: Path) -> None:
-    write(tmp_path, "proc/self/cgroup", "nonsense\n1:cpu:/elsewhere\n0::/docker/abc/sub\n")
-    write(
-        tmp_path,
-        "proc/self/mountinfo",
-        "30 23 0:26 /docker/abc /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n",
+def test_the_room_of_a_real_file_system_is_shared_by_ranks(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    whole = os.statvfs("/dev/shm")
+    room = resources.shm_room()
+    assert 0 < room <= whole.f_blocks * whole.f_frsize
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert resources.shm_room() == pytest.approx(room / 4, rel=0.2)
+
+
+def test_batches_in_shared_memory(monkeypatch, tmp_path):
+    found = [resources.batches_in_flight(*each) for each in ((0, 4), (1, 1), (3, 4))]
+    assert found == [0, 3, 14]
+    for nbytes, room, fit in ((300, 1000, 3), (1000, 1000, 1), (0, 1000, None), (300, None, None)):
+        assert resources.batches_that_fit(nbytes, room) == fit
+        monkeypatch.setattr(resources, "shm_room", lambda path, room=room: room)
+        for workers in range(4):
+            short = resources.shm_shortage(workers, 1, nbytes, tmp_path) is not None
+            assert short == (fit is not None and resources.batches_in_flight(workers, 1) > fit)
+
+
+# Facts, for readers of measured figures
+
+
+def test_facts_name_cores_and_versions_and_a_gpu_by_the_drivers_files(monkeypatch, machine):
+    told = facts.machine_facts()
+    assert told["cores"] == f"{resources.machine_cores()} cores"
+    assert told["torch"] == f"torch {torch.__version__}"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # other tests may use it
+    assert facts.gpu_name(machine.root) is None
+    folder = "proc/driver/nvidia/gpus/0000:01:00.0"
+    machine.write({"information": "Model: \t\t NVIDIA H200\nIRQ:   \t\t 29\n"}, folder)
+    assert facts.gpu_name(machine.root) == "NVIDIA H200"
+
+
+@pytest.mark.gpu
+def test_facts_do_not_initialise_cuda():
+    source = (
+        "import torch; from dataloaders.machine.facts import machine_facts\n"
+        "machine_facts(); assert not torch.cuda.is_initialized()"
     )
-    write(tmp_path, "sys/fs/cgroup/cpu.max", "900000 100000\n")
-    write(tmp_path, "sys/fs/cgroup/sub/cpu.max", "150000 100000\n")
-    write(tmp_path, "sys/fs/cgroup/elsewhere/cpu.max", "100000 100000\n")
-    assert resources.cpu_quota(tmp_path) == 1.5
+    subprocess.run([sys.executable, "-c", source], check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -29,22 +28,26 @@ from torch.utils.data.distributed import DistributedSampler
 from dataloaders import DataLoader
 from dataloaders.errors import OptionError
 from dataloaders.seeding.seeded import Seeding
-from helpers.compare import assert_same, generator_states, seed_everything
+from helpers.compare import assert_same, generator_states
+
+
+def drawn(number=0):
+    """The number, and one draw from each of the three global generators."""
+    draws = torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()
+    return torch.tensor([number, *draws], dtype=torch.float64)
 
 
 class Augmented(Dataset):
-    """Each sample: its key's number and one draw from each of the three global generators."""
+    """Each sample: its key's number, and what is drawn for it."""
 
-    def __init__(self, size: int = 12) -> None:
+    def __init__(self, size=12):
         self.size = size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
     def __getitem__(self, key):
-        number = key if isinstance(key, int) else 0
-        drawn = (torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random())
-        return torch.tensor([number, *drawn], dtype=torch.float64)
+        return drawn(key if isinstance(key, int) else 0)
 
 
 class Bulk(Augmented):
@@ -66,18 +69,22 @@ class Failing(Augmented):
 
 
 class Stream(IterableDataset):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        first = random.random()
+    """What is drawn by iter(), and by each sample."""
+
+    def __iter__(self):
+        return self.rows(drawn())
+
+    def rows(self, begun):
         for _ in range(8):
-            yield torch.tensor([first, torch.rand(()).item(), np.random.rand()])
+            yield torch.cat([begun, drawn()])
 
 
 def mixing(samples):
-    return torch.stack(samples), torch.rand(2)
+    return torch.stack(samples), drawn()
 
 
 @pytest.fixture
-def untouched() -> Iterator[None]:
+def untouched():
     """The test moves none of the process-wide generators."""
     np.random.randn()  # half of a pair of normals waits in NumPy's state
     before = generator_states(), np.random.get_state()[1:]
@@ -85,17 +92,73 @@ def untouched() -> Iterator[None]:
     assert_same((generator_states(), np.random.get_state()[1:]), before)
 
 
-def rows(loader) -> torch.Tensor:
+def rows(loader):
     """All samples of an epoch in their order, batches joined."""
     return torch.cat([batch.reshape(-1, batch.shape[-1]) for batch in loader])
 
 
-def by_index(loader) -> list[list[float]]:
+def by_index(loader):
     return sorted(rows(loader).tolist())
 
 
 REFERENCE = {"batch_size": 4, "shuffle": True, "seed": 7}
 KEPT = {"persistent_workers": True}
+
+# What a seed means: a run that is gone on with after an update has the same order and samples. The
+# numbers are Philox's words for (seed, epoch, key, occurrence, draw), as 25b4400 had them.
+ORDER, WORKERS = 0xF6068896_BA7DAB88, 0x7FFBD145_3A7590C0  # of seed 7, epoch 2
+SAMPLE_5 = (0x12DDBCF2, 0xF21766C4, 0xFBDAB024, 0x90B2A29B)
+SAMPLE_5_AGAIN = (0x883DE9FB, 0xCEE4DA39, 0x0B8D1B9A, 0x0900B5DF)
+COLLATION_5 = (0x8F6B1195, 0xC7F92E20, 0x8BEEF01C, 0x293D3712)
+ITER, ROW_0 = (  # of an iterable dataset's first worker: before its first sample, and at it
+    (0x899CA19F, 0x734EB38D, 0x2A2FAB62, 0xACEB5B69),
+    (0xBFEB9A40, 0xA20F2CC7, 0x04F3EC46, 0x0B356518),
+)
+ROW_0_OF_LARGE = (0x5B6C12C8, 0x3FD12450, 0x19E976CF, 0x6AC2FB0D)  # of seed 2**64 - 7
+
+
+def drawn_after(words, number=0):
+    torch.manual_seed(words[0])
+    np.random.seed(words[1])
+    random.seed(words[2] | words[3] << 32)
+    return drawn(number)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_words_of_a_sample_its_repeat_its_collation_and_a_stream(workers):
+    options = {"num_workers": workers, "collate_fn": mixing, "seed": 7}
+    loader = DataLoader(Augmented(), 2, sampler=[5, 5], **options)
+    loader.set_epoch(2)
+    ((samples, of_batch),) = loader
+    assert torch.equal(samples[0], drawn_after(SAMPLE_5, 5))
+    assert torch.equal(samples[1], drawn_after(SAMPLE_5_AGAIN, 5))
+    assert torch.equal(of_batch, drawn_after(COLLATION_5))
+    for seed, start, row in ((7, ITER, ROW_0), (2**64 - 7, None, ROW_0_OF_LARGE)):
+        loader = DataLoader(Stream(), None, num_workers=workers, seed=seed)
+        loader.set_epoch(2)
+        first, *_ = loader
+        assert start is None or torch.equal(first[:4], drawn_after(start))
+        assert torch.equal(first[4:], drawn_after(row))
+
+
+def test_the_order_and_the_workers_base_seed():
+    loader = DataLoader(Augmented(20), 20, shuffle=True, seed=7)
+    loader.set_epoch(2)
+    view = Seeding().view(loader)
+    alone = Seeding().view(loader, samples=False)  # the samplers alone
+    (batch,) = alone.batch_sampler
+    assert batch == list(RandomSampler(range(20), generator=torch.Generator().manual_seed(ORDER)))
+    # Exactly torch's: a subclass would not be gathered as index tensors.
+    assert (type(alone.batch_sampler), type(alone.sampler)) == (BatchSampler, RandomSampler)
+    assert alone.dataset is loader.dataset
+    assert alone.collate_fn is default_collate
+    assert view.generator.initial_seed() == WORKERS
+    assert len(view) == 1
+    for each in (loader, DataLoader(Stream(), seed=7)):
+        assert repr(Seeding().view(each).dataset) == repr(each.dataset)
+
+
+# Samples
 
 
 @pytest.mark.parametrize(
@@ -111,30 +174,18 @@ KEPT = {"persistent_workers": True}
 @pytest.mark.nightly
 def test_samples_depend_on_seed_epoch_and_index_alone(change):
     """Neither on workers nor on batches, nor where training resumed."""
-    options = {**REFERENCE, **change}
     reference = DataLoader(Augmented(), **REFERENCE)
     expected = [rows(reference) for _ in range(3)]
-    drawn = torch.cat([epoch[:, 1:].flatten() for epoch in expected])
-    assert drawn.unique().numel() == drawn.numel() == 3 * 12 * 3
-    loader, again = DataLoader(Augmented(), **options), DataLoader(Augmented(), **options)
+    values = torch.cat([epoch[:, 1:].flatten() for epoch in expected])
+    assert values.unique().numel() == values.numel() == 3 * 12 * 3
+    loader, again = (DataLoader(Augmented(), **{**REFERENCE, **change}) for _ in range(2))
     assert_same([rows(loader) for _ in range(3)], expected)
     for epoch in (2, 1):
         again.set_epoch(epoch)
         assert torch.equal(rows(again), expected[epoch])
 
 
-def test_nor_do_they_depend_on_the_order():
-    expected = by_index(DataLoader(Augmented(), seed=7))
-    backwards = DataLoader(Augmented(), seed=7, sampler=range(11, -1, -1), batch_size=5)
-    for loader in (backwards, DataLoader(Bulk(), seed=7, shuffle=True, batch_size=5)):
-        assert by_index(loader) == expected
-    other = by_index(DataLoader(Augmented(), seed=8))
-    assert not {draw for _, *row in other for draw in row} & {
-        draw for _, *row in expected for draw in row
-    }
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     keys=st.lists(st.integers(0, 5), min_size=1, max_size=12),
     size=st.integers(1, 5),
@@ -142,12 +193,97 @@ def test_nor_do_they_depend_on_the_order():
     epoch=st.integers(0, 2**40),
 )
 def test_any_order_of_keys_gives_the_same_samples(keys, size, seed, epoch):
-    def epoch_of(order):
-        loader = DataLoader(Augmented(), size, sampler=order, seed=seed)
+    def epoch_of(kind, order):
+        loader = DataLoader(kind(), size, sampler=order, seed=seed)
         loader.set_epoch(epoch)
         return by_index(loader)
 
-    assert epoch_of(keys) == epoch_of(sorted(keys))
+    assert epoch_of(Augmented, keys) == epoch_of(Bulk, sorted(keys))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_repeats_of_an_index_are_augmented_differently_and_reproducibly(workers):
+    order = [3, 5, 3, 3, 5]
+    found = rows(DataLoader(Augmented(), 4, sampler=order, seed=2, num_workers=workers))
+    assert found[:, 1].unique().numel() == 5
+    assert torch.equal(found, rows(DataLoader(Augmented(), 4, sampler=order, seed=2)))
+    assert torch.equal(found[0], rows(DataLoader(Augmented(), seed=2))[3])
+
+
+@pytest.mark.parametrize("size", [1, 12])
+def test_a_random_sampler_that_goes_round_counts_its_rounds(size):
+    sampler = RandomSampler(Augmented(size), num_samples=30)
+    found = rows(DataLoader(Augmented(size), None, sampler=sampler, seed=2))
+    keys = [int(key) for key in found[:, 0]]
+    assert torch.equal(found, rows(DataLoader(Augmented(size), 7, sampler=keys, seed=2)))
+    assert found[:, 1].unique().numel() == 30
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 9), st.integers(1, 5), st.booleans(), st.booleans())
+def test_ranks_together_give_what_one_gives(size, ranks, shuffle, drop):
+    parts = []
+    for rank in range(ranks):
+        sampler = DistributedSampler(Augmented(size), ranks, rank, shuffle, drop_last=drop)
+        if len(sampler):
+            parts.append(rows(DataLoader(Augmented(size), 2, sampler=sampler, seed=8)))
+    if not parts:
+        return
+    joined = torch.stack(parts, dim=1).flatten(0, 1)
+    # The same order from one process, whose own counting gives the occurrences.
+    order = [int(index) for index in joined[:, 0]]
+    assert torch.equal(joined, rows(DataLoader(Augmented(size), 3, sampler=order, seed=8)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("keys", [["a", "b", "a"], [("a", 1), ("b", None)], [[0, 1], [2, 3]]])
+def test_keys_that_are_not_integers(keys, workers):
+    loader = DataLoader(Augmented(), batch_size=None, sampler=keys, seed=1, num_workers=workers)
+    other = DataLoader(Augmented(), batch_size=None, sampler=keys[::-1], seed=1)
+    assert by_index(loader) == by_index(other)
+    assert rows(loader)[:, 1].unique().numel() == len(keys)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_cannot_be_seeded_is_refused(workers):
+    with pytest.raises(TypeError, match="shows only its address"):
+        next(iter(DataLoader(Augmented(), sampler=[object()], seed=1)))
+    iterator = iter(DataLoader(Collating(4), 4, collate_fn=dict, seed=1, num_workers=workers))
+    with pytest.raises(OptionError, match=r"__getitems__\(\[0\]\) must return a list of one"):
+        next(iterator)
+    assert list(iterator) == []  # torch ends its workers at once only at the end of an epoch
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_random_collation_is_seeded_by_the_first_sample(workers):
+    options = {"collate_fn": mixing, "seed": 3}
+    expected = [mixed for _, mixed in DataLoader(Augmented(), 4, **options)]
+    found = [mixed for _, mixed in DataLoader(Augmented(), 4, num_workers=workers, **options)]
+    assert_same(found, expected)
+    assert len(torch.stack(found)[:, 1].unique()) == 3
+    moved = DataLoader(Augmented(), 4, sampler=[4, 0, 1], **options)
+    assert torch.equal(next(iter(moved))[1], expected[1])
+    loader = DataLoader(Augmented(), batch_sampler=[[1, 2], [], [0]], collate_fn=list, seed=1)
+    assert [len(batch) for batch in loader] == [2, 0, 1]
+    assert len(loader) == 3
+
+
+def test_iterable_datasets_are_seeded_by_position():
+    loader = DataLoader(Stream(), 3, seed=6)
+    first, second = rows(loader), rows(loader)
+    assert first[:, 5].unique().numel() == 8
+    assert not torch.equal(first, second)
+    start = {"multiprocessing_context": "forkserver", "num_workers": 1, **KEPT}
+    one = DataLoader(Stream(), 3, seed=6, **start)
+    assert_same([rows(one), rows(one)], [first, second])
+    one.set_epoch(0)
+    assert torch.equal(rows(one), first)
+    two = rows(DataLoader(Stream(), 8, seed=6, num_workers=2))
+    assert torch.equal(two[:8], first)
+    assert two[:, 5].unique().numel() == 16
+
+
+# States of generators
 
 
 @pytest.mark.usefixtures("untouched")
@@ -175,12 +311,7 @@ def test_they_are_untouched_when_a_sample_fails_or_the_loop_breaks():
         break
 
 
-def test_without_a_seed_torchs_streams_are_torchs():
-    def epoch(kind):
-        seed_everything()
-        return rows(kind(Augmented(), batch_size=5, shuffle=True)), generator_states()
-
-    assert_same(epoch(DataLoader), epoch(torch.utils.data.DataLoader))
+# Orders
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -198,12 +329,12 @@ def test_without_a_seed_torchs_streams_are_torchs():
 def test_torchs_samplers_follow_the_seed_unless_they_have_a_generator(sampler, wrapped):
     def order(generator=None, kind=DataLoader, **options):
         if sampler is None:
-            loader = kind(Augmented(), 5, shuffle=True, generator=generator, **options)
+            options |= {"batch_size": 5, "shuffle": True, "generator": generator}
         elif wrapped:
-            batches = BatchSampler(sampler(generator), 5, False)
-            loader = kind(Augmented(), batch_sampler=batches, **options)
+            options["batch_sampler"] = BatchSampler(sampler(generator), 5, False)
         else:
-            loader = kind(Augmented(), 5, sampler=sampler(generator), **options)
+            options |= {"batch_size": 5, "sampler": sampler(generator)}
+        loader = kind(Augmented(), **options)
         return [rows(loader)[:, 0].tolist() for _ in range(2)]
 
     before = generator_states()
@@ -218,45 +349,6 @@ def test_torchs_samplers_follow_the_seed_unless_they_have_a_generator(sampler, w
     assert torch.equal(mine.get_state(), theirs.get_state())
 
 
-def test_a_gathered_dataset_is_shuffled_like_any_other():
-    loader = DataLoader(TensorDataset(torch.arange(12.0)), 5, shuffle=True, seed=7)
-    expected = DataLoader(Augmented(), 5, shuffle=True, seed=7)
-    for _ in range(2):
-        assert torch.equal(torch.cat([batch[0] for batch in loader]), rows(expected)[:, 0].float())
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_repeats_of_an_index_are_augmented_differently_and_reproducibly(workers):
-    order = [3, 5, 3, 3, 5]
-    found = rows(DataLoader(Augmented(), 4, sampler=order, seed=2, num_workers=workers))
-    assert found[:, 1].unique().numel() == 5
-    assert torch.equal(found, rows(DataLoader(Augmented(), 4, sampler=order, seed=2)))
-    assert torch.equal(found[0], rows(DataLoader(Augmented(), seed=2))[3])
-
-
-def test_a_random_sampler_that_goes_round_counts_its_rounds():
-    sampler = RandomSampler(Augmented(), num_samples=30)
-    found = rows(DataLoader(Augmented(), 7, sampler=sampler, seed=2))
-    counted = rows(DataLoader(Augmented(), 7, sampler=[int(key) for key in found[:, 0]], seed=2))
-    assert torch.equal(found, counted)
-
-
-@settings(max_examples=25, deadline=None)
-@given(size=st.integers(1, 9), ranks=st.integers(1, 5), shuffle=st.booleans(), drop=st.booleans())
-def test_ranks_together_give_what_one_gives(size, ranks, shuffle, drop):
-    parts = []
-    for rank in range(ranks):
-        sampler = DistributedSampler(Augmented(size), ranks, rank, shuffle, drop_last=drop)
-        if len(sampler):
-            parts.append(rows(DataLoader(Augmented(size), 2, sampler=sampler, seed=8)))
-    if not parts:
-        return
-    joined = torch.stack(parts, dim=1).flatten(0, 1)
-    # The same order from one process, whose own counting gives the occurrences.
-    order = [int(index) for index in joined[:, 0]]
-    assert torch.equal(joined, rows(DataLoader(Augmented(size), 3, sampler=order, seed=8)))
-
-
 def test_a_samplers_epoch_counts_once_it_moved():
     def loader():
         sampler = DistributedSampler(Augmented(), 1, 0, shuffle=False)
@@ -267,62 +359,6 @@ def test_a_samplers_epoch_counts_once_it_moved():
     for epoch in (2, 1, 0):
         moved.sampler.set_epoch(epoch)
         assert torch.equal(rows(moved), epochs[epoch])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("keys", [["a", "b", "a"], [("a", 1), ("b", None)], [[0, 1], [2, 3]]])
-def test_keys_that_are_not_integers(keys, workers):
-    loader = DataLoader(Augmented(), batch_size=None, sampler=keys, seed=1, num_workers=workers)
-    other = DataLoader(Augmented(), batch_size=None, sampler=keys[::-1], seed=1)
-    assert by_index(loader) == by_index(other)
-    assert rows(loader)[:, 1].unique().numel() == len(keys)
-
-
-def test_a_key_without_content_is_refused():
-    with pytest.raises(TypeError, match="shows only its address"):
-        next(iter(DataLoader(Augmented(), sampler=[object()], seed=1)))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_bulk_dataset_that_collates_itself_is_refused(workers):
-    iterator = iter(DataLoader(Collating(4), 4, collate_fn=dict, seed=1, num_workers=workers))
-    with pytest.raises(OptionError, match=r"__getitems__\(\[0\]\) must return a list of one"):
-        next(iterator)
-    assert list(iterator) == []  # torch ends its workers at once only at the end of an epoch
-
-
-def test_a_custom_batch_sampler_and_an_empty_batch():
-    loader = DataLoader(Augmented(), batch_sampler=[[1, 2], [], [0]], collate_fn=list, seed=1)
-    assert [len(batch) for batch in loader] == [2, 0, 1]
-    assert len(loader) == 3
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_random_collation_is_seeded_by_the_first_sample(workers):
-    options = {"collate_fn": mixing, "seed": 3}
-    expected = [mixed for _, mixed in DataLoader(Augmented(), 4, **options)]
-    found = [mixed for _, mixed in DataLoader(Augmented(), 4, num_workers=workers, **options)]
-    assert_same(found, expected)
-    assert torch.cat(found).unique().numel() == 6
-    moved = DataLoader(Augmented(), 4, sampler=[4, 0, 1], **options)
-    assert torch.equal(next(iter(moved))[1], expected[1])
-
-
-def test_iterable_datasets_are_seeded_by_position():
-    loader = DataLoader(Stream(), 3, seed=6)
-    first, second = rows(loader), rows(loader)
-    assert first[:, 1].unique().numel() == 8
-    assert not torch.equal(first, second)
-    one = DataLoader(
-        Stream(), 3, seed=6, num_workers=1, multiprocessing_context="forkserver", **KEPT
-    )
-    assert_same([rows(one), rows(one)], [first, second])
-    one.set_epoch(0)
-    assert torch.equal(rows(one), first)
-    assert torch.equal(rows(DataLoader(Stream(), None, seed=6)), first)
-    two = rows(DataLoader(Stream(), 8, seed=6, num_workers=2))
-    assert torch.equal(two[:8], first)
-    assert two[:, 1].unique().numel() == 16
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -356,7 +392,7 @@ class InspectedStream(Inspected, IterableDataset):
         yield self[0]
 
 
-def mark(worker_id: int) -> None:
+def mark(worker_id):
     get_worker_info().dataset.marked = True
 
 
@@ -378,25 +414,13 @@ def test_copies_and_pickles_continue_alike_and_two_iterators_do_not_disturb_each
         assert_same(list(made), epochs[2])
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_settings_of_the_sampler_that_change_between_epochs_are_followed(persistent):
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, **KEPT}], ids=str)
+def test_settings_of_the_sampler_that_change_between_epochs_are_followed(workers):
     sampler = WeightedRandomSampler([1.0] * 12, 6)
-    workers = {"num_workers": 1, **KEPT} if persistent else {}
     loader = DataLoader(Augmented(), sampler=sampler, seed=1, **workers)
     assert rows(loader)[:, 0].unique().numel() > 1
     sampler.weights = torch.eye(12, dtype=torch.float64)[3]
     assert rows(loader)[:, 0].unique().tolist() == [3]
-
-
-def test_the_samplers_alone_can_be_seeded():
-    loader = DataLoader(Augmented(), **REFERENCE)
-    view = Seeding().view(loader, samples=False)
-    assert view.dataset is loader.dataset
-    assert view.collate_fn is default_collate
-    # Exactly torch's: a subclass would not be gathered as index tensors.
-    assert (type(view.batch_sampler), type(view.sampler)) == (BatchSampler, RandomSampler)
-    order = [index for batch in view.batch_sampler for index in batch]
-    assert order == rows(loader)[:, 0].tolist()
 
 
 @pytest.mark.gpu

@@ -46,3 +46,11 @@ class SlowOnce(Waiting):
             return torch.full((4,), float(index))
         self.read.add(index)
         return super().__getitem__(index)
+
+
+def becomes_true(condition: Callable[[], object], seconds: float = 20) -> bool:
+    """Return whether ``condition`` becomes true within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return bool(found)
