@@ -223,9 +223,7 @@ class Tunable:
         backend: the backend as it would serve the loader now, with a number in place of "auto".
         values: for each option, the numbers that may be worth trying, smallest first, including the
             one that ``backend`` has. The options that matter most come first.
-        workers: whether torch's workers take part, so that their number is chosen too.
     """
 
     backend: Backend
     values: Mapping[str, Sequence[int]]
-    workers: bool

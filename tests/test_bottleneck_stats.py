@@ -62,22 +62,6 @@ def test_advice_follows_the_verdict(real: float, line: str) -> None:
     assert line in report.advice[0]
 
 
-@pytest.mark.parametrize(
-    ("own_code", "line"), [(False, "threads and its depth"), (True, "workers")]
-)
-def test_workers_are_not_advised_where_a_backend_has_threads(own_code: bool, line: str) -> None:
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
-    from torchvision.transforms import ToTensor
-
-    from helpers.photos import Opened, folder
-
-    data: Any = Opened(ToTensor()) if own_code else folder(ToTensor())
-    loader: DataLoader[Any] = DataLoader(data, batch_size=2, backend="dali")
-    report = report_of(loader, synthetic=1.0, real=2.0)
-    assert line in report.advice[0]
-    assert ("num_workers=" in report.advice[0]) == own_code
-
-
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_contention_is_told_with_the_numbers_at_hand(

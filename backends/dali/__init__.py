@@ -122,7 +122,7 @@ class Dali(Backend):
             return None
         numbers = numbers_of(self, loader)
         now = replace(self, threads=numbers.threads, depth=numbers.depth)
-        return Tunable(now, candidates(numbers), workers=True)
+        return Tunable(now, candidates(numbers))
 
     def open(self, loader: Specification) -> Session:
         """Return a session whose threads are made at the first epoch."""

@@ -24,7 +24,7 @@ from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
-from dataloaders.bottleneck.summary import has_threads_of_its_own, notes_of, summarise
+from dataloaders.bottleneck.summary import notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
@@ -129,7 +129,7 @@ class Check:
         )
         if self._schedule.whole_epochs and self._feed.length:
             self._pool.most_batches = self._feed.length  # one epoch, its short last batch included
-        self._parallel = bool(self._feed.workers) or has_threads_of_its_own(loader)
+        self._parallel = bool(self._feed.workers)
         self._warm_up_s = budget_s * _WARM_UP_SHARE
         self._warming = WarmUp(self._warm_up_s, 2 * self._feed.in_flight)
         self._rounds: list[dict[str, Timed]] = []

@@ -10,12 +10,10 @@ import torch
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
-from dataloaders.errors import DataLoadersError
-from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 
-__all__ = ["advice", "has_threads_of_its_own", "notes_of", "summarise"]
+__all__ = ["advice", "notes_of", "summarise"]
 
 _HELD_FROM = 0.03
 
@@ -123,13 +121,6 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
             "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
         ]
     if analysis.verdict == "input-bound":
-        if has_threads_of_its_own(loader):
-            return [
-                "measure its threads and its depth with `dataloaders tune`: its backend makes "
-                "batches in threads of this process, and num_workers is not used",
-                "if that does not reach the bound above, do less a sample: smaller images on disk, "
-                "or cache the deterministic part",
-            ]
         if not feed.workers:
             return [
                 'let worker processes prepare batches: num_workers="auto", or measure the best '
@@ -162,17 +153,6 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
         f"measure longer (budget_s, --budget): the gap lies between {max(0.0, bound.low - 1):.0%} "
         f"and {max(0.0, bound.high - 1):.0%}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"
     ]
-
-
-def has_threads_of_its_own(loader: Any) -> bool:
-    """Return whether its backend makes batches in threads of this process, and no workers do."""
-    if not isinstance(loader, DataLoader):
-        return False
-    try:
-        tunable = loader._tunable()
-    except DataLoadersError:
-        return False
-    return tunable is not None and not tunable.workers
 
 
 def _sharing(count: int, *, on_device: bool) -> list[str]:

@@ -87,12 +87,10 @@ class Tuner:
         self._step: StepCost | None = None
         self._workers_usable = True
         self._tunable = _tunable_of(loader)
-        # Whether the backend makes the batches by itself, in threads of this process.
-        self._own_threads = self._tunable is not None and not self._tunable.workers
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
         backend = None if self._tunable is None else self._tunable.backend
-        count = 0 if self._own_threads else loader.num_workers
+        count = loader.num_workers
         depth = (loader.prefetch_factor or DEFAULT_PREFETCH) if count else None
         self._search = Search(
             given=Settings(count, depth, pinned, backend),
@@ -109,24 +107,20 @@ class Tuner:
         Yields batches to be stepped on; without a step only those that are to be copied to the
         device.
         """
-        search, own = self._search, self._own_threads
-        first = Ask(
-            search.alone, "the loader as it is" if own else "one process: what a batch costs"
-        )
+        search = self._search
+        first = Ask(search.alone, "one process: what a batch costs")
         self._announce(f"{first.settings} ({first.why})")
         began = time.perf_counter()
         loading, seen = yield from self._measure_alone(search.alone)
         trial = self._trial(first, seen, began)
         # The dataset's own code in one process says what a worker has to do, and not how fast a
         # backend is that does the rest by itself.
-        search.add(trial, comparable=own or self._tunable is None)
-        workers = not own
-        if workers:
-            self._warn(self._find_room(loading))
-            self._reason = self._why_no_workers(seen.samples_per_second.estimate)
-            workers = not self._reason
-            if self._stepping:
-                search.step = self._computing_step(loading)
+        search.add(trial, comparable=self._tunable is None)
+        self._warn(self._find_room(loading))
+        self._reason = self._why_no_workers(seen.samples_per_second.estimate)
+        workers = not self._reason
+        if self._stepping:
+            search.step = self._computing_step(loading)
         room = search.most
         yield from self._make_all(search.run(workers=workers))
         if workers and search.limited and search.most == room:
@@ -170,20 +164,10 @@ class Tuner:
     # What is known before the search ------------------------------------------------------------
 
     def _measure_alone(self, alone: Settings) -> Steps[tuple[Seen, Seen]]:
-        """Measure loading in one process, and the loop of loading and stepping.
-
-        A backend with threads of its own is measured in this process.
-        """
-        if self._own_threads:
-            loader = self._variants.make(alone, _HANG_S)
-            seen = yield from observe(
-                loader, stepping=self._stepping, seconds=self._trial_s, keep=self._stepping
-            )
-            held, loading = seen.held, seen
-        else:
-            loading = yield from self._load_elsewhere(alone)
-            held = [self._variants.delivered(batch) for batch in loading.held]
-            seen = loading
+        """Measure loading in one process, and the loop of loading and stepping."""
+        loading = yield from self._load_elsewhere(alone)
+        held = [self._variants.delivered(batch) for batch in loading.held]
+        seen = loading
         self._least_s = 3 * loading.seconds_per_batch.estimate
         self._timeout_s = max(_HANG_S, 20 * loading.startup_s)
         if self._stepping:
@@ -192,8 +176,7 @@ class Tuner:
             samples, cost = seen.samples_per_batch, self._step.seconds
             takes = Interval(samples / cost.high, samples / cost.estimate, samples / cost.low)
             self._search.need = Need(takes, from_step=True)
-            if not self._own_threads:
-                seen = loading.followed_by(self._step)
+            seen = loading.followed_by(self._step)
         return loading, seen
 
     def _load_elsewhere(self, alone: Settings) -> Steps[Seen]:
