@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from PIL import Image
 from torch.utils.data import Dataset, default_collate
+from torchvision.transforms.functional import to_tensor
 
 from backends.stock import Stock, shared_ring
 from backends.stock.collate import RingCollate
 from dataloaders import DataLoader
+from dataloaders.recording.worker import recording_changes
+from dataloaders.replaying.evaluate import replayed
+from dataloaders.specification import view_of
 from helpers.compare import assert_same
 from helpers.processes import run_script
 
@@ -96,6 +104,38 @@ def test_errors_are_torchs_and_cost_no_slot():
             outcomes.append((str(caught.value).splitlines()[-1], got))
     for outcome in outcomes:
         assert_same(outcome, outcomes[-1])
+
+
+class Noise(Images):
+    """Files of 1.7 MB, of random pixels."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.files = []
+        for index in range(length):
+            pixels = np.random.default_rng(index).integers(0, 256, (750, 750, 3), np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+            self.files.append(file.getvalue())
+
+    def __getitem__(self, index):
+        return to_tensor(Image.open(io.BytesIO(self.files[index])).resize((5, 5)))
+
+
+def test_files_of_recorded_samples_go_into_the_ring_and_those_that_are_held_stay():
+    def view(loader):
+        return view_of(loader, **recording_changes(loader))
+
+    stock = Stock(gather=False, ring=True, view=view)
+    loader = DataLoader(Noise(12), 2, num_workers=1, persistent_workers=True, backend=stock)
+    held = list(loader)
+    assert not any(batch.files.is_shared() for batch in held[:4]), "a slot is plain memory here"
+    held += list(loader)  # more than there are slots
+    for batch, expected in zip(held, 2 * list(TorchLoader(Noise(12), 2)), strict=True):
+        assert torch.equal(replayed(batch), expected)
+    files = {batch.files.data_ptr() for batch in held}
+    del batch, held
+    assert files & {batch.files.data_ptr() for batch in loader}, "their memory serves again"
 
 
 @pytest.fixture
@@ -198,6 +238,9 @@ def test_files_as_the_way_of_sharing(tmp_path):
         import torch
         from backends.stock import Stock
         from dataloaders import DataLoader
+from dataloaders.recording.worker import recording_changes
+from dataloaders.replaying.evaluate import replayed
+from dataloaders.specification import view_of
 
         class Images(torch.utils.data.Dataset):
             def __len__(self): return 40

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils import collate as torch_collate
 
+from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch
 
@@ -125,20 +126,21 @@ def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: boo
 
 
 class RingCollate:
-    """Call ``default_collate`` in workers, with large tensors in the slots of a ring.
+    """Call a collate_fn in workers, torch's own by default, with large tensors in a ring's slots.
 
     The workers call it; the consumer's copy keeps the ring alive.
     """
 
-    def __init__(self, ring: SharedRing) -> None:
+    def __init__(self, ring: SharedRing, collate_fn: CollatesInto | None = None) -> None:
         self._ring = ring
-        self._collate = PooledCollate(ring)
+        self._own = collate_fn
+        self._collate = PooledCollate(ring) if collate_fn is None else collate_fn.into(ring.memory)
 
     def __reduce__(self) -> Any:
-        return RingCollate, (self._ring,)
+        return RingCollate, (self._ring, self._own)
 
     def __call__(self, samples: Any) -> Batch:
-        """Return the batch of ``samples``, equal to torch's."""
+        """Return the batch of ``samples``, equal to the collate_fn's."""
         self._ring.begin_batch()
         try:
             return self._collate(samples)

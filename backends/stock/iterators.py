@@ -23,7 +23,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from dataloaders.backend import Specification
-from dataloaders.batches.collation import collates_as_torch
+from dataloaders.batches.collation import CollatesInto, collates_as_torch
 from dataloaders.batches.memory import HostMemory, HostPool, PinnedMemory
 from dataloaders.batches.tree import Batch
 from dataloaders.specification import view_of
@@ -104,12 +104,13 @@ def ring_view(loader: Specification) -> Specification:
     It is not possible without workers, with the user's own collation, or with a changed iteration.
     The loader itself is then returned.
     """
-    if loader.num_workers == 0 or loader.collate_fn is not default_collate:
+    own = loader.collate_fn if isinstance(loader.collate_fn, CollatesInto) else None
+    if loader.num_workers == 0 or (own is None and loader.collate_fn is not default_collate):
         return loader
     if _changes_iteration(type(loader)):
         return loader
     ring = SharedRing(loader.num_workers, loader.prefetch_factor or 2)
-    return view_of(loader, collate_fn=RingCollate(ring))
+    return view_of(loader, collate_fn=RingCollate(ring, own))
 
 
 def _memory(iterator: _SingleProcessDataLoaderIter, pool: HostPool) -> HostMemory:

@@ -106,6 +106,17 @@ class SharedRing:
             self._worker = _Worker(self._number, info.id, info.num_workers, row, self._batches)
         return self._worker.empty(tuple(shape), dtype)
 
+    def memory(self, size: int) -> torch.Tensor | None:
+        """Return a slot's uint8 memory of at least ``size`` bytes, up to an eighth more.
+
+        Batches of bytes differ in size: rounded up, their slots serve again. None: there is none.
+        """
+        step = 1 << max(0, size.bit_length() - 4)
+        try:
+            return self.empty((-(-size // step) * step,), torch.uint8) if size >= SMALLEST else None
+        except RingFull:
+            return None
+
     def undo(self, tensor: torch.Tensor) -> None:
         """Take back a tensor from `empty` that will not be sent."""
         if self._worker is not None and isinstance(tensor, _InSlot):

@@ -134,7 +134,7 @@ class RecordedBatch(NamedTuple):
     """A batch as a worker sends it.
 
     Attributes:
-        files: uint8 [bytes], all byte strings one after the other.
+        files: uint8 [bytes], all byte strings one after the other, and perhaps unused bytes.
         offsets: begin and end of each slot.
         program: for each step the operation, the numbers of its inputs, arguments, what comes out.
         rest: what the user's collate_fn returned, with a `Ref` for each stand-in.

@@ -8,6 +8,7 @@ an error on stand-ins     ──> the generators' states put back, the batch ask
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import random
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker_info
 
+from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.tree import map_children
 from dataloaders.recording import hooks, ops, tensor
 from dataloaders.recording.context import Recorder, recording
@@ -166,13 +168,20 @@ class _Stream:
             return action(), own
 
 
-class _Collate:
+class _Collate(CollatesInto):
     """The user's collate_fn, run on stand-ins."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], state: _State, upto: str) -> None:
         self._collate_fn = collate_fn
         self._state = state
         self._upto = upto
+        self._empty: Callable[[int], torch.Tensor | None] = _nothing
+
+    def into(self, empty: Callable[[int], torch.Tensor | None]) -> Callable[[Any], Any]:
+        """See `CollatesInto`; they are the files."""
+        changed = copy.copy(self)
+        changed._empty = empty
+        return changed
 
     def __call__(self, taken: Any) -> Any:
         """Return the batch, recorded."""
@@ -201,7 +210,11 @@ class _Collate:
             found = _sent(value)
             return cut.get(found, found) if isinstance(found, Node) else found
 
-        return pack(batch, sent, again, _memory)
+        return pack(batch, sent, again, self._memory)
+
+    def _memory(self, size: int) -> torch.Tensor:
+        given = self._empty(size)
+        return _segment(size) if given is None else given
 
 
 class _Start:
@@ -250,7 +263,11 @@ def _real(value: Any) -> Any:
     return value
 
 
-def _memory(size: int) -> torch.Tensor:
+def _nothing(size: int) -> None:
+    """Return no memory."""
+
+
+def _segment(size: int) -> torch.Tensor:
     """Return memory that a worker's queue sends without a copy."""
     blob: Any = torch.empty(0, dtype=torch.uint8)
     if get_worker_info() is None:
