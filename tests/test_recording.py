@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,14 @@ def test_a_recorded_sample_is_the_datasets_own(name: str) -> None:
         assert (recorded > 0) == (how == "some")
     tailed, _ = as_recorded(dataset, "tail")
     assert all(map(equal, tailed, expected))
+
+
+def test_the_docs_say_what_is_recorded() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "dali.md").read_text()
+    table = page.split("<!-- tests/test_recording.py -->")[1].split("<!-- end -->")[0]
+    rows = [line.split(" | ") for line in table.strip().splitlines()[2:]]
+    told = {name.strip("| "): how for names, how, _ in rows for name in names.split(", ")}
+    assert told == {name.replace("_", " "): how for name, (_, how) in CODES.items()}
 
 
 @pytest.mark.nightly
