@@ -271,9 +271,19 @@ def _install_decoders(module: Any) -> None:
             setattr(torch.ops.image, name, partial(_decoded, name))
 
 
-def _decoded(name: str, data: Any, mode: int = 0, apply_exif_orientation: bool = False) -> Any:
+def _install_torchcodec(module: Any) -> None:
+    """Hook the operators that ``torchcodec.decoders`` calls."""
+    for name in ("decode_jpeg", "decode_png"):
+        original = getattr(module, f"_{name}", None)
+        if original is not None:
+            ops.DECODERS[f"torchcodec.{name}"] = original
+            setattr(module, f"_{name}", partial(_decoded, f"torchcodec.{name}"))
+
+
+def _decoded(name: str, data: Any, mode: int = 0, *options: Any) -> Any:
+    """Record an operator that decodes; ``options``: turned by EXIF data, or a code of a dtype."""
     own = recorder()
-    if own is not None and not apply_exif_orientation and type(data) is torch.Tensor:
+    if own is not None and not any(options) and type(data) is torch.Tensor:
         from dataloaders.recording import image as images
 
         encoded = data.numpy().tobytes()
@@ -284,15 +294,16 @@ def _decoded(name: str, data: Any, mode: int = 0, apply_exif_orientation: bool =
                 own.sources += 1
                 width, height = header.size
                 what = program.Tensor((channels, height, width), torch.uint8)
-                node = Node("decode", (), (encoded, name, mode, False), (), what)
+                node = Node("decode", (), (encoded, name, mode, *options), (), what)
                 return tensor.new(node, strides=(1, width * channels, channels))
-    return ops.DECODERS[name](data, mode, apply_exif_orientation)
+    return ops.DECODERS[name](data, mode, *options)
 
 
 _TORCHVISION: dict[str, Callable[[Any], None]] = {
     "torchvision.transforms.functional": _install_functional,
     "torchvision.transforms.v2.functional._utils": _install_v2,
     "torchvision.io.image": _install_decoders,
+    "torchcodec.decoders._image_decoders": _install_torchcodec,
     "torchvision.utils": lambda module: swap(
         getattr(module, "_Image_fromarray", None), _from_array
     ),

@@ -165,8 +165,14 @@ def _tensor(
 
 
 def _decode(data: Any, function: str, *args: Any) -> Any:
-    importlib.import_module("torchvision.io")
-    operator = DECODERS.get(function) or getattr(torch.ops.image, function)
+    library, _, name = function.rpartition(".")
+    if library:
+        module: Any = importlib.import_module("torchcodec.decoders._image_decoders")
+        name = f"_{name}"
+    else:
+        importlib.import_module("torchvision.io")
+        module = torch.ops.image
+    operator = DECODERS.get(function) or getattr(module, name)
     return operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), *args)
 
 
@@ -177,7 +183,7 @@ def _as_subclass(tensor: torch.Tensor, flavour: str) -> Any:
 
 
 DECODERS: dict[str, Any] = {}
-"""Operators of ``torch.ops.image`` that a hook has replaced."""
+"""Operators of ``torch.ops.image``, or of torchcodec, that a hook has replaced."""
 
 _OWN: dict[str, Callable[..., Any]] = {
     "open": _open,
