@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.datasets.files import SUFFIXES, EncodedFile
+from dataloaders.cache.sample.file import SUFFIXES, EncodedFile
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["extract"]

@@ -138,8 +138,6 @@ class Cut:
         for one in paths:
             if sum(path[: len(one)] == one for path in paths) > 1:
                 return "what the transform gives is used by the transform again"
-        if not calls:
-            return "its transforms are not called"
         return tuple(calls)
 
     def _is_as(self, row: Any, calls: Sequence[Call]) -> bool:

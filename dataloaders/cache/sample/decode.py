@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from dataloaders.cache.sample.file import FORMATS, EncodedFile, opened, refuse_larger
 from dataloaders.cache.sample.palette import restored
-from dataloaders.datasets.files import FORMATS, EncodedFile, opened, refuse_larger
 
 __all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
 
