@@ -112,6 +112,11 @@ def two_views(self: Any, file: bytes, index: int) -> Any:
     return self.transform(image), self.transform(image), index
 
 
+def before_and_after(self: Any, file: bytes, index: int) -> Any:
+    image = opened(file).convert("RGB")
+    return {"before": image, "after": self.transform(image)}
+
+
 def with_mask(self: Any, file: bytes, index: int) -> Any:
     palette = picture(index, "L").quantize(7)
     mask = opened(saved(palette, "PNG"))
@@ -128,8 +133,8 @@ def as_it_is(self: Any, file: bytes, index: int) -> Any:
 
 
 SAMPLES = (
-    as_dict, untransformed, with_statement, as_webdataset, as_hugging_face, two_views, with_mask,
-    with_numbers, as_it_is,
+    as_dict, untransformed, with_statement, as_webdataset, as_hugging_face, two_views,
+    before_and_after, with_mask, with_numbers, as_it_is,
 )  # fmt: skip
 
 
@@ -151,7 +156,7 @@ def assert_packed(cached: Any, dataset: Any, files: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("make", SAMPLES)
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_a_dataset_of_ones_own(tmp_path: Path, make: Any, format: str) -> None:
     dataset = Bytes(make, [saved(picture(number), format) for number in range(SIZE)])
     cached = pack(dataset, tmp_path / "a.h5")

@@ -34,7 +34,7 @@ MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "H
 """Channels of the modes with a byte each."""
 
 _FORMATS = {"JPEG", "PNG", "WEBP"}
-_EARLY = {"JPEG", "MPO"}  # plugins that add nothing to ``info`` while they read the pixels
+_EARLY = {"JPEG", "MPO", "TIFF"}  # plugins that add nothing to ``info`` while they read the pixels
 _RESAMPLING = {None, *(int(each) for each in Image.Resampling)}
 _SIDEWAYS = {
     Image.Transpose[name] for name in ("ROTATE_90", "ROTATE_270", "TRANSPOSE", "TRANSVERSE")
@@ -96,7 +96,8 @@ def _read(image: Any, state: dict[str, Any]) -> None:
     what = program.Image(image.mode, image.size)
     format = "JPEG" if image.format == "MPO" else image.format  # whose plugin makes it an MPO
     state["_node"] = Node("open", (), (data, format, *state["_drafts"]), (), what)
-    state.update(fp=None, tile=[])
+    # A TIFF looks for its EXIF there, when it is asked for.
+    state.update(fp=io.BytesIO(data) if format == "TIFF" else None, tile=[])
     return None
 
 
@@ -225,6 +226,7 @@ class Recorded:
 
     mode: str
     size: tuple[int, int]
+    tell: Callable[[], int]
 
     im, palette = _pixels("im"), _pixels("palette")
 
@@ -274,7 +276,8 @@ class Recorded:
 
     def seek(self, frame: int) -> None:
         """See Pillow."""
-        materialise(self, "Image.seek").seek(frame)
+        if frame != self.tell():
+            materialise(self, "Image.seek").seek(frame)
 
     def copy(self) -> Any:
         """See Pillow; the same step."""

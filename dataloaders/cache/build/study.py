@@ -115,7 +115,8 @@ class Study:
         if reasons:
             found.reason = reasons[-1]
         self._measure(found)
-        found.has_files = obstacle_to_packing(self._dataset) is None
+        if found.calls and any(found.columns.values()):
+            found.has_files = obstacle_to_packing(self._dataset) is None
         return found
 
     def _prove_packed(self, found: Findings) -> None:
@@ -286,8 +287,8 @@ def obstacle_to_packing(dataset: Any) -> str | None:
     try:
         with random_states_kept(cuda=False):
             read_row(packed(dataset), 0)
-    except Exception as error:
-        return str(error)
+    except BaseException as error:  # a sample may call sys.exit()
+        return str(not_interrupted(error))
     return None
 
 

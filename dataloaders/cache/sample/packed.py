@@ -10,22 +10,22 @@ What makes rows is the dataset's own code, so it may find its files wherever it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import map_children
-from dataloaders.cache.sample.cut import Cut, Run, equal_state, sample_of, told
+from dataloaders.cache.sample.cut import Cut, Run, cut_at, sample_of
 from dataloaders.cache.sample.file import EncodedFile
 from dataloaders.errors import CacheError
 from dataloaders.recording import hooks
 from dataloaders.recording.context import Recorder, recording
 from dataloaders.recording.worker import self_test
 from dataloaders.seeding.states import random_states_kept
-from dataloaders.transforms.find import Copies, Found, find_chains
-from dataloaders.transforms.read import Member, read
+from dataloaders.transforms.find import find_chains
+from dataloaders.transforms.read import read
 
 __all__ = ["packed"]
 
@@ -38,29 +38,16 @@ def packed(dataset: Any) -> Cut:
     Raises:
         CacheError: it cannot be copied.
     """
-    made: list[tuple[int, Any]] = []
-    tails: list[Run] = []
-    states: list[bytes | None] = []
-    heads: dict[int, _Untouched] = {}
-    after: list[tuple[Found, Sequence[Member]]] = []
-    for found in find_chains(dataset, opaque=True):
-        # Two datasets with equal transforms, each an object of its own, are one chain.
-        state = equal_state(found.chain)
-        number = states.index(state) if state is not None and state in states else len(tails)
-        if number == len(tails):
-            states.append(state)
-            tails.append(Run([member.transform for member in found.members]))
-            after.append((found, found.members))
-        heads[id(found.chain)] = _Untouched(found.chain, number, made)
-    name = type(dataset).__name__
+    chains = find_chains(dataset, opaque=True)
     try:
-        copy = Copies(dataset, lambda chain: heads.get(id(chain), chain), heads).dataset
+        cut = cut_at(dataset, chains, [0] * len(chains), _Untouched)
     except Exception as error:  # a __del__, or somebody's own classes on the way
+        name = type(dataset).__name__
         raise CacheError(
             f'images="packed": {name} cannot be copied: {error}. {_INSTEAD}'
         ) from error
-    rows = _Files(copy, made, has_tails=bool(tails))
-    return Cut(rows, tuple(tails) or (Run([]),), made, (), told(after), name)
+    rows = _Files(cut.dataset, cut.made, has_tails=bool(cut.tails))
+    return replace(cut, dataset=rows, tails=cut.tails or (Run([]),))
 
 
 class _Untouched:
@@ -82,7 +69,8 @@ class _Untouched:
         """The image, or what the transform makes of other things."""
         if len(args) != 1 or kwargs or not _is_stand_in(args[0]):
             return self._transform(*args, **kwargs)
-        image = args[0].convert("RGB") if self._to_rgb else args[0]
+        # A copy, so that its place in the sample is known where the image itself stands there, too.
+        image = args[0].convert("RGB") if self._to_rgb else args[0].copy()
         self._made.append((self._number, image))
         return image
 
