@@ -24,7 +24,8 @@ from torchvision.transforms.functional import to_tensor
 from backends.h5 import H5
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.sample.file import FORMATS, EncodedFile
+from dataloaders.cache.sample.cell import leaf_of
+from dataloaders.cache.sample.file import EncodedFile
 from dataloaders.errors import CacheError
 from helpers.compare import bits
 from helpers.vision_datasets import FILES
@@ -421,43 +422,50 @@ def test_a_file_of_an_earlier_version(tmp_path: Path, name: str, transform: Any)
 # A file
 
 
+def decoded(data: bytes) -> Any:
+    return leaf_of("file:RGB", np.frombuffer(data, np.uint8))
+
+
+def checked(data: bytes) -> Any:
+    EncodedFile(data).check()
+
+
 @pytest.mark.parametrize("name", odd_files())
 def test_decoding_is_that_of_the_default_loader(tmp_path: Path, name: str) -> None:
     data = odd_files()[name]
     path = tmp_path / "file"
     path.write_bytes(data)
-    file = EncodedFile(data)
-    ours, theirs = file.decode(), default_loader(path)
+    ours, theirs = decoded(data), default_loader(path)
     assert type(ours) is type(theirs)
     assert (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
     assert dict(ours.getexif()) == dict(theirs.getexif())
     assert ours.info.keys() == theirs.info.keys()
-    assert file.format in (*FORMATS, "MPO")
-    file.check()
+    checked(data)
 
 
 @pytest.mark.parametrize("name", odd_files())
 def test_files_that_end_early(name: str) -> None:
     data = odd_files()[name]
     for length in {0, 1, 10, len(data) // 2, len(data) * 2 // 3}:
-        file = EncodedFile(data[:length])
-        for use in (file.decode, file.check):
+        for use in (decoded, checked):
             if name in ("several", "animated") and length > len(data) // 2:
-                use()  # the first picture is whole
+                use(data[:length])  # the first picture is whole
                 continue
-            with pytest.raises(ValueError, match=r"it is no file of format|it cannot be"):
-                use()
+            with pytest.raises(
+                (ValueError, CacheError), match=r"it is no file of format|it cannot be"
+            ):
+                use(data[:length])
 
 
 def test_formats_that_run_programs_are_not_opened() -> None:
-    file = EncodedFile(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
-    for use in (file.decode, file.check):
-        with pytest.raises(ValueError, match="it is no file of format BMP, GIF, JPEG"):
-            use()
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    for use in (decoded, checked):
+        with pytest.raises((ValueError, CacheError), match="it is no file of format BMP, GIF, JPE"):
+            use(data)
 
 
 def test_an_image_larger_than_pillow_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(Image.new("RGB", (60, 60)), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1700)
-    with pytest.raises(ValueError, match="DecompressionBombError: Image size"):
-        EncodedFile(data).decode()
+    with pytest.raises(CacheError, match="DecompressionBombError: Image size"):
+        decoded(data)

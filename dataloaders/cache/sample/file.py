@@ -1,9 +1,10 @@
-"""An image as the encoded file that it came from: bytes, to be decoded by Pillow to RGB."""
+"""An image as the encoded file that it came from, and what may be opened at all."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "opened", "refuse_larger"]
@@ -24,24 +25,11 @@ SUFFIXES = {
 """How the names of such files end."""
 
 
+@dataclass(frozen=True)
 class EncodedFile:
-    """An image as the file that it came from.
+    """An image as the file that it came from."""
 
-    Args:
-        data: the file's bytes.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    @property
-    def format(self) -> str:
-        """Pillow's name of the format, a key of `SUFFIXES`.
-
-        Raises:
-            ValueError: it is none of `FORMATS`.
-        """
-        return str(opened(self.data, FORMATS).format)
+    data: bytes
 
     @property
     def pixels(self) -> int:
@@ -53,19 +41,6 @@ class EncodedFile:
         width, height = opened(self.data, FORMATS).size
         return int(width * height)
 
-    def decode(self, most_pixels: int | None = None) -> Any:
-        """The PIL image of mode RGB that torchvision's default loader makes of it: not turned.
-
-        Args:
-            most_pixels: of an image that is decoded at all; None: as many as Pillow decodes.
-
-        Raises:
-            ValueError: it cannot be decoded, or has more pixels.
-        """
-        image = opened(self.data, FORMATS)
-        refuse_larger(image, most_pixels)
-        return _decoded(image)
-
     def check(self) -> None:
         """Nothing if it can be decoded to its end; of a JPEG faster than decoding it.
 
@@ -74,7 +49,10 @@ class EncodedFile:
         """
         image = opened(self.data, FORMATS)
         image.draft("RGB", (1, 1))  # all of the data is read, and an eighth of each side is made
-        _decoded(image)
+        try:
+            image.convert("RGB")
+        except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+            raise ValueError(f"it cannot be decoded ({_told(error)})") from error
 
 
 def opened(data: bytes, formats: Sequence[str]) -> Any:
@@ -103,13 +81,6 @@ def refuse_larger(image: Any, most_pixels: int | None) -> None:
     width, height = image.size
     if most_pixels is not None and width * height > most_pixels:
         raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
-
-
-def _decoded(image: Any) -> Any:
-    try:
-        return image.convert("RGB")
-    except Exception as error:  # of bytes that anybody may have written: any of Pillow's
-        raise ValueError(f"it cannot be decoded ({_told(error)})") from error
 
 
 def _told(error: BaseException) -> str:
