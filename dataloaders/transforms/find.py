@@ -3,9 +3,9 @@
     Subset ─dataset─> ImageFolder ─transform──> Compose
     CocoDetection ─transforms─> StandardTransform ─transform─> Compose
 
-Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper),
-callable objects of the user's own (two crops of one image), and short lists and dicts of these.
-Functions, lambdas and closures cannot be looked into.
+Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper, any
+object with a ``__getitem__``), callable objects of the user's own (two crops of one image), and
+short lists and dicts of these. Functions, lambdas and closures cannot be looked into.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _held(value: Any, where: str, *, top: bool) -> Iterator[tuple[str, Any]]:
         if len(value) <= _LONGEST:
             for key, inner in value.items():
                 yield f"{where}[{key!r}]", inner
-    elif top or isinstance(value, Dataset) or _is_callable_object(value):
+    elif top or isinstance(value, Dataset) or _is_object_with(value, "__call__", "__getitem__"):
         for name, inner in getattr(value, "__dict__", {}).items():
             if name != "transforms" or not _applies_transform_alone(kind):
                 yield f"{where}.{name}", inner
@@ -212,12 +212,12 @@ def _applies_transform_alone(kind: type) -> bool:
     return alone and not hasattr(kind, "__getitems__")
 
 
-def _is_callable_object(value: Any) -> bool:
-    """Return whether it is an object of a Python class with a ``__call__``, and no module."""
+def _is_object_with(value: Any, *methods: str) -> bool:
+    """Return whether it is an object of a Python class with one of these methods, and no module."""
     kind = type(value)
     return (
         not isinstance(value, (type, torch.nn.Module))
-        and "__call__" in {name for base in kind.__mro__[:-1] for name in vars(base)}
+        and any(name in vars(base) for base in kind.__mro__[:-1] for name in methods)
         and bool(kind.__flags__ & 1 << 9)  # a class that a class statement made
     )
 
