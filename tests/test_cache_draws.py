@@ -236,13 +236,8 @@ class Files(Dataset[Any]):
         return SIZE
 
     def __getitem__(self, index: int) -> Any:
-        return Image.open(io.BytesIO(self.file)).convert("RGB"), self.target(index)
-
-    def encoded(self, index: int) -> bytes:
-        return self.file
-
-    def target(self, index: int) -> float:
-        return random.random() if index == UNSTUDIED else 0.5
+        target = random.random() if index == UNSTUDIED else 0.5
+        return Image.open(io.BytesIO(self.file)).convert("RGB"), target
 
 
 def test_the_targets_of_packed_files_may_not_be_drawn(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from dataloaders.cache.sample.decode import KEPT
 from dataloaders.cache.sample.encoding import encoded
 from dataloaders.cache.sample.images import Images
 from dataloaders.cli import main
-from dataloaders.errors import BackendUnavailable, CacheError, OptionError
+from dataloaders.errors import CacheError, OptionError
 from helpers.cached import MODES
 from helpers.compare import assert_same, bits
 
@@ -628,61 +628,6 @@ def test_packed_with_different_transforms(path: Path, photos: Path) -> None:
         make(dataset, path, "packed")
 
 
-class Own(Dataset[Any]):
-    """A dataset that decodes files by itself, and says which."""
-
-    def __init__(self, photos: Path, *, crop: bool = False, shift: int = 0) -> None:
-        self.paths = sorted(photos.rglob("*.*"))
-        self.crop, self.shift = crop, shift
-        self.transform = v2.Compose([v2.Resize(20), v2.RandomCrop(16)])
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        with Image.open(self.paths[index]) as file:
-            image = file.convert("RGB")
-        if self.crop:
-            image = image.crop((0, 0, 20, 20))
-        return {"image": self.transform(image), "name": self.paths[index].name}
-
-    def encoded(self, index: int) -> Any:
-        path = self.paths[(index + self.shift) % len(self.paths)]
-        return path if index % 2 else path.read_bytes()
-
-    def target(self, index: int) -> Any:
-        return self.paths[index].name
-
-    def assemble(self, image: Any, target: Any) -> Any:
-        return {"image": image, "name": target}
-
-
-def test_packed_files_of_a_dataset_of_ones_own(path: Path, photos: Path) -> None:
-    dataset = Own(photos)
-    cached = make(dataset, path, "packed")
-    assert kinds(cached) == {"image": ["file:RGB"], "name": ["str"]}
-    assert_all_equal(cached, dataset)
-
-
-@pytest.mark.parametrize("options", [{"crop": True}, {"shift": 1}])
-def test_packed_files_that_are_not_what_the_dataset_gives(
-    path: Path, photos: Path, options: Any
-) -> None:
-    text = "Own does more than decode its files to RGB and apply its transform: what its transforms"
-    with pytest.raises(CacheError, match=text):
-        make(Own(photos, **options), path, "packed")
-    assert not path.exists()
-
-
-def test_packed_without_files(path: Path, photos: Path) -> None:
-    with pytest.raises(
-        CacheError, match='"packed" keeps the encoded files of a dataset, and Photo'
-    ):
-        make(Photos(), path, "packed")
-    with pytest.raises(CacheError, match=r"loads files by turned.*Or keep what is decoded"):
-        make(ImageFolder(photos, loader=turned), path, "packed")
-
-
 def test_packed_targets_that_are_random(path: Path, photos: Path) -> None:
     dataset = ImageFolder(photos, target_transform=lambda target: random.random())
     text = "ImageFolder draws .* generator of Python's random; sample 0 read twice differs in"
@@ -831,12 +776,12 @@ def test_what_the_backend_says(path: Path, photos: Path, tmp_path: Path) -> None
     assert "images stored as jpeg, quality 70 are decoded in this process" in plan(
         H5(path), cropped
     )
-    packed = H5(images="packed")
-    assert "cannot serve this loader: images='packed' keeps the encoded files" in plan(
-        packed, Photos()
-    )
-    with pytest.raises(BackendUnavailable, match="Photos is not known to decode files"):
-        iter(DataLoader(Photos(), backend=packed))
+    packed, why = H5(tmp_path / "no.h5", images="packed"), "an image that Pillow did not open from"
+    told = plan(packed, Photos())
+    assert "cannot serve this loader: sample 0 cannot be kept" in told
+    assert why in told
+    with pytest.raises(CacheError, match=why):
+        next(iter(DataLoader(Photos(), backend=packed)))
     with pytest.raises(CacheError, match="images: jpeg, quality 70 when it was built, png now"):
         next(iter(DataLoader(dataset, backend=H5(path, images="png"))))
 

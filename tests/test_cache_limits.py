@@ -52,9 +52,6 @@ class Files(Dataset[Any]):
         picture(index, 30 + index, 40 - index).save(file, "JPEG")
         return file.getvalue()
 
-    def target(self, index: int) -> int:
-        return index
-
     def __getitem__(self, index: int) -> Any:
         return Image.open(io.BytesIO(self.encoded(index))).convert("RGB"), index
 

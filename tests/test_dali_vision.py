@@ -16,8 +16,6 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from dataloaders import DataLoader
-from dataloaders.cache import precompute
-from dataloaders.datasets.files import source_of
 from helpers.compare import bits
 from helpers.vision_datasets import ARRAYS, FILES, OWN_CODE
 
@@ -80,24 +78,3 @@ def test_joint_transforms_of_image_and_mask(wrapped: bool, tmp_path: Path) -> No
         for backend in (Dali(fast=()), "stock")
     ]
     assert bits(list(loaders[0])) == bits(list(loaders[1]))
-
-
-def number_of(target: Any) -> int:
-    return len(str(target)) % 7
-
-
-PACKED = ["voc_detection", "cityscapes", "coco_captions", "kitti", "wider_face", "clevr"]
-
-
-@pytest.mark.parametrize("name", PACKED)
-def test_its_files_are_cached_as_they_are(name: str, tmp_path: Path) -> None:
-    dataset = FILES[name](tmp_path, transform=chain(name), target_transform=number_of)
-    cached = precompute(dataset, tmp_path / "train.h5", images="packed", num_workers=0)
-    source = source_of(dataset)
-    assert not isinstance(source, str)
-    assert source.encoded(1).data in (tmp_path / "train.h5").read_bytes()
-    for index in range(len(dataset)):
-        torch.manual_seed(index)
-        theirs = dataset[index]
-        torch.manual_seed(index)
-        assert bits(cached[index]) == bits(theirs)

@@ -38,7 +38,6 @@ from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.cut import cuts_of, whole
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.cache.sample.packed import packed
-from dataloaders.datasets.files import source_of
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.machine.resources import usable_cores
 from dataloaders.plan import Plan
@@ -106,6 +105,9 @@ class H5(Backend):
         """Return whether there is a file, and what is done with its rows. Builds nothing."""
         try:
             obstacle = self._obstacle(loader)
+            built = self.path is not None and os.path.exists(self.path)
+            if obstacle is None and not built and Images.of(self.images).packed:
+                obstacle = Observed(loader).obstacle_to_packing()
             if obstacle is not None:
                 return Plan(self.name, obstacle=obstacle)
             # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
@@ -134,6 +136,8 @@ class H5(Backend):
             else:
                 notes.append(f"samples are made one by one: {why}")
             large = full_size(loader.dataset) if kept == str(Images()) else ""
+            if large and Observed(loader).obstacle_to_packing() is not None:
+                large = ""  # its images are no files
             return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
@@ -233,10 +237,6 @@ class H5(Backend):
                 f"there is no cache at {os.fspath(self.path)!r} and build='never'; build it with: "
                 "dataloaders cache build"
             )
-        if Images.of(self.images).packed:
-            source = source_of(loader.dataset)
-            if isinstance(source, str):
-                return f"images='packed' keeps the encoded files of a dataset, and {source}"
         return None
 
     def _by_sample(self, loader: Specification) -> str | None:

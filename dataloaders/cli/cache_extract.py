@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.datasets.files import SUFFIXES, EncodedFile
+from dataloaders.cache.sample.file import FORMATS, SUFFIXES, opened
 from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["extract"]
@@ -145,7 +145,7 @@ def _written(leaf: Any, folder: Path, name: str) -> Any:
 
 def _suffix(file: bytes) -> str:
     try:
-        return SUFFIXES[EncodedFile(file).format]
+        return SUFFIXES[str(opened(file, FORMATS).format)]
     except (ValueError, KeyError):  # damaged: its bytes may still be of use
         return "bin"
 

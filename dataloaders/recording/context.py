@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Recorder", "Unrecordable", "frozen", "recorder", "recording", "suspended"]
+__all__ = ["Recorder", "Unrecordable", "files_only", "frozen", "recorder", "recording", "suspended"]
 
 _LOOKS = 16  # kept of one batch
 
@@ -26,12 +26,18 @@ class Unrecordable(Exception):
 class Recorder:
     """Notes of one batch.
 
+    Args:
+        files: record only files that Pillow opens and turns into RGB, of any format.
+
     Attributes:
         sources: files and arrays for which a stand-in was handed out.
         looks: what needed pixels, with the line of the user's code: "Image.im at data.py:12".
+        names: with ``files``, the name of each file that was read, by the id of its bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, files: bool = False) -> None:
+        self.files = files
+        self.names: dict[int, str] = {}
         self.sources = 0
         self.looks: list[str] = []
 
@@ -55,6 +61,12 @@ def recorder() -> Recorder | None:
     if _local.suspended:
         return None
     return _local.recorder or (_everywhere[-1] if _everywhere else None)
+
+
+def files_only() -> bool:
+    """Return whether nothing but files is recorded of the code that runs now."""
+    own = recorder()
+    return own is not None and own.files
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dataloaders.recording import ops, program, tensor
-from dataloaders.recording.context import Unrecordable, recorder
+from dataloaders.recording.context import Unrecordable, files_only, recorder
 from dataloaders.recording.program import Node
 
 __all__ = ["install"]
@@ -125,7 +125,8 @@ def _install_pillow() -> None:
 
 def _from_array(original: Any, obj: Any, mode: Any = None) -> Any:
     own = recorder()
-    if own is not None and type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size:
+    bytes_ = type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size
+    if own is not None and not own.files and bytes_:
         from dataloaders.recording import image as images
 
         natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
@@ -201,7 +202,7 @@ def _install_functional(module: Any) -> None:
     from dataloaders.recording import image as images
 
     def of_image(op: str, dtype: torch.dtype, original: Any, pic: Any) -> Any:
-        if isinstance(pic, images.Recorded) and pic.mode in images.MODES:
+        if isinstance(pic, images.Recorded) and pic.mode in images.MODES and not files_only():
             node = images.node_of(pic)
             if node is not None and torch.get_default_dtype() == torch.float32:
                 channels, (width, height) = images.MODES[pic.mode], pic.size
@@ -283,7 +284,9 @@ def _install_torchcodec(module: Any) -> None:
 def _decoded(name: str, data: Any, mode: int = 0, *options: Any) -> Any:
     """Record an operator that decodes; ``options``: turned by EXIF data, or a code of a dtype."""
     own = recorder()
-    if own is not None and not any(options) and type(data) is torch.Tensor:
+    if own is not None and own.files:
+        own.looked(f"the decoder {name}")
+    elif own is not None and not any(options) and type(data) is torch.Tensor:
         from dataloaders.recording import image as images
 
         encoded = data.numpy().tobytes()

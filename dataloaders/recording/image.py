@@ -23,7 +23,7 @@ from typing import Any, cast
 from PIL import Image, ImageFile
 
 from dataloaders.recording import program
-from dataloaders.recording.context import frozen, recorder, suspended
+from dataloaders.recording.context import files_only, frozen, recorder, suspended
 from dataloaders.recording.ops import run
 from dataloaders.recording.posing import posed, posing
 from dataloaders.recording.program import Node
@@ -34,7 +34,7 @@ MODES = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "P": 1, "LA": 2, "YCbCr": 3, "H
 """Channels of the modes with a byte each."""
 
 _FORMATS = {"JPEG", "PNG", "WEBP"}
-_LATE = {"PNG", "WEBP"}  # plugins that add to ``info`` while they read the pixels
+_EARLY = {"JPEG", "MPO", "TIFF"}  # plugins that add nothing to ``info`` while they read the pixels
 _RESAMPLING = {None, *(int(each) for each in Image.Resampling)}
 _SIDEWAYS = {
     Image.Transpose[name] for name in ("ROTATE_90", "ROTATE_270", "TRANSPOSE", "TRANSVERSE")
@@ -44,17 +44,23 @@ _LOCK = threading.RLock()
 
 
 def pose(image: Any) -> Any:
-    """Turn what Pillow has just opened into a stand-in, if it has one frame of a common format."""
+    """Turn what Pillow has just opened into a stand-in, if it has one frame of a common format.
+
+    Where only files are recorded, of any format, the first frame counts.
+    """
     state, kind = vars(image), cast(Any, type(image))
-    if (
+    common = (
         image.format in _FORMATS
-        and kind.__module__.startswith("PIL.")
         and (image.mode in MODES or image.mode == "1")
         and getattr(image, "n_frames", 1) == 1
+    )
+    if (
+        (common or files_only())
+        and kind.__module__.startswith("PIL.")
         and not ImageFile.LOAD_TRUNCATED_IMAGES
         and state.get("fp") is not None
     ):
-        state.update(_node=None, _late=image.format in _LATE, _touched=False, _drafts=())
+        state.update(_node=None, _late=image.format not in _EARLY, _touched=False, _drafts=())
         image.__class__ = posing(Recorded, kind)
     return image
 
@@ -78,14 +84,20 @@ def _read(image: Any, state: dict[str, Any]) -> None:
     position = fp.tell()
     fp.seek(0)
     data = fp.read()
-    if not _complete(image.format, data):
+    own = recorder()
+    if own is not None and own.files:
+        own.names[id(data)] = str(image.filename or getattr(fp, "name", ""))
+    elif not _complete(image.format, data):
         fp.seek(position)
         return _restore(image)  # raises here, where the dataset may catch it
-    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+    one_frame = image._close_exclusive_fp_after_loading
+    if image._exclusive_fp and (one_frame or files_only()):
         fp.close()
     what = program.Image(image.mode, image.size)
-    state["_node"] = Node("open", (), (data, image.format, *state["_drafts"]), (), what)
-    state.update(fp=None, tile=[])
+    format = "JPEG" if image.format == "MPO" else image.format  # whose plugin makes it an MPO
+    state["_node"] = Node("open", (), (data, format, *state["_drafts"]), (), what)
+    # A TIFF looks for its EXIF there, when it is asked for.
+    state.update(fp=io.BytesIO(data) if format == "TIFF" else None, tile=[])
     return None
 
 
@@ -111,6 +123,9 @@ def materialise(image: Any, why: str) -> Any:
             return image  # another thread did
         if (own := recorder()) is not None:
             own.looked(why)
+            if own.files and vars(image)["_node"] is None:
+                _restore(image)
+                return image
         node = node_of(image)
         if node is None:
             return image  # Pillow itself loads it
@@ -165,6 +180,8 @@ def recorded(op: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(image: Any, *args: Any, **kwargs: Any) -> Any:
+        if files_only():
+            return None
         try:
             found = rule(image, *args, **kwargs)
             node = None if found is None else node_of(image)
@@ -209,6 +226,7 @@ class Recorded:
 
     mode: str
     size: tuple[int, int]
+    tell: Callable[[], int]
 
     im, palette = _pixels("im"), _pixels("palette")
 
@@ -216,7 +234,9 @@ class Recorded:
     def info(self) -> Any:
         """See Pillow; decodes where the plugin finds more of it behind the pixels."""
         state = vars(self)
-        if state["_late"]:
+        if state["_late"] and files_only() and (node := node_of(self)) is not None:
+            state.update(info=dict(run([node])[0].info), _late=False)
+        if state.get("_late"):
             return materialise(self, "Image.info").info
         state["_touched"] = True
         return state["info"]
@@ -247,10 +267,17 @@ class Recorded:
 
     def draft(self, mode: Any, size: Any) -> Any:
         """See Pillow; before the file is read."""
+        if files_only():
+            return materialise(self, "Image.draft").draft(mode, size)
         found = super().draft(mode, size)  # type: ignore[misc]
         if found is not None:
             vars(self)["_drafts"] += ((mode, tuple(size)),)
         return found
+
+    def seek(self, frame: int) -> None:
+        """See Pillow."""
+        if frame != self.tell():
+            materialise(self, "Image.seek").seek(frame)
 
     def copy(self) -> Any:
         """See Pillow; the same step."""
@@ -275,6 +302,11 @@ class Recorded:
         """See Pillow."""
         if mode == self.mode and not args and not kwargs:
             return self.copy()
+        if mode == "RGB" and files_only() and not args and not kwargs:
+            node = node_of(self)
+            if node is not None and node.op == "open":
+                what = program.Image("RGB", self.size)
+                return new(Node("pil.convert", (node,), ("RGB",), (), what), self)
         return self._convert(mode, *args, **kwargs)
 
     @_method

@@ -9,6 +9,7 @@ an error on stand-ins     ──> the generators' states put back, the batch ask
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import logging
 import random
@@ -27,7 +28,7 @@ from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, Node, ordered, pack
 from dataloaders.seeding.states import random_states_kept
 
-__all__ = ["ask_again", "describe_sample", "recording_changes"]
+__all__ = ["ask_again", "describe_sample", "recording_changes", "self_test"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,15 +76,12 @@ class _State:
 
     def __init__(self) -> None:
         self.stopped: str | None = None
-        self._tested = False
 
     def ready(self) -> bool:
         """Whether to record; hooks what has been imported by now."""
         if self.stopped is None:
             hooks.install()
-            if not self._tested:
-                self._tested = True
-                self.stopped = _self_test()
+            self.stopped = self_test()
         return self.stopped is None
 
     def for_real(self, again: Again, make: Callable[[], Any], error: Exception) -> Any:
@@ -374,7 +372,8 @@ def _equal(one: Any, other: Any) -> bool:
     return type(one).__eq__ is cast(Any, object.__eq__) or bool(same)
 
 
-def _self_test() -> str | None:
+@functools.cache
+def self_test() -> str | None:
     """Return why nothing can be recorded here, None if it can."""
     try:
         from PIL import Image, __version__

@@ -3,15 +3,15 @@
     Subset ─dataset─> ImageFolder ─transform──> Compose
     CocoDetection ─transforms─> StandardTransform ─transform─> Compose
 
-Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper),
-callable objects of the user's own (two crops of one image), and short lists and dicts of these.
-Functions, lambdas and closures cannot be looked into.
+Looked into are attributes that hold datasets (Subset, ConcatDataset, a user's own wrapper, any
+object with a ``__getitem__``), callable objects of the user's own (two crops of one image), and
+short lists and dicts of these. Functions, lambdas and closures cannot be looked into.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -53,9 +53,13 @@ class Found:
         self.members: tuple[Member, ...] = read(chain, where)
 
 
-def find_chains(dataset: Any) -> list[Found]:
-    """Return every chain of transforms in ``dataset``, each object once, in attribute order."""
-    found = {id(v): Found(v, where) for where, v in _walk(dataset, "dataset") if is_chain(v)}
+def find_chains(dataset: Any, *, opaque: bool = False) -> list[Found]:
+    """Return every chain of transforms in ``dataset``, each object once, in attribute order.
+
+    With ``opaque``, any callable that is an attribute ``transform`` is one, too.
+    """
+    walked = _walk(dataset, "dataset", opaque=opaque)
+    found = {id(v): Found(v, where) for where, v in walked if _is_leaf(v, where, opaque)}
     return list(found.values())
 
 
@@ -88,6 +92,11 @@ class Copies:
     Everything that leads to a chain is copied, everything else is shared; the user's objects are
     never changed.
 
+    Args:
+        dataset: the user's.
+        replace: see `Replacement`.
+        known: what stands in the place of objects by their id, chains or not.
+
     Attributes:
         dataset: the copy.
 
@@ -96,9 +105,11 @@ class Copies:
         TypeError: if a class on the way cannot be copied without running its own code.
     """
 
-    def __init__(self, dataset: Any, replace: Replacement) -> None:
+    def __init__(
+        self, dataset: Any, replace: Replacement, known: Mapping[int, Any] | None = None
+    ) -> None:
         self._replace = replace
-        self._copied: dict[int, Any] = {}
+        self._copied = dict(known or {})
         self._pairs: list[tuple[Any, Any, dict[str, Any]]] = []  # original, copy, what it held
         self.dataset = self._copy(dataset, 0)
 
@@ -118,7 +129,9 @@ class Copies:
     def _copy(self, value: Any, depth: int) -> Any:
         if id(value) in self._copied:
             return self._copied[id(value)]
-        if depth <= _DEEPEST and any(is_chain(inner) for _, inner in _walk(value, "", depth)):
+        if depth <= _DEEPEST and any(
+            is_chain(inner) or id(inner) in self._copied for _, inner in _walk(value, "", depth)
+        ):
             clone = self._copied[id(value)] = self._cloned(value, depth)
             return clone
         return value
@@ -145,7 +158,12 @@ class Copies:
 
 
 def _walk(
-    value: Any, where: str, depth: int = 0, nested: int = 0, seen: set[int] | None = None
+    value: Any,
+    where: str,
+    depth: int = 0,
+    nested: int = 0,
+    seen: set[int] | None = None,
+    opaque: bool = False,
 ) -> Iterator[tuple[str, Any]]:
     """Yield (place, object) for ``value`` and what it holds, each once; chains are leaves."""
     seen = set() if seen is None else seen
@@ -154,10 +172,15 @@ def _walk(
         return
     seen.add(id(value))
     yield where, value
-    if is_chain(value):
+    if _is_leaf(value, where, opaque):
         return
     for place, inner in _held(value, where, top=depth == 0):
-        yield from _walk(inner, place, depth + 1, nested, seen)
+        yield from _walk(inner, place, depth + 1, nested, seen, opaque)
+
+
+def _is_leaf(value: Any, where: str, opaque: bool) -> bool:
+    named = opaque and where.endswith(".transform") and not isinstance(value, Dataset)
+    return (named and callable(value)) or is_chain(value)
 
 
 def _held(value: Any, where: str, *, top: bool) -> Iterator[tuple[str, Any]]:
@@ -170,7 +193,7 @@ def _held(value: Any, where: str, *, top: bool) -> Iterator[tuple[str, Any]]:
         if len(value) <= _LONGEST:
             for key, inner in value.items():
                 yield f"{where}[{key!r}]", inner
-    elif top or isinstance(value, Dataset) or _is_callable_object(value):
+    elif top or isinstance(value, Dataset) or _is_object_with(value, "__call__", "__getitem__"):
         for name, inner in getattr(value, "__dict__", {}).items():
             if name != "transforms" or not _applies_transform_alone(kind):
                 yield f"{where}.{name}", inner
@@ -189,12 +212,12 @@ def _applies_transform_alone(kind: type) -> bool:
     return alone and not hasattr(kind, "__getitems__")
 
 
-def _is_callable_object(value: Any) -> bool:
-    """Return whether it is an object of a Python class with a ``__call__``, and no module."""
+def _is_object_with(value: Any, *methods: str) -> bool:
+    """Return whether it is an object of a Python class with one of these methods, and no module."""
     kind = type(value)
     return (
         not isinstance(value, (type, torch.nn.Module))
-        and "__call__" in {name for base in kind.__mro__[:-1] for name in vars(base)}
+        and any(name in vars(base) for base in kind.__mro__[:-1] for name in methods)
         and bool(kind.__flags__ & 1 << 9)  # a class that a class statement made
     )
 

@@ -48,7 +48,7 @@ def folder(transform: Transform = None, target_transform: Transform = None) -> I
 
 
 class Files(Dataset[Any]):
-    """A dataset with the protocol's two methods, and samples that are dicts."""
+    """A dataset of somebody's own, with samples that are dicts."""
 
     def __init__(self, transform: Transform = None) -> None:
         self.paths = sorted(_shared().rglob("*.jpeg"))
@@ -57,19 +57,13 @@ class Files(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def encoded(self, index: int) -> Path:
-        return self.paths[index]
-
-    def target(self, index: int) -> int:
-        return 3 * index
-
     def assemble(self, image: Any, target: int) -> dict[str, Any]:
         return {"image": image, "meta": {"label": target, "name": f"n{target}"}}
 
     def __getitem__(self, index: int) -> Any:
         image: Any = Image.open(self.paths[index]).convert("RGB")
         image = image if self.transform is None else self.transform(image)
-        return self.assemble(image, self.target(index))
+        return self.assemble(image, 3 * index)
 
 
 class Digits(MNIST):

@@ -12,7 +12,6 @@ from typing import Any
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.build.findings import Findings
 from dataloaders.cache.sample.images import Images
-from dataloaders.datasets.files import source_of
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Kind, Member
 
@@ -37,15 +36,13 @@ def advice_for(dataset: Any, found: Findings, images: Images) -> str:
     member = _first_live(dataset)
     if member is None or size < _LARGE:
         return ""
-    return f"{_told(member)}, {size_of(size)} a row. {_remedies(dataset)}"
+    return f"{_told(member)}, {size_of(size)} a row. {_remedies(found.has_files)}"
 
 
 def full_size(dataset: Any) -> str:
     """The same without reading a sample: of a dataset whose images are files."""
     member = _first_live(dataset)
-    if member is None or isinstance(source_of(dataset), str):
-        return ""
-    return f"{_told(member)}. {_remedies(dataset)}"
+    return "" if member is None else f"{_told(member)}. {_remedies(True)}"
 
 
 def _first_live(dataset: Any) -> Member | None:
@@ -67,8 +64,6 @@ def _told(member: Member) -> str:
     )
 
 
-def _remedies(dataset: Any) -> str:
-    files = (
-        "" if isinstance(source_of(dataset), str) else 'images="packed" (the files as they are), '
-    )
+def _remedies(has_files: bool) -> str:
+    files = 'images="packed" (the files as they are), ' if has_files else ""
     return f'Smaller are {files}images="jpeg", or a Resize in front of it'

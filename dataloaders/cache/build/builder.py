@@ -105,9 +105,8 @@ def precompute(
         path: the path of the file.
         images: how PIL images are stored. "raw"; "jpeg" (lossy), "png", "webp" (both lossless) or
             an `Encoded` with a quality and a bounded size; a dict of these by column; or "packed":
-            the encoded files, byte for byte, of an ImageFolder, a Subset or ConcatDataset of some,
-            or a dataset with ``encoded`` and ``target`` methods, with all transforms live. None:
-            raw; an existing file is used as it is.
+            the image files that the dataset opens with Pillow, byte for byte, with all transforms
+            live. None: raw; an existing file is used as it is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
         rows: samples in a part, which a worker loses when it is interrupted. None: by their size,
             some 96 MiB. A part that takes a worker longer than half a minute is closed early.

@@ -18,6 +18,7 @@ class Findings:
         choice: which of its cuts holds; the last one stands for whole samples.
         calls: how its rows go through the transforms.
         at_leaves: whether each part that a tail is applied to is one leaf.
+        has_files: whether its images could be packed.
         reason: why it is not a better one; "" if it is the best.
         drawn: the first sample whose row drew from process-wide generators, and the names of these;
             None if none did.
@@ -35,6 +36,7 @@ class Findings:
     choice: int = -1
     calls: tuple[Call, ...] | None = None
     at_leaves: bool = True
+    has_files: bool = False
     reason: str = ""
     drawn: tuple[int, tuple[str, ...]] | None = None
     random: str = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from dataloaders.cache.build.failure import Failure, not_interrupted
 from dataloaders.cache.build.findings import Findings
-from dataloaders.cache.build.study import Study
+from dataloaders.cache.build.study import Study, obstacle_to_packing
 from dataloaders.errors import CacheError
 from dataloaders.observing import Unobserved, observe, worker_of
 
@@ -57,6 +57,15 @@ class Observed:
             assert isinstance(found, Findings)
             self._known[key] = found
         return self._known[key]
+
+
+    def obstacle_to_packing(self) -> str | None:
+        """Why the first sample's images cannot be packed; None if they can, or nothing tells."""
+        try:
+            found: str | None = observe(self.loader, obstacle_to_packing)
+        except Unobserved:
+            return None
+        return found
 
 
 @dataclass(frozen=True)

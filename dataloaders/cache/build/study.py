@@ -40,7 +40,7 @@ from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 from dataloaders.transforms.table import same_bits
 
-__all__ = ["Study", "same_samples"]
+__all__ = ["Study", "obstacle_to_packing", "same_samples"]
 
 _PROVED = 4
 _MEASURED = 16
@@ -69,7 +69,7 @@ class Study:
             gives its files, if they are to be packed.
 
     Raises:
-        CacheError: the files are to be packed, and it is not known where they are.
+        CacheError: the files are to be packed, and the dataset cannot be copied.
     """
 
     def __init__(
@@ -115,6 +115,8 @@ class Study:
         if reasons:
             found.reason = reasons[-1]
         self._measure(found)
+        if found.calls and any(found.columns.values()):
+            found.has_files = obstacle_to_packing(self._dataset) is None
         return found
 
     def _prove_packed(self, found: Findings) -> None:
@@ -125,8 +127,8 @@ class Study:
             self._measure(found)  # which raises what reading raises, if it is not to be skipped
         if isinstance(calls, str):
             raise CacheError(
-                f'images="packed": {type(self._dataset).__name__} does more than decode its '
-                f"files to RGB and apply its transform: {calls}. Keep what it gives instead: "
+                f'images="packed": {type(self._dataset).__name__} does more than open its '
+                f"files in RGB and apply its transform: {calls}. Keep what it gives instead: "
                 'images="jpeg", "png" or "webp"'
             )
         found.calls = calls
@@ -193,9 +195,15 @@ class Study:
                 now = cut.calls_in(row)
                 if isinstance(now, str):
                     return now
+                if not now and not self.images.packed:
+                    return "its transforms are not called"
                 kept = _rejoined(row)
                 self._seed(index, 0)
                 ours = Finish(cut.tails, now)(kept)
+            except CacheError as error:
+                if self.images.packed:
+                    continue  # the same
+                return f"a row could not be made or finished ({told(error)})"
             except Exception as error:
                 return f"a row could not be made or finished ({told(error)})"
             if calls not in (None, now):
@@ -204,7 +212,7 @@ class Study:
             # A tail with generators of its own gives other values each time: nothing to compare.
             if not same_samples(ours, theirs) and same_samples(self._theirs(index), theirs):
                 return "what its transforms give is changed or seeded elsewhere in the dataset"
-        return calls if calls else _UNREAD
+        return _UNREAD if calls is None else calls
 
     def _theirs(self, index: int) -> Any:
         self._seed(index, 0)
@@ -272,6 +280,16 @@ class Study:
         if turn == 0:
             for put, state in self._own:
                 put(state)
+
+
+def obstacle_to_packing(dataset: Any) -> str | None:
+    """Return why the first sample's images cannot be packed; None if they can. Reads it."""
+    try:
+        with random_states_kept(cuda=False):
+            read_row(packed(dataset), 0)
+    except BaseException as error:  # a sample may call sys.exit()
+        return str(not_interrupted(error))
+    return None
 
 
 def _spread(samples: int, count: int) -> list[int]:

@@ -7,5 +7,5 @@ cut.py       head and tail of a Compose          packed.py    a dataset's own fi
 sample.py    nested sample <-> structure, cells  cell.py      one leaf <-> kind and array
 planes.py    channels of a PIL image             palette.py   images of mode P as PNG files
 images.py    images= as a user gives it          encoding.py  images -> encoded cells
-decode.py    encoded cells -> images
+decode.py    encoded cells -> images              file.py      an image as its file
 """

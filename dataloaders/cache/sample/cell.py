@@ -22,9 +22,9 @@ import numpy.typing as npt
 import torch
 
 from dataloaders.cache.sample.decode import decoded, decoded_file, is_encoded
+from dataloaders.cache.sample.file import EncodedFile
 from dataloaders.cache.sample.palette import PALETTE, contents, files
 from dataloaders.cache.sample.planes import PLANES, has_planes, planes_of
-from dataloaders.datasets.files import EncodedFile
 from dataloaders.errors import CacheError, MissingDependency
 
 __all__ = [

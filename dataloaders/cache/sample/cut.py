@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,12 +29,12 @@ __all__ = [
     "Head",
     "Path",
     "Run",
+    "cut_at",
     "cuts_of",
     "equal_state",
     "part_at",
     "put",
     "sample_of",
-    "told",
     "whole",
 ]
 
@@ -138,8 +138,6 @@ class Cut:
         for one in paths:
             if sum(path[: len(one)] == one for path in paths) > 1:
                 return "what the transform gives is used by the transform again"
-        if not calls:
-            return "its transforms are not called"
         return tuple(calls)
 
     def _is_as(self, row: Any, calls: Sequence[Call]) -> bool:
@@ -177,7 +175,7 @@ class Finish:
 def whole(dataset: Any) -> Cut:
     """``dataset`` itself: whole samples, and no tail."""
     chains = find_chains(dataset)
-    head = told([(found, found.members) for found in chains])
+    head = _told([(found, found.members) for found in chains])
     return Cut(dataset, (), [], head, (), type(dataset).__name__)
 
 
@@ -201,7 +199,7 @@ def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
             continue
         seen.append(ends)
         try:
-            cuts.append(_cut(dataset, chains, ends))
+            cuts.append(cut_at(dataset, chains, ends))
         except NotCopyable as error:
             return [], str(error)
         except Exception as error:  # somebody's own classes on the way
@@ -249,11 +247,24 @@ def _before_tensors(members: Sequence[Member]) -> int:
     return end
 
 
-def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
+def cut_at(
+    dataset: Any,
+    chains: list[Found],
+    ends: list[int],
+    head_of: Callable[[Any, int, list[tuple[int, Any]]], Any] | None = None,
+) -> Cut:
+    """The cut of these chains after so many members each.
+
+    Args:
+        dataset: the user's.
+        chains: those in it.
+        ends: how many members of each are before the cut.
+        head_of: what stands for a chain, from it, its number and `Cut.made`; None: a `Head`.
+    """
     made: list[tuple[int, Any]] = []
     tails: list[Run] = []
     states: list[bytes | None] = []
-    heads: dict[int, Head] = {}
+    heads: dict[int, Any] = {}
     before: list[tuple[Found, Sequence[Member]]] = []
     after: list[tuple[Found, Sequence[Member]]] = []
     for found, end in zip(chains, ends, strict=True):
@@ -269,9 +280,14 @@ def _cut(dataset: Any, chains: list[Found], ends: list[int]) -> Cut:
             tails.append(Run([member.transform for member in rest]))
             after.append((found, rest))
         looks = next((str(member) for member in rest if member.kind is Kind.OPAQUE), None)
-        heads[id(found.chain)] = Head([member.transform for member in first], number, made, looks)
-    copy = Copies(dataset, lambda chain: heads.get(id(chain), chain)).dataset
-    return Cut(copy, tuple(tails), made, told(before), told(after), type(dataset).__name__)
+        before_cut = [member.transform for member in first]
+        heads[id(found.chain)] = (
+            Head(before_cut, number, made, looks)
+            if head_of is None
+            else head_of(found.chain, number, made)
+        )
+    copy = Copies(dataset, lambda chain: heads.get(id(chain), chain), heads).dataset
+    return Cut(copy, tuple(tails), made, _told(before), _told(after), type(dataset).__name__)
 
 
 def equal_state(transforms: Any) -> bytes | None:
@@ -282,7 +298,7 @@ def equal_state(transforms: Any) -> bytes | None:
         return None
 
 
-def told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
+def _told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:
     """These members as text, without addresses; of several chains with the place of each."""
     parts = [(found, members) for found, members in parts if members]
     lines = []

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from dataloaders.cache.sample.file import FORMATS, opened, refuse_larger
 from dataloaders.cache.sample.palette import restored
-from dataloaders.datasets.files import FORMATS, EncodedFile, opened, refuse_larger
 
 __all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
 
@@ -143,7 +143,7 @@ def decoded_file(detail: str, values: npt.NDArray[Any], most_pixels: int | None 
     """
     if detail != "RGB":
         raise KeyError(detail)
-    return EncodedFile(_bytes(values)).decode(most_pixels)
+    return undecoded("file:RGB", values, most_pixels).converted()
 
 
 def _bytes(values: npt.NDArray[Any]) -> bytes:
