@@ -246,6 +246,18 @@ class TestLoops:
         assert loops > 2
         assert check.report().verdict == "input-bound"
 
+    @pytest.mark.parametrize(("load", "verdict"), [(0.0002, "step-bound"), (0.02, "input-bound")])
+    def test_one_short_epoch_is_prolonged_only_if_its_waits_carry_no_step_bound(
+        self, load: float, verdict: str, time: VirtualTime
+    ) -> None:
+        check = Check(PlayedLoader(time, [load], batches=40), clock=HostOn(time))
+        steps = 0
+        for _ in check:
+            time.sleep(0.01)
+            steps += 1
+        assert check.report().verdict == verdict
+        assert (steps == 40) == (verdict == "step-bound")
+
     @pytest.mark.parametrize(("length", "workers"), [(4, 0), (6, 1), (40, 2)])
     def test_a_consumer_that_counts_its_batches_never_asks_for_the_end(
         self, length: int, workers: int, time: VirtualTime

@@ -134,6 +134,13 @@ def test_stalls_add_up_to_the_gap(seconds: dict[str, float]) -> None:
     assert total == pytest.approx(gap, abs=1e-12)
 
 
+def test_an_arm_that_was_not_measured_loses_nothing() -> None:
+    """Steps beside workers may look quicker than steps alone, and real ones with them."""
+    stalls = analysed(rounds_of(0.0, synthetic=1.0, contended=0.9, real=0.99)).stalls
+    assert stalls["transfer"].estimate == 0
+    assert stalls["prep"].estimate == pytest.approx(0.09)
+
+
 def stall_draws(**means: float) -> dict[str, np.ndarray]:
     """Draws of each stall around its mean, a tenth of a unit wide."""
     generator = np.random.default_rng(3)

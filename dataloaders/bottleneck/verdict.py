@@ -401,15 +401,15 @@ def _causes(found: _Found) -> tuple[dict[str, Array], dict[str, float]]:
 def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
     synthetic = np.asarray(seconds["synthetic"], dtype=np.float64)
     left = np.asarray(seconds["real"], dtype=np.float64) - synthetic
-    stalls: dict[str, Array] = {}
+    stalls: dict[str, Array] = {stall.name: np.zeros_like(left) for stall in STALLS}
     for arm in ARMS:
-        if arm.stall is not None:
-            own = np.asarray(seconds.get(arm.name, synthetic)) - synthetic
+        if arm.stall is not None and arm.name in seconds:
+            own = np.asarray(seconds[arm.name]) - synthetic
             # No part can exceed the whole: with the loader idling between batches, an arm may do
             # worse than the real loop does.
             stalls[arm.stall.name] = np.minimum(own, left)
             left = left - stalls[arm.stall.name]
-    return {stall.name: stalls.get(stall.name, left) for stall in STALLS}
+    return {**stalls, "prep": left}
 
 
 def _cleaned(
