@@ -328,7 +328,7 @@ def markdown(case: Case, result: Result, facts: Mapping[str, str]) -> str:
 
 
 def save(case: Case, result: Result, seconds: float, folder: Path = RESULTS) -> Path:
-    """Write ``NAME.json`` and ``NAME.md``, and its table into docs/; return the second one's path."""
+    """Write ``NAME.json`` and ``NAME.md``, and its table into docs/; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     entry = record(case, result, seconds)
     (folder / f"{case.name}.json").write_text(json.dumps(entry, indent=1) + "\n")

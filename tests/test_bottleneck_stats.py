@@ -267,6 +267,12 @@ class TestWaits:
             one["real"] = Timed(one["real"].seconds, one["real"].steps, laps)
         assert analysed(rounds, behind=True, parallel=False).verdict == verdict
 
+    def test_single_steps_tell_causes_apart_as_blocks_do(self) -> None:
+        rounds = blocks_of(0.1, 0.02, noise=0.001, rounds=2, laps=4)
+        rounds = [{**one, "host": one["real"]} for one in rounds]
+        analysis = analysed(rounds, behind=True, parallel=False)
+        assert (analysis.verdict, analysis.evidence) == ("transfer-bound", "steps")
+
     @settings(max_examples=50, deadline=None)
     @given(
         noise=st.floats(0.0, 1.5), rounds=st.integers(1, 5), laps=st.integers(1, 4),

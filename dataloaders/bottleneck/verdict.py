@@ -141,8 +141,7 @@ def analyse(
         }
         found.append(_by_difference("blocks", blocks, starts, len(rounds)))
     laps = {
-        arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
-        for arm in ("synthetic", "contended", "real")
+        arm.name: [lap for one in [*rounds, part] for lap in _laps(one, arm.name)] for arm in ARMS
     }
     # Where steps are slow there are few, and each one says how long a step takes.
     for arm, also in (("synthetic", "synthetic"), ("contended", "real")):
