@@ -130,8 +130,6 @@ class TestEnd:
             (5, 10.0, 0.02, (True, True), True, False),
             (4, 10.0, 0.02, (True, True), False, False),
             (5, 10.0, 0.02, (True, False), False, False),
-            (5, 14.5, 0.02, (True, False), True, False),  # half the budget is enough for a verdict
-            (5, 14.5, 0.02, (False, False), False, False),
             (9, 29.0, 0.02, (True, False), True, False),  # another round would not fit
             (2, 31.0, 0.02, (False, False), True, True),
             (1, 31.0, 0.02, (False, False), False, False),  # not two rounds fit: twice the budget

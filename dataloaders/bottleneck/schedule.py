@@ -358,12 +358,7 @@ class Schedule:
         if rounds >= 2 and self._past(spent_s + ahead_s, _ROUNDS_END_AT, rounds, known):
             return True
         fewest = 3 if round_s > self.budget_s / 10 else _FEWEST_ROUNDS
-        if rounds < fewest:
-            return False
-        verdict, settled = known()
-        # A device's rounds share the state of its queue: they take time to differ by what they may.
-        half_spent = not self.behind and spent_s + ahead_s > self.budget_s / 2
-        return bool(self.agree(float(settled or (verdict and half_spent)))[0])
+        return rounds >= fewest and bool(self.agree(float(known()[1]))[0])
 
     def over(self, rounds: int, spent_s: float, known: Callable[[], tuple[bool, bool]]) -> bool:
         """Return whether a round is given up after ``spent_s`` seconds."""
