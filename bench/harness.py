@@ -328,13 +328,37 @@ def markdown(case: Case, result: Result, facts: Mapping[str, str]) -> str:
 
 
 def save(case: Case, result: Result, seconds: float, folder: Path = RESULTS) -> Path:
-    """Write ``NAME.json`` and ``NAME.md`` and return the path of the latter."""
+    """Write ``NAME.json`` and ``NAME.md``, and its table into docs/; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     entry = record(case, result, seconds)
     (folder / f"{case.name}.json").write_text(json.dumps(entry, indent=1) + "\n")
     page = folder / f"{case.name}.md"
     page.write_text(markdown(case, result, entry["machine"]))
+    if folder == RESULTS:
+        for shown in (RESULTS.parents[1] / "docs").glob("*.md"):
+            shown.write_text(with_table(shown.read_text(), case.name, page.read_text()))
     return page
+
+
+def with_table(shown: str, name: str, kept: str) -> str:
+    """Return the page ``shown`` with the table of ``kept`` where it says so, in its columns.
+
+    ``<!-- bench/results/NAME.md -->``, then a table, then ``<!-- end -->``.
+    """
+    before, marker, rest = shown.partition(f"<!-- bench/results/{name}.md -->\n")
+    if not marker:
+        return shown
+    table, end, after = rest.partition("<!-- end -->")
+    rows = _cells(kept)
+    columns = [rows[0].index(heading) for heading in _cells(table)[0]]
+    lines = ["| " + " | ".join(row[column] for column in columns) + " |\n" for row in rows]
+    return before + marker + "".join(lines) + end + after
+
+
+def _cells(text: str) -> list[list[str]]:
+    """Return the cells of a table's lines."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def show(case: Case, result: Result) -> None:

@@ -1,13 +1,13 @@
 """Scripts of others for ``bench.scripts``: data made of a few photos and digits, and one JSON list.
 
-    python -m bench.third_party DATA CODE SITE > scripts.json
+    python -m bench.third_party DATA CODE [SITE] > scripts.json
     BENCH_SCRIPTS=scripts.json python -m bench scripts
 
-DATA holds ``photos/*/*.jpg`` and ``mnist/t10k-*.gz``; CODE holds checkouts of pytorch/examples,
-pytorch-image-models, pytorch-lightning, torchvision (``vision``) and transformers'
-examples (``transformers_examples``); SITE and SITE4 packages that these import and this project
-does not have (timm, datasets, transformers). What is not there is left out. Nothing is changed in
-CODE but links to the data; data and working folders are made in ``CODE/run``.
+DATA holds ``photos/*/*.jpg`` and ``mnist/t10k-*.gz``. CODE holds checkouts of pytorch/examples,
+pytorch-image-models, pytorch-lightning, vision and transformers, under these names; SITE holds what
+they import beside this project's packages, where that is not installed. Scripts that are not there
+are left out. Nothing is downloaded, and nothing is changed in CODE but links to the data; data and
+working folders are made in ``CODE/run``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 
-def scripts(data: Path, code: Path, site: Path) -> list[dict[str, Any]]:
+def scripts(data: Path, code: Path, *sites: Path) -> list[dict[str, Any]]:
     """Make the data and return what ``BENCH_SCRIPTS`` names, of the scripts that are there."""
     run = code / "run"
     photos, mnist = _photos(data, run / "photos"), run / "data"
     _digits(data, mnist)
     examples, lightning = code / "examples", code / "pytorch-lightning" / "examples"
     _link(run / "data", lightning / "Datasets", lightning.parent / "Datasets")
-    _text(code, run, [str(Path(f"{site}4")), str(site)])
+    imported = [str(site) for site in sites]
+    _text(code, run, imported)
     folder = f"{photos}"
     listed = [
         ("mnist", examples / "mnist/main.py", "--epochs 3"),
@@ -53,7 +54,7 @@ def scripts(data: Path, code: Path, site: Path) -> list[dict[str, Any]]:
         ("fabric_torch", lightning / "fabric/image_classifier/train_torch.py", "--epochs 5"),
         ("fabric", lightning / "fabric/image_classifier/train_fabric.py", "--epochs 5"),
         ("fabric_kfold", lightning / "fabric/kfold_cv/train_fabric.py", "--epochs 5"),
-        ("hf_trainer", code / "transformers_examples/examples/pytorch/language-modeling/run_clm.py",
+        ("hf_trainer", code / "transformers/examples/pytorch/language-modeling/run_clm.py",
          f"--train_file {run / 'text.txt'} --model_type gpt2 --tokenizer_name {run / 'words'} "
          "--config_overrides n_embd=128,n_layer=4,n_head=4,n_positions=128 --block_size 128 "
          "--do_train --per_device_train_batch_size 8 --gradient_accumulation_steps 4 "
@@ -67,13 +68,12 @@ def scripts(data: Path, code: Path, site: Path) -> list[dict[str, Any]]:
         where.mkdir(parents=True, exist_ok=True)
         _link(run / "data", where / "data", where.parent / "data")
         _link(run / "bsds", where / "dataset")
-        sites = [f"{site}4", str(site)] if name == "hf_trainer" else [str(site)]
         found.append(
             {
                 "name": name,
                 "command": [str(script), "--", *words.split()] if words else [str(script)],
                 "folder": str(where),
-                "path": [*sites, str(script.parent)],
+                "path": [*imported, str(script.parent)],
             }
         )
     return found
@@ -132,4 +132,4 @@ def _link(to: Path, *places: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(scripts(*(Path(word).resolve() for word in sys.argv[1:4])), indent=1))
+    print(json.dumps(scripts(*(Path(word).resolve() for word in sys.argv[1:])), indent=1))

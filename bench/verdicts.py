@@ -330,7 +330,7 @@ CASES = [
         "verdicts_device",
         "The same where the step's device runs behind the host, played with known durations",
         _BAR,
-        _half("device", ("device_hidden_short",)),
+        _half("device", ("device_hidden_short", "device_ahead")),
     ),
     Case(
         "verdicts_loaded",

@@ -71,6 +71,17 @@ class TestVerdicts:
         assert report.speedup_bound.estimate == pytest.approx(truth, rel=0.01)
         assert report.seconds_per_batch["contended"].estimate == pytest.approx(0.02)
 
+    @pytest.mark.parametrize(("load", "workers"), [(0.001, 0), (0.05, 2), (0.11, 2), (0.3, 4)])
+    def test_steps_of_50_ms_that_differ_by_2_percent_need_15_s(
+        self, load: float, workers: int, time: VirtualTime
+    ) -> None:
+        draw = random.Random(1)
+        check = Check(PlayedLoader(time, [load], workers=workers), clock=HostOn(time))
+        for _ in check:
+            time.sleep(draw.gauss(0.05, 0.001))
+        assert check.report().verdict == ("input-bound" if load > 0.1 else "step-bound")
+        assert time.now() < 15
+
     @pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
     @pytest.mark.parametrize("workers", [0, 1])
     def test_short_loaders_are_measured_by_whole_epochs(
@@ -245,6 +256,18 @@ class TestLoops:
                     break
         assert loops > 2
         assert check.report().verdict == "input-bound"
+
+    @pytest.mark.parametrize(("load", "verdict"), [(0.0002, "step-bound"), (0.02, "input-bound")])
+    def test_one_short_epoch_is_prolonged_only_if_its_waits_carry_no_step_bound(
+        self, load: float, verdict: str, time: VirtualTime
+    ) -> None:
+        check = Check(PlayedLoader(time, [load], batches=40), clock=HostOn(time))
+        steps = 0
+        for _ in check:
+            time.sleep(0.01)
+            steps += 1
+        assert check.report().verdict == verdict
+        assert (steps == 40) == (verdict == "step-bound")
 
     @pytest.mark.parametrize(("length", "workers"), [(4, 0), (6, 1), (40, 2)])
     def test_a_consumer_that_counts_its_batches_never_asks_for_the_end(

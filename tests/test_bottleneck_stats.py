@@ -134,6 +134,13 @@ def test_stalls_add_up_to_the_gap(seconds: dict[str, float]) -> None:
     assert total == pytest.approx(gap, abs=1e-12)
 
 
+def test_an_arm_that_was_not_measured_loses_nothing() -> None:
+    """Steps beside workers may look quicker than steps alone, and real ones with them."""
+    stalls = analysed(rounds_of(0.0, synthetic=1.0, contended=0.9, real=0.99)).stalls
+    assert stalls["transfer"].estimate == 0
+    assert stalls["prep"].estimate == pytest.approx(0.09)
+
+
 def stall_draws(**means: float) -> dict[str, np.ndarray]:
     """Draws of each stall around its mean, a tenth of a unit wide."""
     generator = np.random.default_rng(3)
@@ -259,6 +266,12 @@ class TestWaits:
             laps = tuple(lap._replace(waited=wait) for lap in one["real"].laps)
             one["real"] = Timed(one["real"].seconds, one["real"].steps, laps)
         assert analysed(rounds, behind=True, parallel=False).verdict == verdict
+
+    def test_single_steps_tell_causes_apart_as_blocks_do(self) -> None:
+        rounds = blocks_of(0.1, 0.02, noise=0.001, rounds=2, laps=4)
+        rounds = [{**one, "host": one["real"]} for one in rounds]
+        analysis = analysed(rounds, behind=True, parallel=False)
+        assert (analysis.verdict, analysis.evidence) == ("transfer-bound", "steps")
 
     @settings(max_examples=50, deadline=None)
     @given(

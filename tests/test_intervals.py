@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dataloaders.measuring.intervals import Interval, Resampled, Timed, resample
+from dataloaders.measuring.intervals import Interval, Timed, interval_of, ratio_draws
 
 DRAWS = np.linspace(0.8, 1.2, 2001)
 """Their 2.5 and 97.5 per cent points are 0.81 and 1.19."""
@@ -20,8 +20,7 @@ def interval(
     draws: npt.NDArray[np.float64] = DRAWS,
     floor: float | None = None,
 ) -> Interval:
-    sampled = Resampled(draws={}, means={}, rounds=rounds)
-    return sampled.interval(estimate, draws, *(() if floor is None else (floor,)))
+    return interval_of(estimate, draws, rounds, *(() if floor is None else (floor,)))
 
 
 def test_a_block_and_an_interval_in_figures() -> None:
@@ -74,17 +73,12 @@ def test_it_is_no_narrower_than_the_clock_allows() -> None:
     assert interval(30, draws=np.ones(2000)) == Interval(1.0, 1.0, 1.0)
 
 
-def test_rounds_are_drawn_whole_and_long_blocks_weigh_more() -> None:
-    rounds = [
-        {"a": Timed(1.0, 1), "b": Timed(2.0, 1)},
-        {"a": Timed(27.0, 9), "b": Timed(54.0, 9)},
-    ]
-    sampled = resample(rounds)
-    assert sampled.rounds == 2
-    assert sampled.means == {"a": 2.8, "b": 5.6}
-    np.testing.assert_allclose(sampled.draws["b"], 2 * sampled.draws["a"])
-    values, counts = np.unique(sampled.draws["a"], return_counts=True)
+def test_observations_are_drawn_whole_and_long_ones_weigh_more() -> None:
+    seconds, steps = np.array([1.0, 27.0]), np.array([1.0, 9.0])
+    draws = ratio_draws(seconds, steps)
+    np.testing.assert_allclose(ratio_draws(2 * seconds, steps), 2 * draws)
+    values, counts = np.unique(draws, return_counts=True)
     assert values.tolist() == [1.0, 2.8, 3.0]  # the first one twice, each once, the second twice
     assert (counts / counts.sum()).tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.05)
-    assert np.array_equal(sampled.draws["a"], resample(rounds).draws["a"])  # the same each time
-    assert not np.array_equal(sampled.draws["a"], resample(rounds, seed=5).draws["a"])
+    assert np.array_equal(draws, ratio_draws(seconds, steps))  # the same each time
+    assert not np.array_equal(draws, ratio_draws(seconds, steps, seed=5))

@@ -50,6 +50,7 @@ class Blocks:
         given: batches handed to the step.
         cycle: batches of an accumulation cycle, as the last block had it.
         writes: whether the step writes into its batch.
+        held_up: tells what other processes did, as `HostTime.held_up` does.
         salvaged: the real block of a whole epoch whose consumer left after its last batch.
     """
 
@@ -73,7 +74,7 @@ class Blocks:
         self.salvaged: Timed | None = None
         self._schedule = schedule
         self._now = time.now
-        self._held_up = getattr(time, "held_up", HostTime().held_up)
+        self.held_up = getattr(time, "held_up", HostTime().held_up)
         self._held_s = 0.0  # by other processes, in the block under way
         self._busy: list[float] = []  # shares of workers at work in it
         self._elsewhere_s = 0.0
@@ -223,7 +224,7 @@ class Blocks:
             take = feed.take
         copies = feed.copies_to if real else None
         ended = False
-        before, used, looked = self._held_up(), feed.cpu_s(), -math.inf
+        before, used, looked = self.held_up(), feed.cpu_s(), -math.inf
         marks = [mark()]
         facts: list[tuple[float, float, int, bool]] = []
         try:
@@ -257,7 +258,7 @@ class Blocks:
                     break
         finally:
             self.given += per_lap * len(facts)
-        waited, others = (b - a for a, b in zip(before, self._held_up(), strict=True))
+        waited, others = (b - a for a, b in zip(before, self.held_up(), strict=True))
         self._held_s += max(0.0, min(waited, others - (feed.cpu_s() - used)))
         begin = now()
         self.clock.wait()

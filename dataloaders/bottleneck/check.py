@@ -39,6 +39,7 @@ _FIRST_STEPS = 4
 _MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
+_HELD_SHARE = 0.03
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
 
@@ -204,12 +205,13 @@ class Check:
     def _go(self) -> Generator[Batch, None, None]:
         self._resumed_at = self._time.now()
         done_before = self._blocks_done
+        known = False
         try:
             if not self._warm:
-                yield from self._warm_up()
+                known = yield from self._warm_up()
                 self._warm = True
                 self._tell("warm-up")
-            while not self._enough():
+            while not known and not self._enough():
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
@@ -222,13 +224,18 @@ class Check:
             self._spent_s = self._seconds()
             self._resumed_at = None
 
-    def _warm_up(self) -> Iterator[Batch]:
-        """Yield steps that no figure uses: fill the pool, see where batches end up, end epoch 0.
+    def _warm_up(self) -> Generator[Batch, None, bool]:
+        """Yield first steps: fill the pool, see where batches end up, end epoch 0.
 
         The device is waited for after each step: what counts here is when steps are steady.
+        Returns whether an epoch that ended meanwhile shows that its steps wait for next to nothing:
+        it may be the script's only one, and later ones wait no longer.
         """
         feed, pool, blocks, warming = self._feed, self._pool, self._blocks, self._warming
+        before = blocks.held_up()
         while True:
+            if feed.epoch == 0 and not feed.left and self._hardly_waits(before):
+                return True
             begin = self._time.now()
             host = feed.next()
             if pool.wants_more:
@@ -259,6 +266,7 @@ class Check:
         pool.build()
         blocks.real_s = max(1e-6, (self._warm_s - warming.excess_s) / self._warm_steps)
         self._run_out_first_epoch()
+        return False
 
     def _watched(self, host: Batch) -> Iterator[Batch]:
         """Yield one of the first batches, and see to which devices the step copies and computes."""
@@ -442,6 +450,15 @@ class Check:
             batches=feed.length or 1,
         )
 
+    def _hardly_waits(self, before: tuple[float, float]) -> bool:
+        """Return whether first steps are step-bound, other processes or not."""
+        held_s = min(b - a for a, b in zip(before, self._blocks.held_up(), strict=True))
+        if self._schedule.whole_epochs or held_s > _HELD_SHARE * self._warm_s:
+            return False
+        self._known = None  # it is of fewer steps
+        known = self._analysis()
+        return known is not None and known.settled and known.verdict == "step-bound"
+
     def _first_steps(self) -> dict[str, Timed]:
         """The warm-up's own waits, for a loop that ended before anything else was measured.
 
@@ -449,7 +466,8 @@ class Check:
         """
         laps = self._warm_laps[_FIRST_STEPS:]
         used = set() if self._placement is None else {one.type for one in self._placement.used}
-        if not laps or self._parallel or not self._schedule.alone or used - {"cpu"}:
+        hidden = self._parallel or self._schedule.behind or used - {"cpu"}
+        if not laps or hidden or not self._schedule.alone:
             return {}
         steps = [lap._replace(seconds=lap.seconds - lap.waited, waited=0.0) for lap in laps]
         return {

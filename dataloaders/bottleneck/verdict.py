@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
-from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of
+from dataloaders.measuring.intervals import Interval, Lap, Timed, interval_of, picked, ratio_draws
 
 __all__ = ["BOUND_FROM", "STEP_BOUND_UP_TO", "Analysis", "Evidence", "Verdict", "analyse", "name"]
 
@@ -52,7 +52,6 @@ _HELD_FROM = 0.005  # what no process ever escapes
 _FEWEST_LAPS = 3
 _FEWEST_ROUNDS = 4
 _MOST_UNITS = 200
-_DRAWS = 1000
 _TRIMMED = 0.1
 _TRIMMED_OF_A_BLOCK = 0.25
 _ALONE_FROM_S = 0.005  # below, what loading does to caches is a part of the step worth measuring
@@ -141,8 +140,7 @@ def analyse(
         }
         found.append(_by_difference("blocks", blocks, starts, len(rounds)))
     laps = {
-        arm: [lap for one in [*rounds, part] for lap in _laps(one, arm)]
-        for arm in ("synthetic", "contended", "real")
+        arm.name: [lap for one in [*rounds, part] for lap in _laps(one, arm.name)] for arm in ARMS
     }
     # Where steps are slow there are few, and each one says how long a step takes.
     for arm, also in (("synthetic", "synthetic"), ("contended", "real")):
@@ -284,7 +282,7 @@ def _by_difference(
 ) -> _Found:
     """Compare real and synthetic: rounds resampled as wholes, or each arm's laps on their own."""
     draws = {
-        arm: _ratio_draws(those[:, 0], those[:, 1], 0 if evidence == "blocks" else seed)
+        arm: ratio_draws(those[:, 0], those[:, 1], 0 if evidence == "blocks" else seed)
         for seed, (arm, those) in enumerate(units.items())
     }
     means = {arm: float(those[:, 0].sum() / those[:, 1].sum()) for arm, those in units.items()}
@@ -300,7 +298,7 @@ def _slower(beside: Array, each: Array) -> tuple[float, Array]:
     Trimmed: what the machine did to a few steps of one arm is not the loader's doing.
     """
     beside, each = beside[:, 0] / beside[:, 1], each[:, 0] / each[:, 1]
-    draws = _trimmed(_picked(beside, 2)) - _trimmed(_picked(each, 3))
+    draws = _trimmed(picked(beside, 2)) - _trimmed(picked(each, 3))
     return float(_trimmed(beside) - _trimmed(each)), draws
 
 
@@ -313,7 +311,7 @@ def _by_waits(
 ) -> _Found:
     """Add wait and contention to the step, on the host's clock."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
-    waited = _ratio_draws(real[:, 2], real[:, 1], 0)
+    waited = ratio_draws(real[:, 2], real[:, 1], 0)
     wait = float(real[:, 2].sum() / real[:, 1].sum())
     own = real.copy()  # the steps of real blocks, without their waits
     own[:, 0] -= own[:, 2]
@@ -321,9 +319,9 @@ def _by_waits(
         own = _units(laps["contended"])
     if alone:
         resident = np.concatenate([resident, own])
-    step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
+    step_draws = ratio_draws(resident[:, 0], resident[:, 1], 1)
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
-    slower, slower_draws, clustered = 0.0, np.zeros(_DRAWS), len(real)
+    slower, slower_draws, clustered = 0.0, np.zeros_like(step_draws), len(real)
     if not alone:
         slower, slower_draws = _slower(own, resident)
         pairs = [
@@ -334,7 +332,7 @@ def _by_waits(
         ]
         if len(pairs) >= _FEWEST_ROUNDS:
             # What another process does lasts for a block: its steps are no witnesses of their own.
-            by_round = _picked(np.array(pairs), 4).mean(axis=1)
+            by_round = picked(np.array(pairs), 4).mean(axis=1)
             if by_round.std() > slower_draws.std():
                 slower, slower_draws, clustered = float(np.mean(pairs)), by_round, len(pairs)
     added = _added(starts, waited)
@@ -348,7 +346,7 @@ def _by_waits(
     if alone:
         return found
     # No step is faster beside workers than alone: what it waits is lost at the least.
-    sure = 1 + _ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
+    sure = 1 + ratio_draws(real[:, 2], real[:, 0] - real[:, 2], 0)
     mean = 1 + float(real[:, 2].sum() / (real[:, 0] - real[:, 2]).sum())
     least = interval_of(mean, sure, len(real), _RESOLUTION * mean)
     bound = found.bound
@@ -367,9 +365,13 @@ def _bounded_by_waits(
 ) -> _Found:
     """Bound the gap on a device's clock: no more than the host waited, and what workers cost."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
-    step_draws = _ratio_draws(resident[:, 0], resident[:, 1], 1)
+    step_draws = ratio_draws(resident[:, 0], resident[:, 1], 1)
     step = float(resident[:, 0].sum() / resident[:, 1].sum())
-    most = 1 + (_ratio_draws(real[:, 2], real[:, 1], 0) + _added(starts, np.zeros(_DRAWS))) / step
+    most = (
+        1
+        + (ratio_draws(real[:, 2], real[:, 1], 0) + _added(starts, np.zeros_like(step_draws)))
+        / step
+    )
     estimate = 1 + float(real[:, 2].sum() / real[:, 1].sum()) / step
     count = min(len(real), len(resident))
     if laps["contended"]:
@@ -401,15 +403,15 @@ def _causes(found: _Found) -> tuple[dict[str, Array], dict[str, float]]:
 def _stalls(seconds: Mapping[str, object]) -> dict[str, Array]:
     synthetic = np.asarray(seconds["synthetic"], dtype=np.float64)
     left = np.asarray(seconds["real"], dtype=np.float64) - synthetic
-    stalls: dict[str, Array] = {}
+    stalls: dict[str, Array] = {stall.name: np.zeros_like(left) for stall in STALLS}
     for arm in ARMS:
-        if arm.stall is not None:
-            own = np.asarray(seconds.get(arm.name, synthetic)) - synthetic
+        if arm.stall is not None and arm.name in seconds:
+            own = np.asarray(seconds[arm.name]) - synthetic
             # No part can exceed the whole: with the loader idling between batches, an arm may do
             # worse than the real loop does.
             stalls[arm.stall.name] = np.minimum(own, left)
             left = left - stalls[arm.stall.name]
-    return {stall.name: stalls.get(stall.name, left) for stall in STALLS}
+    return {**stalls, "prep": left}
 
 
 def _cleaned(
@@ -517,15 +519,6 @@ def _units(laps: Sequence[Lap]) -> Array:
 
 def _per_step(block: Timed) -> Array:
     return np.array([lap.seconds / lap.steps for lap in block.laps] + list(block.settled))
-
-
-def _picked(values: Array, seed: int) -> Array:
-    picks = np.random.default_rng(seed).integers(0, len(values), (_DRAWS, len(values)))
-    return np.asarray(values[picks])
-
-
-def _ratio_draws(above: Array, below: Array, seed: int) -> Array:
-    return np.asarray(_picked(above, seed).sum(axis=1) / _picked(below, seed).sum(axis=1))
 
 
 def _trimmed(values: Array, share: float = _TRIMMED) -> Array:

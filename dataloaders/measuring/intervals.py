@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Lap", "Resampled", "Timed", "interval_of", "resample"]
+__all__ = ["Interval", "Lap", "Timed", "interval_of", "picked", "ratio_draws"]
 
-_RESAMPLES = 2000
+_DRAWS = 1000
 
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; 1.96 beyond.
 _T95 = (
@@ -83,27 +82,6 @@ class Timed:
         return self.seconds / self.steps
 
 
-@dataclass(frozen=True)
-class Resampled:
-    """Holds bootstrap draws of each arm's seconds per batch, the same rounds in every arm.
-
-    Attributes:
-        draws: arm -> float64 array of shape (resamples,), seconds per batch.
-        means: arm -> the mean over the rounds as they were measured, seconds per batch.
-        rounds: how many rounds stand behind the draws.
-    """
-
-    draws: dict[str, npt.NDArray[np.float64]]
-    means: dict[str, float]
-    rounds: int
-
-    def interval(
-        self, estimate: float, draws: npt.NDArray[np.float64], floor: float = 0.0
-    ) -> Interval:
-        """Return `interval_of` for a figure that was computed from these draws."""
-        return interval_of(estimate, draws, self.rounds, floor)
-
-
 def interval_of(
     estimate: float,
     draws: npt.NDArray[np.float64],
@@ -137,18 +115,17 @@ def interval_of(
     )
 
 
-def resample(rounds: Sequence[Mapping[str, Timed]], seed: int = 0) -> Resampled:
-    """Return bootstrap draws over whole rounds, so that drift that hits all arms cancels.
+def picked(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:
+    """Return bootstrap draws of ``values``: an array of shape (draws, len(values), ...)."""
+    picks = np.random.default_rng(seed).integers(0, len(values), (_DRAWS, len(values)))
+    return np.asarray(values[picks])
 
-    Each element of ``rounds`` maps every arm to what its block in that round took. An arm's
-    seconds per batch are all its seconds over all its steps: long blocks weigh more.
+
+def ratio_draws(
+    above: npt.NDArray[np.float64], below: npt.NDArray[np.float64], seed: int = 0
+) -> npt.NDArray[np.float64]:
+    """Return bootstrap draws of the sum of ``above`` over that of ``below``.
+
+    The same seed picks the same observations, so that drift that hits all arms cancels.
     """
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(rounds), size=(_RESAMPLES, len(rounds)))
-    draws, means = {}, {}
-    for arm in rounds[0]:
-        seconds = np.array([one[arm].seconds for one in rounds])
-        steps = np.array([one[arm].steps for one in rounds], dtype=np.float64)
-        draws[arm] = seconds[picks].sum(axis=1) / steps[picks].sum(axis=1)
-        means[arm] = float(seconds.sum() / steps.sum())
-    return Resampled(draws=draws, means=means, rounds=len(rounds))
+    return np.asarray(picked(above, seed).sum(axis=1) / picked(below, seed).sum(axis=1))

@@ -20,6 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import psutil
 import torch
 from torch.utils.data._utils import worker as torch_worker
@@ -29,7 +30,7 @@ from dataloaders.errors import CheckError
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock, clock_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Timed, resample
+from dataloaders.measuring.intervals import Interval, Timed, interval_of, ratio_draws
 from dataloaders.measuring.queues import counts_of
 
 __all__ = [
@@ -367,8 +368,10 @@ def _copied(leaf: torch.Tensor) -> torch.Tensor:
 
 def _interval(blocks: list[Timed]) -> Interval:
     """Return the mean of a batch with its 95 % interval, kept within what a rate can be."""
-    resampled = resample([{"block": block} for block in blocks])
-    found = resampled.interval(resampled.means["block"], resampled.draws["block"])
+    seconds = np.array([block.seconds for block in blocks])
+    steps = np.array([block.steps for block in blocks])
+    mean = float(seconds.sum() / steps.sum())
+    found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
     estimate = max(found.estimate, 1e-9)
     return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))
 
