@@ -6,6 +6,7 @@ import faulthandler
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -707,6 +708,90 @@ def test_an_estimate_says_what_it_will_take(tmp_path: Path) -> None:
     assert told.seconds > 0
     assert replace(told, samples=1) != told
     assert left(tmp_path) == []
+
+
+def test_the_disk_takes_what_the_estimate_says(tmp_path: Path) -> None:
+    """Also if a sample fails, or has another shape than all others."""
+    done = run_script(
+        tmp_path,
+        """
+        import os, sys
+        from pathlib import Path
+        import torch
+        from dataloaders.cache import precompute
+
+        class Large:
+            what = ""
+
+            def __len__(self):
+                return 300
+
+            def __getitem__(self, index):
+                if self.what == "fails" and index == 1:
+                    raise ValueError("broken")
+                more = self.what == "is larger" and index == 280
+                return torch.full((50_000 + more,), index % 100, dtype=torch.uint8)
+
+        peak = 0
+
+        def look(event, args):  # before a file is renamed or removed
+            global peak
+            if event in ("os.rename", "os.remove"):
+                files = [path for path in Path(folder).rglob("*") if path.is_file()]
+                peak = max(peak, sum(file.stat().st_size for file in files))
+
+        sys.addaudithook(look)
+        dataset, told = Large(), []
+        options = {"rows": 40, "num_workers": 0, "on_error": "skip", "announce": told.append}
+        for dataset.what in ("", "fails", "is larger"):
+            for single_file in (False, True):
+                folder, peak = f"{dataset.what} {single_file}", 0
+                os.mkdir(folder)
+                precompute(dataset, f"{folder}/a.h5", single_file=single_file, **options)
+                print(peak / told[-1].disk_needed)
+        """,
+    )
+    ratios = list(map(float, done.stdout.split()))
+    assert len(ratios) == 6, done.stderr
+    assert all(0.95 < ratio < 1.05 for ratio in ratios), ratios
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+def test_going_on_does_not_read_what_is_finished(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        from pathlib import Path
+        import torch
+        from dataloaders.cache import precompute
+
+        class Large:
+            fails = True
+
+            def __len__(self):
+                return 200
+
+            def __getitem__(self, index):
+                if self.fails and index == 190:
+                    raise ValueError("broken")
+                return torch.full((100_000,), index % 100, dtype=torch.uint8)
+
+        def read():
+            return int(Path("/proc/self/io").read_text().split()[1])
+
+        dataset, options = Large(), {"rows": 10, "num_workers": 0, "single_file": False}
+        try:
+            precompute(dataset, "a.h5", **options)
+        except ValueError:
+            dataset.fails = False
+        before = read()
+        cached = precompute(dataset, "a.h5", **options)
+        print(len(cached.shards), read() - before)
+        """,
+    )
+    parts, size = map(int, done.stdout.split())
+    assert parts == 20
+    assert size < 4 << 20, "of 20 MB: the indexes, and its own part"
 
 
 def test_progress_rises_to_the_end(tmp_path: Path) -> None:
