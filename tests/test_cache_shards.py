@@ -24,7 +24,7 @@ from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
 from dataloaders import DataLoader
 from dataloaders.cache import BuildProgress, CachedDataset, join, precompute, verify
-from dataloaders.cache.build import builder as build_module
+from dataloaders.cache.build import ranks as ranks_module
 from dataloaders.cache.build.estimation import workers_for
 from dataloaders.cache.build.findings import Findings
 from dataloaders.cache.build.parts import parts_folder
@@ -338,8 +338,8 @@ def test_more_ranks_than_samples(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "_STALL_S", 0.2)
-    monkeypatch.setattr(build_module, "_TELL_S", 0.05)
+    monkeypatch.setattr(ranks_module, "_STALL_S", 0.2)
+    monkeypatch.setattr(ranks_module, "_TELL_S", 0.05)
     path = tmp_path / "a.h5"
     precompute(Numbered(), path, shard=(2, 4), num_workers=0, wait=False)
     seen: list[BuildProgress] = []
