@@ -205,20 +205,6 @@ class CachedDataset(Dataset[Any]):
         self._refuse_cut_short([found])
         return [column.leaf(found) for column in self._columns]
 
-    def with_leaf(self, row: int, number: int, leaf: Any) -> Any:
-        """The sample of this row with ``leaf`` for that of column ``number``, which is not read.
-
-        Neither tails nor transform are called.
-        """
-        found = self._row(row)
-        self._refuse_cut_short([found])
-        leaves = [
-            leaf if other == number else column.leaf(found)
-            for other, column in enumerate(self._columns)
-        ]
-        structure = self.index.structure
-        return None if structure is None else join(structure, leaves, self.namedtuples)
-
     def will_read(self, first: int, last: int) -> None:
         """Have the kernel start to read rows ``first`` to ``last - 1`` from disk, without waiting.
 
