@@ -19,7 +19,7 @@ from dataloaders.cache.format.entries import MOST_SHARDS, Shard
 from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError, OptionError
 
-__all__ = ["check_shard", "check_shards", "first_of", "folder_of", "listed", "open_shard"]
+__all__ = ["check_shard", "check_shards", "first_of", "folder_of", "open_shard"]
 
 _LONGEST = 1 << 48  # samples of a dataset
 
@@ -53,12 +53,6 @@ def first_of(index: Index) -> int:
         return 0
     rank, of = map(int, found.groups())
     return rank * length // of if rank < of else 0
-
-
-def listed(names: list[str]) -> str:
-    """``a, b, c and 5 more``."""
-    shown = ", ".join(names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
 def check_shards(path: Path, index: Index) -> None:
