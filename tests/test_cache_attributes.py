@@ -22,12 +22,10 @@ from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, join, precompute
 from dataloaders.cache.format.attributes import attributes_in, attributes_of, encoded
-from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.errors import CacheError
-from helpers.cached import build
-from helpers.older import as_version_2
+from helpers.older import say_less
 from helpers.photos import write_folder
 
 
@@ -188,7 +186,7 @@ def test_joined_shards(tmp_path: Path) -> None:
     assert (cached.classes, cached.class_to_idx) == (dataset.classes, dataset.class_to_idx)  # type: ignore[attr-defined]
     assert verify(tmp_path / "a.h5") == []
     old = cached.shards[1]
-    as_version_2(old)
+    say_less(old)
     join(tmp_path / "a.h5")
     assert CachedDataset(tmp_path / "a.h5").attributes == {}  # one of them says nothing
 
@@ -199,26 +197,6 @@ def test_shards_of_other_classes_are_not_joined(tmp_path: Path) -> None:
     message = "from different builds: classes: 2 .* differs is 1: dog then, cow now"
     with pytest.raises(CacheError, match=message):
         join(tmp_path / "a.h5")
-
-
-def test_a_file_of_version_2_is_read(tmp_path: Path) -> None:
-    dataset = Numbers(classes=["cat", "dog"])
-    path = tmp_path / "a.h5"
-    before = kept(path, dataset)[:]
-    as_version_2(path)
-    assert path.read_bytes()[12] == 2
-    cached = kept(path, dataset)  # not built again, and not refused
-    assert path.read_bytes()[12] == 2
-    assert cached[:] == before
-    assert cached.attributes == {}
-    assert verify(path) == []
-
-
-def test_versions_have_their_own_fields(tmp_path: Path) -> None:
-    build(tmp_path / "a.h5", [1, 2])
-    as_version_2(tmp_path / "a.h5", keep=("attributes",))
-    with pytest.raises(CacheError, match="lacks, or should not have, 'attributes'"):
-        Index.parse(tmp_path / "a.h5")
 
 
 def test_any_hdf5_reader_finds_them(tmp_path: Path) -> None:

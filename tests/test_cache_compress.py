@@ -123,24 +123,6 @@ def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path: Path) -> None:
     assert (cached[3] == samples[3]).all()
 
 
-@pytest.mark.nightly
-def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
-    build(tmp_path / "here.h5", rows_of(300), compress=Compressed("gzip", 5))
-    source = f"""
-        import os, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
-        from pathlib import Path
-        from dataloaders.cache import Compressed
-        from helpers.cached import build
-        from helpers.compressible import rows_of
-        build(Path("there.h5"), rows_of(300), compress=Compressed("gzip", 5))
-        """
-    done = run_script(tmp_path, source, env={"PYTHONHASHSEED": "7"})
-    assert done.returncode == 0, done.stderr
-    assert digest(tmp_path / "here.h5") == digest(tmp_path / "there.h5")
-
-
 @BOTH
 def test_small_columns_and_no_rows(tmp_path: Path, codec: str) -> None:
     index = build(tmp_path / "a.h5", rows_of(20), compress=Compressed(codec))
@@ -312,22 +294,6 @@ def test_options(tmp_path: Path, compress: Any, message: str) -> None:
             Pictures(), tmp_path / "a.h5", compress=compress() if callable(compress) else compress
         )
     assert not (tmp_path / "a.h5").exists()
-
-
-def test_an_unfinished_build_is_of_its_codec(tmp_path: Path) -> None:
-    class Broken(Pictures):
-        def __getitem__(self, index: int) -> Any:
-            if index == 45:
-                raise ValueError("broken")
-            return super().__getitem__(index)
-
-    options: Any = {"num_workers": 0, "rows": 10}
-    with pytest.raises(ValueError, match="broken"):
-        precompute(Broken(), tmp_path / "a.h5", compress="zstd", **options)
-    with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, gzip"):
-        precompute(Broken(), tmp_path / "a.h5", compress="gzip", **options)
-    with pytest.raises(CacheError, match="compress: zstd, level 3 when it was begun, none now"):
-        precompute(Broken(), tmp_path / "a.h5", **options)
 
 
 def test_a_full_disk_or_a_limit_is_told(tmp_path: Path) -> None:

@@ -203,19 +203,6 @@ def test_samples_without_leaves(tmp_path: Path, sample: Any) -> None:
         assert list(cached) == cached[:] == [sample] * 5
 
 
-@pytest.mark.nightly
-def test_many_rows(tmp_path: Path) -> None:
-    samples = [(row, "x" * (row % 3)) for row in range(100_000)]
-    build(tmp_path / "a.h5", samples, 33_333)
-    cached = CachedDataset(tmp_path / "a.h5")
-    assert len(cached) == 100_000
-    assert cached.column("0").tolist() == list(range(100_000))
-    assert cached[99_999] == (99_999, "")
-    rows = np.random.default_rng(0).integers(0, 100_000, 1000).tolist()
-    assert cached.__getitems__(rows) == [samples[row] for row in rows]
-    assert verify(tmp_path / "a.h5") == []
-
-
 def test_many_columns(tmp_path: Path) -> None:
     samples = [{f"column {n}": n + row for n in range(2000)} for row in range(3)]
     index = build(tmp_path / "a.h5", samples)

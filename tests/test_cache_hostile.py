@@ -264,7 +264,7 @@ def header(length: int, block: int, version: int = 3) -> bytes:
     [
         (
             header(10, 4096, 5),
-            "has version 5 of the cache format, and this package reads versions 2 to 4",
+            "has version 5 of the cache format, and this package reads versions 3 to 4",
         ),
         (header(2**63, 2**64 - 1), "truncated or damaged"),
         (header(4033, 4096), "truncated or damaged"),

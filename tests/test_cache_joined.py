@@ -21,10 +21,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from dataloaders.cache import CachedDataset, join, merge, verify
 from dataloaders.cache.build.parts import parts_folder, range_of
@@ -320,7 +318,7 @@ def test_a_shard_that_is_missing_cut_or_another_one(tmp_path: Path) -> None:
         if data is not None:
             one.write_bytes(data)
         with pytest.raises(CacheError, match=message) as caught:
-            CachedDataset(tmp_path / "a.h5")
+            CachedDataset(tmp_path / "a.h5")[:]  # one of the same size is opened when it is read
         assert f"shard a.parts/{one.name} of the cache {tmp_path / 'a.h5'}" in str(caught.value)
         (damage,) = verify(tmp_path / "a.h5")
         assert damage.shard == f"a.parts/{one.name}"
@@ -328,7 +326,7 @@ def test_a_shard_that_is_missing_cut_or_another_one(tmp_path: Path) -> None:
     one.write_bytes(others)
     other.write_bytes(whole)
     with pytest.raises(CacheError, match="swapped"):
-        CachedDataset(tmp_path / "a.h5")
+        CachedDataset(tmp_path / "a.h5")[4]
     other.write_bytes(others)
     one.write_bytes(whole)
     assert len(CachedDataset(tmp_path / "a.h5")[:]) == 12
@@ -360,7 +358,7 @@ def test_a_shard_that_is_replaced_before_it_is_first_read(tmp_path: Path) -> Non
     with pytest.raises(CacheError, match=r"shard a\.parts/00003\.h5 .* is not the one"):
         cached[4]
     with pytest.raises(CacheError, match="is not the one"):
-        pickle.loads(copied)
+        pickle.loads(copied)[4]
 
 
 def test_a_shard_that_is_no_plain_file(tmp_path: Path) -> None:
@@ -736,10 +734,3 @@ def test_a_fingerprint_that_says_nothing_of_a_shard(tmp_path: Path, fingerprint:
     cached = CachedDataset(tmp_path / "a.h5")
     assert first_of(cached.index) == 0
     assert cached.failed == [(1, "b")]
-
-
-def test_images_and_tensors_of_a_joined_cache_are_their_own(tmp_path: Path) -> None:
-    joined(tmp_path, [(torch.zeros(3), Image.new("L", (2, 2)))] * 4, 2)
-    cached = CachedDataset(tmp_path / "a.h5")
-    cached[3][0].add_(1)
-    assert cached[3][0].tolist() == [0, 0, 0]

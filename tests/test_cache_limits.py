@@ -22,7 +22,7 @@ from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError
 from helpers.cached import build
 from helpers.compare import bits
-from helpers.older import as_version_2
+from helpers.older import say_less
 from helpers.photos import picture
 
 COMPRESSES = all(map(find_spec, ("zstandard", "hdf5plugin")))
@@ -211,7 +211,7 @@ def test_what_the_index_cannot_say(
         CachedDataset(path)
 
 
-def test_files_of_version_2_are_read_as_ever(tmp_path: Path) -> None:
+def test_files_that_do_not_say_are_read_as_ever(tmp_path: Path) -> None:
     for name, dataset, options in (
         ("png", Pictures(), {"images": "png"}),
         ("packed", Files(), {"images": "packed"}),
@@ -219,7 +219,7 @@ def test_files_of_version_2_are_read_as_ever(tmp_path: Path) -> None:
     ):
         path = tmp_path / f"{name}.h5"
         before = [bits(sample) for sample in precompute(dataset, path, num_workers=0, **options)]  # type: ignore[arg-type]
-        as_version_2(path)
+        say_less(path)
         assert [bits(sample) for sample in precompute(dataset, path, num_workers=0)] == before
         assert {each[1:] for each in said(path)} == {(None, None)}
         assert verify(path) == []
@@ -233,7 +233,7 @@ def test_a_joined_file_says_the_most_of_its_shards(tmp_path: Path) -> None:
         )
     join(tmp_path / "a.h5")
     assert said(tmp_path / "a.h5") == said(whole.path)
-    as_version_2(sorted((tmp_path / "a.parts").glob("*.h5"))[1])
+    say_less(sorted((tmp_path / "a.parts").glob("*.h5"))[1])
     join(tmp_path / "a.h5")
     assert said(tmp_path / "a.h5") == [(each[0], None, None) for each in said(whole.path)]
     assert [bits(s) for s in CachedDataset(tmp_path / "a.h5")] == [bits(s) for s in whole]
@@ -255,7 +255,7 @@ def test_a_limit_of_ones_own(tmp_path: Path) -> None:
         message = rf"has values that take .* in memory, and largest={most - 1} allows"
         with pytest.raises(CacheError, match=message):
             CachedDataset(path, largest=most - 1)
-        as_version_2(path)  # it does not say: each row is held to it
+        say_less(path)  # it does not say: each row is held to it
         found = CachedDataset(path, largest=most - 1)
         assert bits(found[0]) == before[0]
         with pytest.raises(CacheError, match="and it may have"):

@@ -193,3 +193,72 @@ def test_a_row_of_a_file_that_was_cut_short_is_an_error(path: Path) -> None:
     os.truncate(path, 4096)
     with pytest.raises(CacheError, match="was cut short while it was open"):
         cached[11]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """The files of a cache of 40 parts."""
+    path = tmp_path / "a.h5"
+    precompute(list(range(40)), path, num_workers=0, rows=1, single_file=False)
+    return [path, *sorted((tmp_path / "a.parts").iterdir())]
+
+
+def test_a_row_of_a_part_that_was_cut_short_is_an_error(parts: list[Path]) -> None:
+    cached = CachedDataset(parts[0])
+    assert [cached[row] for row in (0, 3)] == [0, 3]
+    os.truncate(parts[4], 4096)
+    for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
+        with pytest.raises(CacheError, match=r"00003\.h5 was cut short while it was open"):
+            read(3)
+    assert cached[0] == 0
+
+
+def test_opening_looks_at_parts_and_opens_none(parts: list[Path], tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import sys
+        from dataloaders.cache import CachedDataset
+
+        opened = []
+        sys.addaudithook(
+            lambda event, args: opened.append(args[0]) if event == "open" else None
+        )
+        cached = CachedDataset("a.h5")
+        print(sum(str(path).endswith(".h5") for path in opened))
+        print(sum(cached[:]))
+        """,
+    )
+    assert done.stdout.split() == ["2", "780"], done.stderr  # the file, and the first part
+    parts[9].rename(tmp_path / "elsewhere")
+    with pytest.raises(CacheError, match=r"00008\.h5 of the cache .* is missing"):
+        CachedDataset(parts[0])
+    (tmp_path / "elsewhere").rename(parts[9])
+    os.truncate(parts[20], 5000)
+    with pytest.raises(CacheError, match=r"00019\.h5 of the cache .* has 5000 bytes"):
+        CachedDataset(parts[0])
+
+
+def test_another_part_of_the_same_size_is_named_when_it_is_read(parts: list[Path]) -> None:
+    parts[7].write_bytes(parts[8].read_bytes())
+    cached = CachedDataset(parts[0])
+    assert cached[5] == 5
+    with pytest.raises(CacheError, match=r"00006\.h5 of the cache .* is not the one"):
+        cached[6]
+
+
+def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import resource
+        from dataloaders.cache import CachedDataset, merge, precompute, verify
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        cached = precompute(list(range(100)), "a.h5", num_workers=0, rows=1, single_file=False)
+        print(len(cached.shards), sum(cached[:]), verify("a.h5"))
+        merge("a.h5", "b.h5")
+        print(sum(CachedDataset("b.h5")[:]))
+        """,
+    )
+    assert done.stdout.split() == ["100", "4950", "[]", "4950"], done.stderr

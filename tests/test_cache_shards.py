@@ -20,11 +20,9 @@ import torch
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from backends.h5 import H5
 from backends.h5.batches import Batches, batches_of
-from dataloaders import DataLoader
 from dataloaders.cache import BuildProgress, CachedDataset, join, precompute, verify
-from dataloaders.cache.build import builder as build_module
+from dataloaders.cache.build import ranks as ranks_module
 from dataloaders.cache.build.estimation import workers_for
 from dataloaders.cache.build.findings import Findings
 from dataloaders.cache.build.parts import parts_folder
@@ -287,16 +285,6 @@ def test_samples_that_fail_have_the_numbers_of_the_dataset(tmp_path: Path) -> No
         built(dataset, tmp_path / "b.h5", on_error="skip")
 
 
-def test_random_samples_are_those_of_one_file(tmp_path: Path) -> None:
-    class Random(Numbered):
-        def __getitem__(self, index: int) -> Any:
-            return torch.rand(3), np.random.rand(2)
-
-    one = precompute(Random(), tmp_path / "one.h5", num_workers=0, allow_random=True)
-    cached = built(Random(), tmp_path / "a.h5", 3, allow_random=True)
-    assert [bits(sample) for sample in cached] == [bits(sample) for sample in one]
-
-
 @pytest.mark.parametrize("compress", ["zstd", "gzip"])
 def test_compressed_shards_are_read_each_by_its_own_codec(tmp_path: Path, compress: str) -> None:
     pytest.importorskip("hdf5plugin")
@@ -338,8 +326,8 @@ def test_more_ranks_than_samples(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "_STALL_S", 0.2)
-    monkeypatch.setattr(build_module, "_TELL_S", 0.05)
+    monkeypatch.setattr(ranks_module, "_STALL_S", 0.2)
+    monkeypatch.setattr(ranks_module, "_TELL_S", 0.05)
     path = tmp_path / "a.h5"
     precompute(Numbered(), path, shard=(2, 4), num_workers=0, wait=False)
     seen: list[BuildProgress] = []
@@ -426,30 +414,6 @@ def test_batches_of_a_joined_cache_are_those_of_one_file(
                 batch,
                 pickle.loads(sent).of(rows, FreeDraws(len(rows), np.random.default_rng(count))),
             )
-
-
-def test_workers_read_a_joined_cache(expected: Path) -> None:
-    loader: DataLoader[Any] = DataLoader(
-        CachedDataset(expected / "a.h5"), batch_size=None, num_workers=2, collate_fn=bits
-    )
-    assert list(loader) == [bits(Numbered()[row]) for row in range(SIZE)]
-
-
-@pytest.mark.nightly
-def test_the_h5_backend_over_a_joined_file(tmp_path: Path) -> None:
-    dataset = Pictures((10,))
-    built(dataset, tmp_path / "a.h5", 4)
-    precompute(dataset, tmp_path / "one.h5", num_workers=0)
-
-    def batches(name: str, **options: Any) -> list[Any]:
-        torch.manual_seed(3)
-        backend = H5(tmp_path / name, build="never")
-        return list(DataLoader(dataset, batch_size=7, shuffle=True, backend=backend, **options))
-
-    for options in ({}, {"num_workers": 2}, {"seed": 7}):
-        found = batches("a.h5", **options)
-        for one, other in zip(found, batches("one.h5", **options), strict=True):
-            assert_same(one, other)
 
 
 # The command line

@@ -170,6 +170,7 @@ class Caches(RuleBasedStateMachine):
         self.ranks = ranks
         self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
+        self.stale = False  # whether an unfinished build may be of another version
         self.hurt: set[Path] = set()  # damaged files of a build that is not finished
 
     def teardown(self) -> None:
@@ -196,10 +197,14 @@ class Caches(RuleBasedStateMachine):
     @precondition(lambda self: self.ranks == 1)
     @rule(moment=st.none() | moments)
     def overwrite(self, moment: Moment | None) -> None:
-        """Build anew of other samples, which look the same from outside."""
+        """Build anew of other samples, which look the same from outside.
+
+        Nobody but the user knows that an unfinished build is of others: hence ``resume=False``.
+        """
         self.dataset.version += 1
         self.versions.add(self.dataset.version)
-        if ended(self.start(moment, overwrite=True)) == 0:
+        self.stale = self.stale or not self.whole
+        if ended(self.start(moment, overwrite=True, resume=not self.stale)) == 0:
             self.finished()
         else:
             self.hurt |= self.changed()
@@ -348,11 +353,12 @@ class Caches(RuleBasedStateMachine):
             return
         # What a killed build would have overwritten may stand there still.
         anew = len(self.versions) > 1
-        precompute(self.dataset, self.path, num_workers=workers, overwrite=anew, **self.options)
+        again = {"overwrite": anew, "resume": not self.stale}
+        precompute(self.dataset, self.path, num_workers=workers, **again, **self.options)
 
     def finished(self) -> None:
         """Look at what a build left: a whole cache, and nothing besides."""
-        self.versions, self.hurt = {self.dataset.version}, set()
+        self.versions, self.hurt, self.stale = {self.dataset.version}, set(), False
         files = [file for file in self.folder.rglob("*") if file.is_file()]
         assert not [file for file in files if file.suffix == ".tmp" or ".building" in str(file)]
         self.whole = {file: file.read_bytes() for file in files if file.suffix == ".h5"}

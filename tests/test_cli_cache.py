@@ -603,6 +603,7 @@ def test_parts_are_listed_verified_merged_and_pruned(
     assert "in 3 parts:" in command("info", path).out
     done = command("merge", path, "one.h5")
     assert done.status == 0, done.err
+    assert re.search(r"merge  the copy takes \d+\.\d KiB of disk, besides the parts", done.err)
     assert "one.h5: 9 samples, " in done.out
     assert [int(label) for _, label in CachedDataset("one.h5")] == list(range(9))
     assert command("merge", path, "one.h5").status == 2

@@ -20,6 +20,7 @@ from dataloaders.machine.page_cache import (
     DiskWatch,
     evict,
     expect_exactly,
+    map_file,
     resident_pages,
     tells_truth,
     will_read,
@@ -132,7 +133,7 @@ def test_a_look_first_does_not_miss_what_is_missing(tmp_path, missing):
 
 def test_a_missing_page_is_read_alone_if_so_expected(path):
     with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        memory = map_file(file.fileno(), os.path.getsize(path))
     expect_exactly(memory, True)
     for page in (7, 30):
         memory[page * PAGE]

@@ -115,7 +115,11 @@ def _join(path: str) -> int:
 
 def _merge(path: str, one_file: str, *, quiet: bool) -> int:
     from dataloaders.cache import CachedDataset, merge
+    from dataloaders.cache.format.disk import size_of
 
+    if not quiet:
+        size = size_of(CachedDataset(path).index.all_bytes)
+        print(f"merge  the copy takes {size} of disk, besides the parts", file=sys.stderr)
     with _bytes_shown("merge", quiet=quiet) as shown:
         merge(path, one_file, progress=shown)
     print(f"{one_file}: {_summary(CachedDataset(one_file))}")

@@ -79,6 +79,8 @@ def _columns_table(cached: CachedDataset) -> str:
     columns = cached.index.columns
     headings = ["column", "kind", "values", "shape of a row", "in the file"]
     some_packed = any(column.packing is not None for column in columns)
+    # Only its parts say what compressed columns of a cache take: all of them are opened then.
+    may_be_packed = cached.index.fingerprint.get("compress", "") is not None
     if some_packed:
         headings.append("compressed")
     rows = []
@@ -87,7 +89,7 @@ def _columns_table(cached: CachedDataset) -> str:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
         shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
         cells = [printable(column.name, 200), kinds, np.dtype(column.dtype).name, shape]
-        packed = reader.packed_bytes()
+        packed = reader.packed_bytes() if may_be_packed else None
         taken = _bytes(column) + (packed or 0)
         if packed is not None and column.packing is None:  # of a joined cache: in its shards
             taken -= column.values.size * np.dtype(column.dtype).itemsize

@@ -194,7 +194,7 @@ BUILD: Arguments = {
     "--allow-random": _flag(
         "keep one draw of each sample of a dataset that draws random numbers", dest="allow_random"
     ),
-    "--overwrite": _flag("begin anew, whatever there is at the path", dest="overwrite"),
+    "--overwrite": _flag("build anew, whatever is there; again: go on with that", dest="overwrite"),
     "--check": _option(
         "of a file that is there: compare a few samples with it, too",
         choices=["contents"],

@@ -1,7 +1,8 @@
 """Read files ahead into the page cache, ask what is in it, and drop files from it.
 
     will_read(values)      start reading the pages under a mapped array, without waiting
-    expect_exactly(map)    have a missing page read alone
+    map_file(file, size)   a file as an array, without keeping a descriptor
+    expect_exactly(values) have a missing page of such an array read alone
     DiskWatch              whether this process read from a disk lately, so that asking ahead pays
     resident_pages(path)   the pages of a file that are in memory now (mincore)
     evict(path)            unmap a file's pages in this process, and drop them
@@ -26,7 +27,15 @@ import numpy.typing as npt
 if sys.platform != "win32":
     import resource
 
-__all__ = ["DiskWatch", "evict", "expect_exactly", "resident_pages", "tells_truth", "will_read"]
+__all__ = [
+    "DiskWatch",
+    "evict",
+    "expect_exactly",
+    "map_file",
+    "resident_pages",
+    "tells_truth",
+    "will_read",
+]
 
 # Linux silently shortens a request for more than the device's readahead. 128 KiB is the default,
 # and few devices have less.
@@ -56,15 +65,46 @@ def will_read(values: npt.NDArray[Any], *, look: bool = False) -> None:
         madvise(at, min(_REQUEST, end - at), _WILLNEED)
 
 
-def expect_exactly(memory: mmap.mmap, exactly: bool) -> None:
-    """Set whether a missing page of this map is read alone, or with its neighbours as usual.
+class _Map:
+    """Pages of a file in memory; NumPy reads `__array_interface__`, and keeps it alive."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        libc = _libc()
+        self._address, self._size, self._unmap = 0, size, libc.munmap
+        found = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if found is None or found == ctypes.c_void_p(-1).value:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address = found
+        interface = {"shape": (size,), "typestr": "|u1", "data": (found, True), "version": 3}
+        self.__array_interface__ = interface
+
+    def __del__(self) -> None:
+        if self._address:
+            self._unmap(self._address, self._size)
+
+
+def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """Return the first ``size`` bytes of an open file as a read-only view of its pages.
+
+    mmap.mmap keeps a duplicate of the descriptor (before Python 3.13 always), and a process may
+    have 1,024 by default: fewer than a large cache has files.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    return np.asarray(_Map(descriptor, size))
+
+
+def expect_exactly(values: npt.NDArray[np.uint8], exactly: bool) -> None:
+    """Set whether a missing page of a mapped file is read alone, or with its neighbours as usual.
 
     Read pages alone where `will_read` requests what is needed: the few pages that are missed would
     otherwise bring in so much that a small page cache drops what was requested.
     """
     advice = getattr(mmap, "MADV_RANDOM" if exactly else "MADV_NORMAL", None)
     if advice is not None:
-        memory.madvise(advice)
+        _libc().madvise(values.__array_interface__["data"][0], values.nbytes, advice)
 
 
 def tells_truth(path: str | os.PathLike[str]) -> bool:
@@ -186,4 +226,10 @@ def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mmap.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    )
+    libc.mmap.restype = ctypes.c_void_p
     return libc

@@ -8,10 +8,8 @@ The same parts give the same file to the bit; a copy is the file that one proces
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 
 from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.read.columns import mapped
+from dataloaders.cache.read.mapping import MappedFile
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
@@ -155,7 +154,8 @@ def combined(
             progress(min(done, whole), whole)
 
     try:
-        with _mapped(parts, target) as maps, writing(target.parent):
+        with writing(target.parent):
+            maps = _mapped(parts, target)
             about = _about(parts, maps)
             columns = Combined(maps, copied=one_file)
             whole = sum(
@@ -188,23 +188,17 @@ def _shard(part: MappedPart) -> Shard:
     return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
 
 
-@contextmanager
-def _mapped(parts: Sequence[Part], target: Path) -> Iterator[list[MappedPart]]:
-    """Give the parts, mapped; each is let go of at the end."""
-    with ExitStack() as stack:
-        found: list[MappedPart] = []
-        stack.callback(found.clear)
-        for part in parts:
-            name = os.path.relpath(part.path, target.parent)
-            descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                memory = mmap.mmap(descriptor, part.index.file_bytes, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                raise CacheError(f"the part {part.path} cannot be mapped: {error}") from error
-            finally:
-                os.close(descriptor)
-            found.append(MappedPart(name, part.index, np.frombuffer(memory, np.uint8)))
-        yield found
+def _mapped(parts: Sequence[Part], target: Path) -> list[MappedPart]:
+    """Return the parts, mapped."""
+    found = []
+    for part in parts:
+        descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = MappedFile(part.path, descriptor, part.index.file_bytes).data
+        finally:
+            os.close(descriptor)
+        found.append(MappedPart(os.path.relpath(part.path, target.parent), part.index, data))
+    return found
 
 
 def _about(parts: Sequence[Part], maps: Sequence[MappedPart]) -> About:

@@ -195,10 +195,6 @@ class BuildFolder:
         ]
         return sorted(found, key=lambda part: part.samples.start)
 
-    def count(self) -> int:
-        """Return how many samples are finished, as the names tell, for others than the builder."""
-        return sum(len(part.samples) for part in self.finished())
-
     def watch(self) -> bool:
         """Have `finished` know the parts of the build that another process has begun, if any."""
         before = self._loaded()

@@ -36,8 +36,8 @@ __all__ = [
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
 VERSION = 4
-"""What is written. Version 3 had shards in the same folder only, 2 said less; both are read."""
-_OLDEST = 2
+"""What is written. Version 3, whose shards stand beside the joined file, is read as well."""
+_OLDEST = 3
 HEADER = 64
 DIGEST = 16
 """Bytes of a digest: blake2b, unkeyed."""

@@ -7,7 +7,7 @@ Index ──check_places──> nothing stands outside the file, or on anything 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -47,9 +47,8 @@ _MOST_DIMENSIONS = 64
 _SHARD_FIELDS = Shard._fields
 _COLUMN_FIELDS = (
     "name", "dtype", "variants", "shape", "dimensions", "values", "offsets", "shapes", "codes",
-    "packing",
+    "packing", "most_values", "most_pixels",
 )  # fmt: skip
-_SINCE_3 = ("most_values", "most_pixels")
 
 
 def shards_in(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
@@ -88,17 +87,8 @@ def shards_in(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-def columns_in(
-    structure: Any, found: list[Any], rows: int, *, says_most: bool
-) -> tuple[ColumnEntry, ...]:
-    """The columns of so many rows, one for each leaf of ``structure``.
-
-    Args:
-        structure: of each row.
-        found: what the index says of each column.
-        rows: how many there are.
-        says_most: whether this version says how large a row and an image may be.
-    """
+def columns_in(structure: Any, found: list[Any], rows: int) -> tuple[ColumnEntry, ...]:
+    """The columns of so many rows, one for each leaf of ``structure``."""
     if structure is None:
         if rows or found:
             raise Malformed("structure is missing")
@@ -109,13 +99,12 @@ def columns_in(
         raise Malformed(str(error)) from error
     if len(names) != len(found):
         raise Malformed(f"structure has {len(names)} leaves, and there are {len(found)} columns")
-    keys = (*_COLUMN_FIELDS, *_SINCE_3) if says_most else _COLUMN_FIELDS
-    return tuple(_column(each, name, rows, keys) for each, name in zip(found, names, strict=True))
+    return tuple(_column(each, name, rows) for each, name in zip(found, names, strict=True))
 
 
-def _column(found: Any, name: str, rows: int, keys: Sequence[str]) -> ColumnEntry:
+def _column(found: Any, name: str, rows: int) -> ColumnEntry:
     where = f"column {shown(name)}"
-    fields = fields_in(found, where, keys)
+    fields = fields_in(found, where, _COLUMN_FIELDS)
     if fields["name"] != name:
         raise Malformed(f"{where} is named {shown(fields['name'])}")
     dtype = text_in(fields["dtype"], f"{where}: dtype")
@@ -129,12 +118,12 @@ def _column(found: Any, name: str, rows: int, keys: Sequence[str]) -> ColumnEntr
     several = len(variants) > 1
     codes = _optional(fields["codes"], f"{where}: codes", rows if several else None)
     most_pixels = None
-    if fields.get("most_pixels") is not None:
+    if fields["most_pixels"] is not None:
         if not any(is_encoded(kind) for kind, _ in variants):
             raise Malformed(f"{where}: most_pixels is there, and no encoded image")
         most_pixels = number_in(fields["most_pixels"], f"{where}: most_pixels", least=1)
     if shape is not None:
-        if fields.get("most_values") is not None:
+        if fields["most_values"] is not None:
             raise Malformed(f"{where}: most_values is there, and all rows have one shape")
         # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
         if max(rows, 1) * math.prod(filter(None, shape)) > LARGEST:
@@ -152,7 +141,7 @@ def _column(found: Any, name: str, rows: int, keys: Sequence[str]) -> ColumnEntr
     needed = rows * dimensions if dimensions > 1 else None
     shapes = _optional(fields["shapes"], f"{where}: shapes", needed)
     most_values = None
-    if fields.get("most_values") is not None:
+    if fields["most_values"] is not None:
         most = LARGEST if packing is None else LARGEST_ROW // np.dtype(dtype).itemsize
         most_values = number_in(fields["most_values"], f"{where}: most_values", most=most)
     return ColumnEntry(

@@ -20,7 +20,6 @@ from dataloaders.cache.format.block import (
     AGAIN,
     LONGEST,
     SMALLEST_BLOCK,
-    VERSION,
     Sealed,
     open_file,
     read_block,
@@ -54,9 +53,8 @@ _FORMAT = "dataloaders cache"
 _JOINED = "dataloaders cache, joined"
 _FIELDS = (
     "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
-    "fingerprint", "head", "tail",
+    "fingerprint", "head", "tail", "attributes",
 )  # fmt: skip
-_SINCE_3 = ("attributes",)
 
 
 @dataclass(frozen=True)
@@ -197,18 +195,6 @@ class Index:
         return text.encode("ascii")
 
     @classmethod
-    def from_text(cls, text: bytes, user_block: int, file_bytes: int) -> Index:
-        """The index with this JSON in it, checked as one in a file of that size.
-
-        Raises:
-            CacheError: it is malformed.
-        """
-        try:
-            return _index(loads(text), Sealed(text, VERSION, user_block, "", file_bytes))
-        except Malformed as error:
-            raise CacheError(f"the index is malformed: {error}") from error
-
-    @classmethod
     def parse(cls, source: str | os.PathLike[str] | int, name: str | None = None) -> Index:
         """The index of the file at this path, or of this open file descriptor.
 
@@ -239,8 +225,7 @@ def _parsed(block: Sealed, name: str) -> Index:
 
 def _index(found: Any, block: Sealed) -> Index:
     joined = type(found) is dict and found.get("format") == _JOINED
-    names = [*_FIELDS, *(_SINCE_3 if block.version > 2 else ()), *(["shards"] if joined else [])]
-    fields = fields_in(found, "the index", names)
+    fields = fields_in(found, "the index", [*_FIELDS, *(["shards"] if joined else [])])
     user_block, size = block.user_block, block.file_bytes
     if not joined and fields["format"] != _FORMAT:
         raise Malformed(f"format is {shown(fields['format'])}")
@@ -255,7 +240,7 @@ def _index(found: Any, block: Sealed) -> Index:
     rows = number_in(fields["rows"], "rows")
     samples = number_in(fields["samples"], "samples", least=rows)
     entries = list_in(fields["columns"], "columns")
-    columns = columns_in(fields["structure"], entries, rows, says_most=block.version > 2)
+    columns = columns_in(fields["structure"], entries, rows)
     checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
     if checks["block"] != BLOCK or type(checks["block"]) is not int:
         raise Malformed(f"checksums.block is {shown(checks['block'])} and not {BLOCK}")
@@ -263,7 +248,7 @@ def _index(found: Any, block: Sealed) -> Index:
     checksums = extent_in(checks["values"], "checksums.values", blocks)
     failed = failed_in(fields["failed"], samples - rows)
     attributes = None
-    if fields.get("attributes") is not None:
+    if fields["attributes"] is not None:
         attributes = extent_in(fields["attributes"], "attributes")
     fingerprint = fields["fingerprint"]
     if type(fingerprint) is not dict:

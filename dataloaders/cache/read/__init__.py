@@ -6,5 +6,5 @@
 reader.py   CachedDataset                     columns.py       the leaves of one column
 joined.py   the columns of all parts          shards.py        opening the parts that a file names
 pieces.py   values out of compressed chunks   limits.py        what a row may take in memory
-verification.py   verify(): finds any flipped bit
+mapping.py  a mapped file                     verification.py  verify(): finds any flipped bit
 """

@@ -3,13 +3,13 @@
     row 17 ──bisect──> shard 1, its row 7 ──ColumnReader──> leaf
     rows   ──sorted by shard──> some rows of each ──> leaves, in the order that was asked for
 
-All shards are looked at when the cache is opened. One is mapped when the first of its rows is read,
-so that a process that reads a part of thousands of them has only those.
+When the cache is opened, parts are looked at, and not opened: one that is missing or cut short is
+known then, another one with as many bytes when it is mapped. That is when the first of its rows is
+read, so that a process that reads some of thousands of parts has only those.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.limits import limited
+from dataloaders.cache.read.mapping import MappedFile
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import expect_exactly
@@ -50,14 +51,24 @@ class Shards:
             self._starts.append(self._starts[-1] + shard.rows)
         self._starts_array = np.array(self._starts, np.int64)
         self._readers: dict[int, list[ColumnReader]] = {}
-        self._maps: list[mmap.mmap] = []
+        self._files: dict[int, MappedFile] = {}
         self._exactly = False
 
     def expect_exactly(self, exactly: bool) -> None:
         """How a page that is missing is read, as `page_cache.expect_exactly`."""
         self._exactly = exactly
-        for mapped in self._maps:
-            expect_exactly(mapped, exactly)
+        for file in list(self._files.values()):  # other threads may add some
+            expect_exactly(file.data, exactly)
+
+    def refuse_cut_short(self, rows: Sequence[int]) -> None:
+        """Look at each mapped shard that has some of ``rows``.
+
+        Raises:
+            CacheError: it is shorter than it was.
+        """
+        for number in {self.at(row)[0] for row in rows}:
+            if (file := self._files.get(number)) is not None:
+                file.refuse_cut_short()
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Of rows ``first`` to ``last - 1``: each shard's number, and its own first and last."""
@@ -104,17 +115,14 @@ class Shards:
         try:
             index = Index.parse(descriptor, name)
             self._check(index, shard)
-            mapped = mmap.mmap(descriptor, index.file_bytes, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise CacheError(f"the shard {name} cannot be mapped: {error}") from error
+            file = MappedFile(Path(name), descriptor, index.file_bytes)
         finally:
             os.close(descriptor)
         if self._exactly:
-            expect_exactly(mapped, True)
-        self._maps.append(mapped)
-        data = np.frombuffer(mapped, np.uint8)
+            expect_exactly(file.data, True)
+        self._files[number] = file
         entries = [limited(entry, self._largest) for entry in index.columns]
-        return [ColumnReader(entry, index.rows, data) for entry in entries]
+        return [ColumnReader(entry, index.rows, file.data) for entry in entries]
 
     def _check(self, index: Index, shard: Shard) -> None:
         """Whether the shard's rows can be rows of the joined cache: a joined file may say anything.

@@ -10,10 +10,9 @@ mapped, each when the first of its rows is read.
 from __future__ import annotations
 
 import json
-import mmap
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from dataloaders.cache.printable import shown
 from dataloaders.cache.read.columns import ColumnReader, mapped
 from dataloaders.cache.read.joined import JoinedColumn, Shards
 from dataloaders.cache.read.limits import limited
+from dataloaders.cache.read.mapping import MappedFile
 from dataloaders.cache.read.shards import first_of, folder_of
 from dataloaders.cache.sample.sample import Classes, join, leaf_paths
 from dataloaders.errors import CacheError
@@ -48,9 +48,9 @@ class CachedDataset(Dataset[Any]):
 
     Rows are copies: they may be changed and kept. Opening reads only the file's index. A pickled
     copy opens the file again, and accepts only the same cache. The file must not change while it is
-    open. Replacing it (`os.replace`) is safe. Cutting it short is not: the next batch is an error,
-    and a read at that very moment ends the process. Shards that were joined are opened through the
-    joined file, and stay next to it.
+    open. Replacing it (`os.replace`) is safe. Cutting it short is not: the next row is an error,
+    and a read at that very moment ends the process. Parts are opened through the file that names
+    them, each when the first of its rows is read, and stay next to it.
 
     Args:
         path: the path of the file.
@@ -112,13 +112,10 @@ class CachedDataset(Dataset[Any]):
         descriptor = open_file(str(self.path))
         try:
             self.index = Index.parse(descriptor, str(self.path))
-            self._map = mmap.mmap(descriptor, self.index.file_bytes, access=mmap.ACCESS_READ)
-            self._file = os.fstat(descriptor)
-        except (OSError, ValueError) as error:
-            raise CacheError(f"the cache {self.path} cannot be mapped: {error}") from error
+            self._file = MappedFile(self.path, descriptor, self.index.file_bytes)
         finally:
             os.close(descriptor)
-        data = np.frombuffer(self._map, np.uint8)
+        data = self._file.data
         rows = self.index.rows
         self._columns: list[ColumnReader | JoinedColumn]
         self._shards = Shards(self.path, self.index, self.largest) if self.index.shards else None
@@ -168,9 +165,7 @@ class CachedDataset(Dataset[Any]):
         """Return the sample of this row, counted from the end if negative; of a slice, a list."""
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(self.index.rows)))
-        row = self._row(row)
-        self._refuse_cut_short()
-        return self._sample([column.leaf(row) for column in self._columns])
+        return self._sample(self.leaves(row))
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         """Return the samples of these rows, in this order."""
@@ -207,20 +202,8 @@ class CachedDataset(Dataset[Any]):
     def leaves(self, row: int) -> list[Any]:
         """The leaves of this row as they were kept, before any tail, in the columns' order."""
         found = self._row(row)
+        self._refuse_cut_short([found])
         return [column.leaf(found) for column in self._columns]
-
-    def with_leaf(self, row: int, number: int, leaf: Any) -> Any:
-        """The sample of this row with ``leaf`` for that of column ``number``, which is not read.
-
-        Neither tails nor transform are called.
-        """
-        found = self._row(row)
-        leaves = [
-            leaf if other == number else column.leaf(found)
-            for other, column in enumerate(self._columns)
-        ]
-        structure = self.index.structure
-        return None if structure is None else join(structure, leaves, self.namedtuples)
 
     def will_read(self, first: int, last: int) -> None:
         """Have the kernel start to read rows ``first`` to ``last - 1`` from disk, without waiting.
@@ -234,42 +217,33 @@ class CachedDataset(Dataset[Any]):
                 for values in column.stretches(first, last):
                     will_read(values, look=self._looks)
 
-    def about_to_read(self, rows: Iterable[int]) -> None:
+    def about_to_read(self, rows: Sequence[int]) -> None:
         """Say that these rows are read now: if they may be on disk, all are asked for at once.
 
         Otherwise one page after the other would be found missing, waited for, and read with all
         that stands around it. While nothing comes from a disk, nothing is asked for.
 
         Raises:
-            CacheError: the file is shorter than it was: what is not there cannot be touched.
+            CacheError: a file is shorter than it was: what is not there cannot be touched.
         """
-        self._refuse_cut_short()
+        self._refuse_cut_short(rows)
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
             if self._shards is None:
-                expect_exactly(self._map, reads)
+                expect_exactly(self._data, reads)
             else:
                 self._shards.expect_exactly(reads)
         if reads:
             for row in rows:
                 self.will_read(row, row + 1)
 
-    def _refuse_cut_short(self) -> None:
-        """A read behind the end of a mapped file ends the process; said here, where it can be seen.
-
-        Of the file itself, not of shards, and not of what happens from here on.
-        """
-        try:
-            found = os.stat(self.path)
-        except OSError:  # removed, or not to be seen: what is open stays
-            return
-        if os.path.samestat(found, self._file) and found.st_size < self.index.file_bytes:
-            raise CacheError(
-                f"{self.path} was cut short while it was open: it has {found.st_size} bytes, and "
-                f"had {self.index.file_bytes}. Whoever writes to it should write a new file next "
-                "to it and rename that, as precompute() does; then open it again"
-            )
+    def _refuse_cut_short(self, rows: Sequence[int]) -> None:
+        """Look at each file that has some of ``rows``; what happens to it later is not seen."""
+        if self._shards is None:
+            self._file.refuse_cut_short()
+        else:
+            self._shards.refuse_cut_short(rows)
 
     @property
     def row_bytes(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from dataloaders.cache.format.block import DIGEST, HEADER, open_file
 from dataloaders.cache.format.checksums import BLOCK, checksums
+from dataloaders.cache.format.entries import Shard
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.read.shards import folder_of, open_shard
@@ -58,31 +60,36 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
         CacheError: the file cannot be opened or read.
     """
     name = os.fspath(path)
-    index, damages = _verified(open_file(name), name, progress)
+    told = progress or _silent
+    index, damages = _verified(open_file(name), name, told, threads=usable_cores())
     if index is None or not index.shards:
         return damages
-    folder = folder_of(Path(name))
-    before = index.file_bytes
-    for shard in index.shards:
+    joined, folder = Path(name), folder_of(Path(name))
+
+    def verified(shard: Shard) -> list[Damage]:
         try:
-            descriptor = open_shard(folder, shard, Path(name))
+            descriptor = open_shard(folder, shard, joined)
         except CacheError as error:
-            damages.append(Damage(0, shard.file_bytes, str(error), shard.name))
-        else:
-            told = None if progress is None else _after(before, index.all_bytes, progress)
-            _, found = _verified(descriptor, str(folder / shard.name), told)
-            damages += [replace(damage, shard=shard.name) for damage in found]
-        before += shard.file_bytes
+            return [Damage(0, shard.file_bytes, str(error), shard.name)]
+        _, found = _verified(descriptor, str(folder / shard.name), _silent)
+        return [replace(damage, shard=shard.name) for damage in found]
+
+    done = index.file_bytes
+    # Several shards at once, each in one thread: reading and hashing let go of Python's lock.
+    with ThreadPoolExecutor(usable_cores(), "dataloaders-verify") as pool:
+        for shard, found in zip(index.shards, pool.map(verified, index.shards), strict=True):
+            damages += found
+            done += shard.file_bytes
+            told(done, index.all_bytes)
     return damages
 
 
-def _after(before: int, whole: int, progress: Progress) -> Progress:
-    """``progress`` of one shard told as that of all."""
-    return lambda done, _: progress(before + done, whole)
+def _silent(done: int, whole: int) -> None:
+    pass
 
 
 def _verified(
-    descriptor: int, name: str, progress: Progress | None
+    descriptor: int, name: str, progress: Progress, *, threads: int = 0
 ) -> tuple[Index | None, list[Damage]]:
     """The index of one file, if it is sound, and what is damaged in it; closes it."""
     try:
@@ -91,9 +98,8 @@ def _verified(
         except CacheError as error:
             size = os.fstat(descriptor).st_size
             return None, [Damage(0, min(size, HEADER), f"the index: {error}")]
-        if progress is not None and index.shards:
-            progress = _after(0, index.all_bytes, progress)
-        return index, [*_user_block(descriptor, index), *_blocks(descriptor, index, progress)]
+        found = _blocks(descriptor, index, progress, threads)
+        return index, [*_user_block(descriptor, index), *found]
     except OSError as error:
         raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
     finally:
@@ -110,7 +116,7 @@ def _user_block(descriptor: int, index: Index) -> Iterator[Damage]:
         yield Damage(begin, len(padding), "the zeros behind the index")
 
 
-def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterator[Damage]:
+def _blocks(descriptor: int, index: Index, progress: Progress, threads: int) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
     place, size = index.checksums
     table = os.pread(descriptor, size * _WIDTH, place)
@@ -120,7 +126,7 @@ def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterato
     written = np.frombuffer(table.ljust(size * _WIDTH, b"\0"), "<u4").tolist()
     hole = (place, place + size * _WIDTH)
     parts: list[_Part] = []
-    found = checksums(descriptor, start, end, hole, threads=usable_cores())
+    found = checksums(descriptor, start, end, hole, threads=threads)
     for number, checksum in enumerate(found):
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
@@ -132,8 +138,9 @@ def _blocks(descriptor: int, index: Index, progress: Progress | None) -> Iterato
             elif not whole:
                 what += " (or only its checksum)"
             yield Damage(begin, last - begin, what)
-        if progress is not None and (number % _REPORTED == _REPORTED - 1 or last == end):
-            progress(last - start, end - start)
+        if number % _REPORTED == _REPORTED - 1 or last == end:
+            before = 0 if index.shards else start
+            progress(last - before, index.all_bytes - before)
 
 
 class _Part(NamedTuple):

@@ -44,50 +44,37 @@ DEEPEST = 64
 
 _LONGEST_EMPTY_IMAGE = 1 << 16  # PIL allocates a pointer a line, even for lines without pixels
 
+_WIDTHS = {"b": (1,), "u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 DTYPES = frozenset(
-    order + kind
-    for kind in (
-        "b1",
-        "u1",
-        "u2",
-        "u4",
-        "u8",
-        "i1",
-        "i2",
-        "i4",
-        "i8",
-        "f2",
-        "f4",
-        "f8",
-        "c8",
-        "c16",
-    )
-    for order in ("|" if kind in ("b1", "u1", "i1") else "<>")
+    f"{order}{kind}{width}"
+    for kind, widths in _WIDTHS.items()
+    for width in widths
+    for order in ("|" if width == 1 else "<>")
 )
 """What a column may consist of, as NumPy writes it; no objects, so no pickles."""
 
 # Those that NumPy lacks are kept as unsigned integers of the same width.
 _TORCH: dict[str, tuple[torch.dtype, str]] = {
-    str(dtype).removeprefix("torch."): (dtype, stored)
-    for dtype, stored in (
-        (torch.bool, "|b1"),
-        (torch.uint8, "|u1"),
-        (torch.uint16, "<u2"),
-        (torch.uint32, "<u4"),
-        (torch.uint64, "<u8"),
-        (torch.int8, "|i1"),
-        (torch.int16, "<i2"),
-        (torch.int32, "<i4"),
-        (torch.int64, "<i8"),
-        (torch.float16, "<f2"),
-        (torch.bfloat16, "<u2"),
-        (torch.float32, "<f4"),
-        (torch.float64, "<f8"),
-        (torch.complex64, "<c8"),
-        (torch.complex128, "<c16"),
-        (torch.float8_e4m3fn, "|u1"),
-        (torch.float8_e5m2, "|u1"),
-    )
+    name: (getattr(torch, name), stored)
+    for name, stored in {
+        "bool": "|b1",
+        "uint8": "|u1",
+        "uint16": "<u2",
+        "uint32": "<u4",
+        "uint64": "<u8",
+        "int8": "|i1",
+        "int16": "<i2",
+        "int32": "<i4",
+        "int64": "<i8",
+        "float16": "<f2",
+        "float32": "<f4",
+        "float64": "<f8",
+        "bfloat16": "<u2",
+        "float8_e4m3fn": "|u1",
+        "float8_e5m2": "|u1",
+        "complex64": "<c8",
+        "complex128": "<c16",
+    }.items()
 }
 _BITS = {"|u1": torch.uint8, "<u2": torch.uint16}
 _TV_TENSORS = ("Image", "Mask", "Video")
@@ -314,10 +301,6 @@ def _json(values: npt.NDArray[Any]) -> list[Any]:
     return found
 
 
-def _none(values: npt.NDArray[Any]) -> None:
-    return None
-
-
 def _array(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if values.dtype.str == "|b1":
         # A byte that is neither 0 nor 1 would be a bool that is both.
@@ -380,7 +363,7 @@ _LEAVES: dict[str, Any] = {
     "bytes": lambda _, values: _text(values),
     "bytearray": lambda _, values: bytearray(_text(values)),
     "json": lambda _, values: _json(values),
-    "none": lambda _, values: _none(values),
+    "none": lambda _, values: None,
     "array": lambda _, values: _array(values),
     "scalar": lambda _, values: _one(values),
     "tensor": _tensor,

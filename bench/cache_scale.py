@@ -1,0 +1,129 @@
+"""What does a cache of ten million rows in two thousand parts take, besides reading its rows?"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from backends.h5 import H5
+from bench.harness import Case, Result, Scale, in_folder
+from dataloaders import DataLoader
+from dataloaders.cache import CachedDataset, join, precompute, verify
+from dataloaders.cache.format.index import Index
+from dataloaders.cli.cache_info import info
+from dataloaders.samplers import BlockShuffle
+
+OPEN_S, MEMORY_MIB, BATCH = 0.050, 64.0, 256
+
+
+class Small(Dataset[Any]):
+    """Rows of a few bytes."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(4, index % 251, np.uint8), index
+
+
+def make_parts(path: Path, parts: int, rows: int) -> None:
+    """Build the first part; make the others of its bytes, each with a first sample of its own."""
+    precompute(Small(rows), path, num_workers=0)
+    index = Index.parse(path)
+    folder = path.with_suffix(".parts")
+    folder.mkdir()
+    rest = path.read_bytes()[index.user_block :]
+    for number in range(parts):
+        says = {**index.fingerprint, "length": parts * rows, "first": number * rows}
+        block = replace(index, fingerprint=says).encode()
+        (folder / f"{number * rows:05d}.h5").write_bytes(block + rest)
+    path.unlink()
+
+
+def own_mib() -> float:
+    """Return what this process has in memory, pages of files left out, which all share."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 2**10
+
+
+def measured(path: Path, length: int) -> dict[str, float]:
+    """Seconds, and MiB that opening and reading add; in a process that did nothing before."""
+    found: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        before, started = own_mib(), time.perf_counter()
+        result = call()
+        found[name] = time.perf_counter() - started
+        found[f"{name}, MiB"] = own_mib() - before
+        return result
+
+    dataset = Small(length)
+    torch.arange(8).tolist()
+    cached = timed("open", lambda: CachedDataset(path))
+    loader = DataLoader(dataset, BATCH, backend=H5(path, build="never"))
+    timed("first batch of backend='h5'", lambda: next(iter(loader)))
+    rows = np.linspace(0, length - 1, 4 * len(cached.shards)).astype(int).tolist()
+    timed("map every part, reading four rows of each", lambda: cached.__getitems__(rows))
+    with redirect_stdout(io.StringIO()):
+        timed("info", lambda: info(str(path)))
+    started = time.process_time()
+    timed("verify", lambda: verify(path))
+    found["verify, CPU"] = time.process_time() - started
+    told: list[int] = []
+    assert not verify(path, lambda done, _: told.append(done))
+    found["reports of verify"] = len(told)
+    shuffled = torch.utils.data.RandomSampler(dataset)
+    timed("indices of a shuffled epoch, torch's sampler", lambda: sum(1 for _ in shuffled))
+    blocks = BlockShuffle(cached, seed=0)
+    timed("indices of a shuffled epoch, BlockShuffle", lambda: sum(1 for _ in blocks))
+    return found
+
+
+@in_folder
+def run(scale: Scale, folder: Path) -> Result:
+    parts, rows = scale.pick(full=2_000, tiny=5), scale.pick(full=5_000, tiny=20)
+    path = folder / "train.h5"
+    make_parts(path, parts, rows)
+    started = time.perf_counter()
+    join(path)
+    joined = time.perf_counter() - started
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(measured, (path, parts * rows))
+    size = sum(each.stat().st_size for each in folder.rglob("*.h5")) / 2**20
+    names = [name for name in found if f"{name}, MiB" in found]
+    table = [(name, found[name], found[f"{name}, MiB"]) for name in names]
+    return Result(
+        ("what", "seconds", "MiB of memory more"),
+        (("join the parts", joined, None), *table),
+        found["open"] <= OPEN_S and found["open, MiB"] <= MEMORY_MIB,
+        (
+            f"{parts * rows:,} rows of 12 bytes in {parts:,} parts, {size:.0f} MiB; the parts are "
+            "copies of one with other numbers. In a new process, files in memory.",
+            f"verify took {found['verify, CPU'] / max(found['verify'], 1e-9):.1f} cores and "
+            f"reported progress {found['reports of verify']:.0f} times.",
+        ),
+        found,
+    )
+
+
+CASES = [
+    Case(
+        "cache_scale",
+        "What does a cache of 10^7 rows in 2,000 parts take to join, open, verify and shuffle?",
+        f"opens in <= {1000 * OPEN_S:.0f} ms with <= {MEMORY_MIB:.0f} MiB",
+        run,
+    ),
+]
