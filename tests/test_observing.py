@@ -158,7 +158,7 @@ def test_processes_that_are_not_forked(context, tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(5)
 def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)
