@@ -149,7 +149,7 @@ def test_rooms_import_those_of_their_row_only():
 
 
 def is_internal(module):
-    """Whether it is ours and no front door; a name in a front door is none unless it is a module."""
+    """Return whether it is ours and no front door, nor a name of one that is no module."""
     if module.split(".")[0] not in ("dataloaders", "backends") or module in FRONT_DOORS:
         return False
     outer, _, _ = module.rpartition(".")
