@@ -37,10 +37,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-from dataloaders.recording.worker import recording_changes
-from dataloaders.replaying.evaluate import replayed
-from dataloaders.specification import view_of
-from helpers.recorded import Code, as_recorded, encoded, equal, path
+from helpers.recorded import Code, as_recorded, encoded, equal, path, recording, replayed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -626,14 +623,15 @@ class Fails:
 
     def __getitem__(self, index: int) -> Any:
         self.runs += 1
-        return exactly_typed(tensor(index)) * random.random()
+        share = random.random()  # drawn once more on stand-ins
+        return exactly_typed(tensor(index)) * share
 
 
 def test_a_dataset_that_fails_on_stand_ins_is_asked_again_once() -> None:
     dataset = Fails()
     loader: Any = DataLoader(dataset, 2)
     random.seed(1)
-    made = list(view_of(loader, **recording_changes(loader)))
+    made = list(recording(loader))
     assert dataset.runs == 8 + 1  # the first sample twice
     random.seed(1)
     assert all(map(equal, made, loader))
@@ -651,7 +649,7 @@ class Wrong(Fails):
 def test_a_datasets_own_error_is_raised(workers: int) -> None:
     loader: Any = DataLoader(Wrong(), 2, num_workers=workers)
     with pytest.raises(AssertionError, match="the dataset's own"):
-        next(iter(view_of(loader, **recording_changes(loader))))
+        next(iter(recording(loader)))
 
 
 def opens(samples: Any) -> Any:
@@ -665,5 +663,5 @@ class Pairs(Fails):
 
 def test_images_opened_in_collation_are_recorded() -> None:
     loader: Any = DataLoader(Pairs(), 4, num_workers=1, collate_fn=opens)
-    sent = list(view_of(loader, **recording_changes(loader)))
+    sent = list(recording(loader))
     assert all(equal(replayed(one), other) for one, other in zip(sent, loader, strict=True))
