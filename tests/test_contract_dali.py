@@ -3,11 +3,8 @@
 On a machine with a CUDA device batches would be delivered there; the contract compares on the CPU.
 """
 
-from __future__ import annotations
-
 import pytest
 
-from dataloaders import Backend
 from helpers.contract import BackendContract
 from helpers.datasets import FEW
 
@@ -22,5 +19,5 @@ class TestDali(BackendContract):
     threads_begun_late = 6  # those that decode
 
     @pytest.fixture
-    def backend(self) -> Backend:
+    def backend(self):
         return Dali(fast=())

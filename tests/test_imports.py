@@ -1,7 +1,5 @@
 """What the package loads, exports, and may know of itself."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -4,8 +4,6 @@ A look that reads the dataset in this process leaves its file open here; every w
 inherits it, and all of them share one offset. So a process is started as torch starts a worker.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """seed=: the same samples for any workers, batches and restart, and no global state touched."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Workers' shared memory used again: torch's batches, and none of the memory left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 
