@@ -17,18 +17,15 @@ from torch.utils.data import (
     ConcatDataset,
     Dataset,
     IterableDataset,
-    RandomSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
 )
-from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.transforms import functional as TF
 from torchvision.transforms import v2
 
-from dataloaders import DataLoader, wrap
+from dataloaders import DataLoader
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same, run_epochs, seed_everything
 from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
@@ -216,20 +213,6 @@ def test_set_epoch_is_stocks() -> None:
     assert not torch.equal(next(iter(ours))[0], first[0][0])
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        lambda data: RandomSampler(data, replacement=True, num_samples=17),
-        lambda data: WeightedRandomSampler([float(n + 1) for n in range(SIZE)], 9),
-        lambda data: DistributedSampler(data, num_replicas=3, rank=1, seed=4),
-    ],
-    ids=["replacement", "weighted", "distributed"],
-)
-def test_samplers_are_torchs(sampler: Callable[[Any], Any]) -> None:
-    data = folder(V1)
-    assert_stocks(data, sampler=sampler(data), seed=3, num_workers=1)
-
-
 # Without seed=
 
 
@@ -243,14 +226,6 @@ def test_without_a_seed_samples_and_generators_are_torchs(num_workers: int, chai
     assert_same(got.batches, expected.batches)
     assert_same(got.states, expected.states)
     assert got.length == expected.length == 3
-
-
-def test_a_loader_that_somebody_else_made() -> None:
-    theirs: Any = torch.utils.data.DataLoader(folder(V1), 4, shuffle=True)
-    ours = wrap(theirs, backend=Dali(fast=()), device="cpu")
-    expected, got = run_epochs(theirs), run_epochs(ours)
-    assert_same(got.batches, expected.batches)
-    assert_same(got.states, expected.states)
 
 
 # Collation
@@ -281,11 +256,6 @@ def test_a_collate_fn_of_the_users_own(chain: Any, collate_fn: Any, num_workers:
 
 
 @WORKERS
-def test_samples_one_by_one(num_workers: int) -> None:
-    assert_stocks(folder(V1), seed=4, batch_size=None, num_workers=num_workers)
-
-
-@WORKERS
 def test_images_of_several_sizes_meet_torchs_error(num_workers: int) -> None:
     for loader in pair(folder(transforms.ToTensor()), seed=1, num_workers=num_workers):
         with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
@@ -303,15 +273,6 @@ def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch() -> None:
     assert_same(got, list(theirs))
     got[0]["one"].zero_()
     assert got[0]["two"].any()
-
-
-def test_batches_may_be_kept_and_written_to() -> None:
-    _, ours = pair(folder(BYTES), seed=1)
-    kept = list(ours)
-    before = [images.clone() for images, _ in kept]
-    for images, _ in ours:
-        images.zero_()
-    assert_same([images for images, _ in kept], before)
 
 
 def test_state_of_the_loops_own_generators_is_left_alone_between_batches() -> None:
@@ -351,30 +312,6 @@ def test_what_is_changed_counts_from_the_next_epoch_on(change: Callable[[Any], N
     second = [list(ours), list(theirs)]
     assert_same(first[0], first[1])
     assert_same(second[0], second[1])
-
-
-class Marked(Opened):
-    """Samples that tell what a worker_init_fn has set on the dataset."""
-
-    mark = "none"
-
-    def __getitem__(self, index: int) -> Any:
-        return (*super().__getitem__(index), self.mark)
-
-
-def marks(worker: int) -> None:
-    info: Any = torch.utils.data.get_worker_info()
-    info.dataset.mark = f"set in worker {worker}"
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.nightly
-def test_workers_of_any_start_method_see_the_users_dataset(context: str) -> None:
-    theirs, ours = pair(Marked(V1), seed=1, worker_init_fn=marks, num_workers=1)
-    ours.multiprocessing_context = context
-    got = list(ours)
-    assert_same(got, list(theirs))
-    assert set(got[0][2]) == {"set in worker 0"}
 
 
 def test_an_epoch_may_be_iterated_on_another_thread() -> None:
