@@ -27,7 +27,7 @@ class TestDali(BackendContract):
 
     @in_every_process
     def test_a_forked_child_has_batches_of_its_own(self, backend, workers):
-        """Photos between two epochs only: forked while threads decode, a child has been seen to hang."""
+        """Photos between two epochs only: forked while threads decode, a child may hang."""
         loader = self.loader(backend, **self.arguments(), **workers)
         whole = list(loader)
         assert is_true_in_a_fork(lambda: same(list(loader), whole))
