@@ -1,7 +1,10 @@
 """Datasets of all kinds, recorded and replayed: equal to the bit, and so are the generators."""
 
+from __future__ import annotations
+
 import io
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,27 +36,28 @@ from helpers.recorded import (
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-CODES = {}
+Codes = dict[str, tuple[Callable[[int], Any], str]]
+CODES: Codes = {}
 """By name: the dataset's code, and whether all, some or none of it is recorded."""
 
 
-def code(how):
-    def keep(function):
+def code(how: str) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
+    def keep(function: Callable[[int], Any]) -> Callable[[int], Any]:
         CODES[function.__name__] = function, how
         return function
 
     return keep
 
 
-def rgb(index):
+def rgb(index: int) -> Any:
     return Image.open(path(index % 5)).convert("RGB")
 
 
-def grey(index):
+def grey(index: int) -> Any:
     return Image.open(path(index % 5, "PNG", "L"))
 
 
-def chain(name, *steps, how="all", compose=v1.Compose):
+def chain(name: str, *steps: Any, how: str = "all", compose: Any = v1.Compose) -> None:
     transform = compose(list(steps))
     CODES[name] = (lambda index: transform(rgb(index))), how
 
@@ -113,13 +117,13 @@ chain("v2_augmix", v2.Resize((32, 32)), v2.AugMix(), v2.ToImage())
 
 
 @code("all")
-def dict_of_a_class_of_its_own(index):
+def dict_of_a_class_of_its_own(index: int) -> Any:
     image = v1.ToTensor()(rgb(index).resize((32, 32)))
     return {"image": image, "label": index, "name": f"n{index}"}
 
 
 @code("all")
-def segmentation_by_functionals(index):
+def segmentation_by_functionals(index: int) -> Any:
     image, mask = rgb(index), grey(index)
     box = v1.RandomCrop.get_params(image, (32, 32))
     image, mask = F.crop(image, *box), F.crop(mask, *box)
@@ -129,12 +133,12 @@ def segmentation_by_functionals(index):
 
 
 @code("some")
-def mask_by_numpy(index):
+def mask_by_numpy(index: int) -> Any:
     return F.to_tensor(rgb(index)), torch.from_numpy(np.array(grey(index).resize((9, 8), 0)))
 
 
 @code("all")
-def v2_mask(index):
+def v2_mask(index: int) -> Any:
     kinds = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
     transform = v2.Compose(
         [
@@ -149,7 +153,7 @@ def v2_mask(index):
 
 
 @code("all")
-def fill_by_type(index):
+def fill_by_type(index: int) -> Any:
     fill = {tv_tensors.Mask: 255, tv_tensors.Image: 3}
     return v2.RandomAffine(30, fill=fill)(
         tv_tensors.Image(rgb(index)), tv_tensors.Mask(grey(index))
@@ -157,7 +161,7 @@ def fill_by_type(index):
 
 
 @code("all")
-def pillow_by_hand(index):
+def pillow_by_hand(index: int) -> Any:
     image = ImageOps.mirror(rgb(index)) if np.random.rand() < 0.5 else rgb(index)
     image = ImageEnhance.Contrast(image).enhance(np.random.uniform(0.5, 1.5))
     image = ImageEnhance.Sharpness(image).enhance(1.4).rotate(random.uniform(-20, 20), 2)
@@ -167,23 +171,23 @@ def pillow_by_hand(index):
 
 
 @code("all")
-def two_views(index):
+def two_views(index: int) -> Any:
     image, transform = rgb(index), v1.Compose([v1.RandomResizedCrop(32), *tail])
     return transform(image), transform(image)
 
 
 @code("all")
-def five_crops(index):
+def five_crops(index: int) -> Any:
     return torch.stack([F.to_tensor(each) for each in v1.FiveCrop(24)(rgb(index))])
 
 
 @code("all")
-def frames(index):
+def frames(index: int) -> Any:
     return torch.stack([F.to_tensor(rgb(index + k).resize((9, 9))) for k in range(4)], 1)
 
 
 @code("all")
-def detection(index):
+def detection(index: int) -> Any:
     image = rgb(index)
     size = image.size[::-1]
     boxes = tv_tensors.BoundingBoxes([[3, 3, 30, 40]], format="XYXY", canvas_size=size)
@@ -203,33 +207,33 @@ def detection(index):
 
 
 @code("all")
-def arrays(index):
+def arrays(index: int) -> Any:
     data = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
     transform = v1.Compose([v1.RandomCrop(32, 4), v1.RandomHorizontalFlip(), *tail])
     return transform(Image.fromarray(data))
 
 
 @code("all")
-def read_image_and_v2(index):
+def read_image_and_v2(index: int) -> Any:
     transform = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats])
     return transform(read_image(path(index), "RGB"))
 
 
 @code("all")
-def decoded_and_arithmetic(index):
+def decoded_and_arithmetic(index: int) -> Any:
     image = decode_jpeg(read_file(path(index)))[:, :32, :32].float() / 255.0
     return (image - 0.5) / 0.5
 
 
 @code("all")
-def by_size_and_exif(index):
+def by_size_and_exif(index: int) -> Any:
     image = ImageOps.exif_transpose(Image.open(path(index)))
     image = image.rotate(90, expand=True) if image.width < image.height else image
     return F.to_tensor(image.convert("RGB").resize((30, 30)))
 
 
 @code("all")
-def thumbnails(index):
+def thumbnails(index: int) -> Any:
     image = Image.open(path(index))
     image.draft("RGB", (40, 40))
     image.thumbnail((24, 24))
@@ -237,28 +241,28 @@ def thumbnails(index):
 
 
 @code("all")
-def mixup_by_hand(index):
+def mixup_by_hand(index: int) -> Any:
     share = np.random.beta(1, 1)
     one, other = (F.to_tensor(rgb(i).resize((9, 9))) for i in (index, random.randrange(5)))
     return share * one + (1 - share) * other
 
 
 @code("all")
-def modes(index):
+def modes(index: int) -> Any:
     kinds = ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "CMYK"), ("WEBP", "RGB"), ("JPEG", "L")
     image = Image.open(path(index, *kinds[index]))
     return F.pil_to_tensor(image.resize((20, 19), 0)), F.to_tensor(image.convert("RGB"))
 
 
 @code("some")
-def cut_out_and_noise(index):
+def cut_out_and_noise(index: int) -> Any:
     image = F.to_tensor(rgb(index).resize((32, 32)))
     image[:, 3:9, random.randrange(9) :] = 0
     return image.cos() if index % 2 else image + torch.randn_like(image)
 
 
 @code("some")
-def damaged_and_caught(index):
+def damaged_and_caught(index: int) -> Any:
     data = encoded(index)[: 500 if index % 2 else None]
     try:
         return F.to_tensor(Image.open(io.BytesIO(data)).convert("RGB"))
@@ -267,32 +271,32 @@ def damaged_and_caught(index):
 
 
 @code("none")
-def looks_at_pixels(index):
+def looks_at_pixels(index: int) -> Any:
     image = rgb(index)
     mean = np.asarray(image).mean()
     return F.to_tensor(image) - mean
 
 
 @code("none")
-def letterbox(index):
+def letterbox(index: int) -> Any:
     canvas = Image.new("RGB", (99, 99), 7)
     canvas.paste(rgb(index), (2, 3))
     return F.to_tensor(canvas)
 
 
 @code("none")
-def split_and_merged(index):
+def split_and_merged(index: int) -> Any:
     return F.to_tensor(Image.merge("RGB", rgb(index).split()[::-1]))
 
 
 @code("none")
-def several_frames_and_depths(index):
+def several_frames_and_depths(index: int) -> Any:
     kinds = ("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PPM", "L"), ("BMP", "RGB")
     return F.to_tensor(Image.open(path(index, *kinds[index])).resize((9, 9)))
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_recorded_sample_is_the_datasets_own(name):
+def test_a_recorded_sample_is_the_datasets_own(name: str) -> None:
     function, how = CODES[name]
     dataset = Code(function)
     expected = [dataset[index] for index in range(len(dataset))]
@@ -309,10 +313,10 @@ def test_a_recorded_sample_is_the_datasets_own(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CODES)
-def test_many_recorded_samples_are_the_datasets_own(name):
+def test_many_recorded_samples_are_the_datasets_own(name: str) -> None:
     function = CODES[name][0]
 
-    def seeded(index):
+    def seeded(index: int) -> Any:
         torch.manual_seed(index)
         np.random.seed(index + 7)
         random.seed(index)
@@ -325,64 +329,64 @@ def test_many_recorded_samples_are_the_datasets_own(name):
 # Through torch's workers
 
 
-def mixed(samples):
+def mixed(samples: Any) -> Any:
     either = v2.RandomChoice([v2.MixUp(num_classes=7), v2.CutMix(num_classes=7)])
     return either(*default_collate(samples))
 
 
-def stacked(samples):
+def stacked(samples: Any) -> Any:
     return torch.stack([image for image, _ in samples]), [label for _, label in samples]
 
 
-def padded(samples):
+def padded(samples: Any) -> Any:
     out = torch.zeros(len(samples), 3, 70, 70)
     for number, (image, _) in enumerate(samples):
         out[number, :, : image.shape[1], : image.shape[2]] = image
     return out
 
 
-def as_dicts(samples):
+def as_dicts(samples: Any) -> Any:
     return [{"image": image.half(), "label": label} for image, label in samples]
 
 
-def channels_last(samples):
+def channels_last(samples: Any) -> Any:
     return stacked(samples)[0].contiguous(memory_format=torch.channels_last)
 
 
-def in_place(samples):
+def in_place(samples: Any) -> Any:
     for image, _ in samples:
         image.mul_(random.random())
     return default_collate(samples)
 
 
-def exact_types(samples):
+def exact_types(samples: Any) -> Any:
     assert all(type(image) is torch.Tensor for image, _ in samples)
     return stacked(samples)
 
 
 class Labelled:
-    def __init__(self, name="v1_train"):
+    def __init__(self, name: str = "v1_train") -> None:
         self.name = name
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 13
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return CODES[self.name][0](index % 5), index % 7
 
 
 class Bulk(Labelled):
-    def __getitems__(self, indices):
+    def __getitems__(self, indices: Any) -> Any:
         return [self[index] for index in indices]
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
         yield from (Labelled()[index] for index in range(worker.id if worker else 0, 13, 2))
 
 
-def shown(worker_id):
+def shown(worker_id: int) -> None:
     worker = torch.utils.data.get_worker_info()
     assert worker is not None
     assert type(worker.dataset) in (Labelled, Stream)
@@ -392,10 +396,10 @@ def shown(worker_id):
 COLLATIONS = (None, mixed, stacked, as_dicts, channels_last, in_place)
 
 
-def both(loader, upto="files"):
+def both(loader: Any, upto: str = "files") -> tuple[list[Any], list[Any], list[Any]]:
     """A loader's batches, those that are recorded, and these replayed."""
 
-    def epoch(each):
+    def epoch(each: Any) -> list[Any]:
         torch.manual_seed(5)
         np.random.seed(5)
         random.seed(5)
@@ -414,8 +418,8 @@ def both(loader, upto="files"):
 
 @pytest.mark.parametrize("collate_fn", [*COLLATIONS, padded, exact_types])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_torchs(collate_fn, workers):
-    loader = DataLoader(
+def test_batches_are_torchs(collate_fn: Any, workers: int) -> None:
+    loader: Any = DataLoader(
         Labelled(),
         4,
         shuffle=True,
@@ -432,8 +436,8 @@ def test_batches_are_torchs(collate_fn, workers):
 
 
 @pytest.mark.nightly  # torchvision is imported in the worker, for seconds
-def test_batches_are_torchs_under_spawn_with_pixels_up_to_the_tail():
-    loader = DataLoader(Labelled(), 4, num_workers=1, multiprocessing_context="spawn")
+def test_batches_are_torchs_under_spawn_with_pixels_up_to_the_tail() -> None:
+    loader: Any = DataLoader(Labelled(), 4, num_workers=1, multiprocessing_context="spawn")
     expected, sent, made = both(loader, "tail")
     assert all(map(equal, made, expected))
     assert [row[0] for row in sent[0].program].count("pixels") == 4
@@ -449,14 +453,14 @@ def test_batches_are_torchs_under_spawn_with_pixels_up_to_the_tail():
         ConcatDataset([Labelled(), Labelled("arrays")]),
     ],
 )
-def test_kinds_of_datasets(dataset):
+def test_kinds_of_datasets(dataset: Any) -> None:
     expected, sent, made = both(DataLoader(dataset, 3, num_workers=2, drop_last=True))
     assert all(map(equal, made, expected))
     assert len(made) == len(expected) > 0
     assert all(is_recorded(each) for each in sent)
 
 
-def test_torchvisions_datasets(tmp_path):
+def test_torchvisions_datasets(tmp_path: Any) -> None:
     for number in range(5):
         (tmp_path / f"class{number % 2}").mkdir(exist_ok=True)
         (tmp_path / f"class{number % 2}" / f"{number}.jpg").write_bytes(encoded(number))
@@ -473,10 +477,10 @@ def test_torchvisions_datasets(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Labelled(), Stream()])
-def test_seeded_batches_are_stocks(dataset, workers):
+def test_seeded_batches_are_stocks(dataset: Any, workers: int) -> None:
     from dataloaders.seeding.seeded import Seeding
 
-    loader = dataloaders.DataLoader(dataset, 4, num_workers=workers, seed=3, collate_fn=mixed)
+    loader: Any = dataloaders.DataLoader(dataset, 4, num_workers=workers, seed=3, collate_fn=mixed)
     expected, sent, made = both(Seeding().view(loader))
     assert all(map(equal, made, expected))
     assert all(is_recorded(each) for each in sent)
@@ -484,8 +488,8 @@ def test_seeded_batches_are_stocks(dataset, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_can_be_asked_for_again(workers):
-    loader = DataLoader(Labelled(), 4, True, num_workers=workers, collate_fn=in_place)
+def test_a_batch_can_be_asked_for_again(workers: int) -> None:
+    loader: Any = DataLoader(Labelled(), 4, True, num_workers=workers, collate_fn=in_place)
     expected, sent, _ = both(loader)
     before = torch.get_rng_state()
     again = [ask_again(batch.again, loader) for batch in sent]
@@ -493,21 +497,21 @@ def test_a_batch_can_be_asked_for_again(workers):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_damaged_scan_is_found_at_replay_and_the_datasets_own_error_when_asked_again():
+def test_a_damaged_scan_is_found_at_replay_and_the_datasets_own_error_when_asked_again() -> None:
     data = bytearray(encoded(0, "PNG"))
     data[60:90] = bytes(30)
 
-    def damaged(index):
+    def damaged(index: int) -> Any:
         return F.to_tensor(Image.open(io.BytesIO(bytes(data))).convert("RGB"))
 
     class Damaged(Labelled):
-        def __getitem__(self, index):
+        def __getitem__(self, index: int) -> Any:
             try:
                 return damaged(index)
             except Exception:
                 return torch.zeros(3)
 
-    loader = DataLoader(Damaged(), 4)
+    loader: Any = DataLoader(Damaged(), 4)
     view = recording(loader)
     for batch, expected in zip(view, loader, strict=True):
         with pytest.raises((OSError, SyntaxError, ValueError)):
@@ -515,7 +519,7 @@ def test_a_damaged_scan_is_found_at_replay_and_the_datasets_own_error_when_asked
         assert equal(ask_again(batch.again, loader), expected)
 
 
-def test_a_sample_is_described():
+def test_a_sample_is_described() -> None:
     facts = describe_sample(Code(CODES["v1_train"][0]), 1)
     calls = [call.partition("(")[0] for call in facts["calls"]]
     assert [calls[0], calls[1]] == ["open", "pil.crop"]
@@ -531,10 +535,10 @@ class Draws(Labelled):
 
     calls = 0
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         self.calls += 1
         return F.to_tensor(rgb(index)) * self.calls
 
 
-def test_a_sample_that_differs_is_told():
+def test_a_sample_that_differs_is_told() -> None:
     assert "differ" in describe_sample(Draws(), 0)["differs"]
