@@ -1,7 +1,5 @@
 """What "auto" becomes: plain values, at once, from what was learned or from the machine."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

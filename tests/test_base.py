@@ -1,7 +1,5 @@
 """What works with torch and numpy alone, and what names the extra that it needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +79,12 @@ class Done:
 
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., Done]:
+def command(monkeypatch, capfd, tmp_path):
     """Runs one command line in this process; what scripts replace is put back afterwards."""
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # `run` sets it for good: it is restored
 
-    def carry_out(*words: object) -> Done:
+    def carry_out(*words):
         with monkeypatch.context() as kept:
             kept.setattr(sys, "argv", sys.argv)
             kept.setattr(sys, "path", ["", *sys.path])
@@ -103,7 +100,7 @@ def command(
     return carry_out
 
 
-def write(folder: Path, text: str, name: str = "train.py") -> Path:
+def write(folder, text, name="train.py"):
     path = folder / name
     path.write_text(text)
     return path
@@ -113,9 +110,7 @@ def write(folder: Path, text: str, name: str = "train.py") -> Path:
 
 
 @pytest.mark.measures
-def test_an_unmodified_script_gets_its_verdict(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_an_unmodified_script_gets_its_verdict(command, tmp_path):
     script = write(tmp_path, WAITS_FOR_INPUT)
     result, page = tmp_path / "report.json", tmp_path / "report.html"
     done = command(
@@ -134,9 +129,7 @@ def test_an_unmodified_script_gets_its_verdict(
 
 
 @pytest.mark.measures
-def test_a_slow_step_is_not_input_bound_and_quiet_is_one_line(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_slow_step_is_not_input_bound_and_quiet_is_one_line(command, tmp_path):
     text = HEAD + (
         "loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4)\n"
         "for (x,) in loader:\n    Model()(x).sum().backward(); time.sleep(0.01)\n"
@@ -149,7 +142,7 @@ def test_a_slow_step_is_not_input_bound_and_quiet_is_one_line(
     assert done.err == ""
 
 
-def test_a_script_that_ends_too_early_says_so(command: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_script_that_ends_too_early_says_so(command, tmp_path):
     text = HEAD + (
         "loader = DataLoader(Slow(0.001))\n"
         "for step, batch in enumerate(loader):\n    if step == 5: break\n"
@@ -162,9 +155,7 @@ def test_a_script_that_ends_too_early_says_so(command: Callable[..., Done], tmp_
 
 
 @pytest.mark.parametrize("ending", ["raise ValueError('too hot')", "sys.exit(7)"])
-def test_a_failing_script_fails_as_it_did(
-    ending: str, command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_failing_script_fails_as_it_did(ending, command, tmp_path):
     text = HEAD + (
         f"for step, batch in enumerate(DataLoader(Slow(0.001))):\n    if step == 5: {ending}\n"
     )
@@ -178,9 +169,7 @@ def test_a_failing_script_fails_as_it_did(
     assert "prolonged" not in done.out
 
 
-def test_a_failure_past_the_epochs_end_is_laid_to_the_check(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_failure_past_the_epochs_end_is_laid_to_the_check(command, tmp_path):
     text = HEAD + (
         "model = Model(); loader = DataLoader(Slow(0.001, count=8))\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"
@@ -195,9 +184,7 @@ def test_a_failure_past_the_epochs_end_is_laid_to_the_check(
     assert done.status == 0
 
 
-def test_except_exception_in_the_script_does_not_catch_the_end(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_except_exception_in_the_script_does_not_catch_the_end(command, tmp_path):
     text = HEAD + (
         "try:\n    for batch in DataLoader(Slow(0.001)): time.sleep(0.001)\n"
         "except Exception:\n    print('caught')\nfinally:\n    print('cleaned up')\n"
@@ -207,7 +194,7 @@ def test_except_exception_in_the_script_does_not_catch_the_end(
     assert done.out.startswith("cleaned up")
 
 
-def test_no_loader_lists_what_was_seen(command: Callable[..., Done], tmp_path: Path) -> None:
+def test_no_loader_lists_what_was_seen(command, tmp_path):
     text = HEAD + "with torch.no_grad():\n    for batch in DataLoader(Slow(0)): pass\n"
     script = write(tmp_path, text)
     done = command("check", script)
@@ -222,9 +209,7 @@ def test_no_loader_lists_what_was_seen(command: Callable[..., Done], tmp_path: P
     assert "check_bottleneck(loader, step)" in done.err
 
 
-def test_a_hidden_package_is_reported_with_both_paths(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_hidden_package_is_reported_with_both_paths(command, tmp_path):
     import dataloaders
 
     script = write(tmp_path, "import dataloaders")
@@ -242,9 +227,7 @@ def test_a_hidden_package_is_reported_with_both_paths(
 
 
 @pytest.mark.nightly
-def test_a_backends_package_of_the_users_stays_theirs(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_backends_package_of_the_users_stays_theirs(command, tmp_path):
     (tmp_path / "backends").mkdir()
     write(tmp_path / "backends", "", "__init__.py")
     text = HEAD + (
@@ -262,7 +245,7 @@ def test_a_backends_package_of_the_users_stays_theirs(
 
 
 @pytest.mark.nightly
-def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path: Path) -> None:
+def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path):
     text = WAITS_FOR_INPUT.replace(
         'if __name__ == "__main__":',
         'import atexit\nWORD = "goodbye"\n'
@@ -278,7 +261,7 @@ def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path: Path) -
     assert done.stdout.endswith("goodbye\n")
 
 
-def test_ctrl_c_prints_what_is_known(tmp_path: Path) -> None:
+def test_ctrl_c_prints_what_is_known(tmp_path):
     text = HEAD + (
         "for step, batch in enumerate(DataLoader(Slow(0.002))):\n"
         "    if step == 200: print('running', flush=True)\n"
@@ -329,7 +312,7 @@ trainer.fit(Module(), DataLoader(Slow(0.004, 160), batch_size=2), DataLoader(Slo
 
 
 @pytest.mark.measures
-def test_a_lightning_script(tmp_path: Path) -> None:
+def test_a_lightning_script(tmp_path):
     done = warm.run(["-m", "dataloaders", "check", "--budget", "4", write(tmp_path, LIGHTNING)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torn down after StopScript" in done.stdout
@@ -346,7 +329,7 @@ PRINTS = HEAD + (
 )
 
 
-def test_run_gives_a_torch_script_the_backend(command: Callable[..., Done], tmp_path: Path) -> None:
+def test_run_gives_a_torch_script_the_backend(command, tmp_path):
     script = write(tmp_path, PRINTS)
     plain = warm.run([script])
     stock = command("run", "--backend", "stock", "--explain", script)
@@ -358,9 +341,7 @@ def test_run_gives_a_torch_script_the_backend(command: Callable[..., Done], tmp_
     assert synthetic.out != plain.stdout
 
 
-def test_run_leaves_a_subclass_its_own_seed_and_device(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_run_leaves_a_subclass_its_own_seed_and_device(command, tmp_path):
     text = PRINTS.replace(
         "loader = DataLoader(",
         "class Mine(DataLoader):\n"
@@ -376,9 +357,7 @@ def test_run_leaves_a_subclass_its_own_seed_and_device(
     assert (done.status, done.out) == (plain.returncode, plain.stdout)
 
 
-def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(command, tmp_path):
     text = HEAD + (
         "from torch.utils.data import IterableDataset\n"
         "class Stream(IterableDataset):\n"
@@ -393,9 +372,7 @@ def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(
     assert done.stderr.count("stays stock") == 1
 
 
-def test_run_refuses_a_backend_that_is_not_there(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_run_refuses_a_backend_that_is_not_there(command, tmp_path):
     done = command("run", "--backend", "nonsense", write(tmp_path, "print('ran')"))
     assert done.status == 2
     assert "the names are: stock, prefetch" in done.err
@@ -406,9 +383,7 @@ def test_run_refuses_a_backend_that_is_not_there(
 
 
 @pytest.mark.measures
-def test_tune_takes_the_rate_from_the_scripts_own_loop(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_tune_takes_the_rate_from_the_scripts_own_loop(command, tmp_path):
     result = tmp_path / "tuning.json"
     # Enough samples that starting workers pays within an epoch.
     # With one thread for the step, tune() has no fewer to try: only workers are chosen.
@@ -439,9 +414,7 @@ IN_A_DATABASE = HEAD + (
 
 
 @pytest.mark.nightly
-def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(
-    command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(command, tmp_path):
     done = command("tune", "--budget", 1, write(tmp_path, IN_A_DATABASE))
     assert done.status == 0, done.err
     assert "use num_workers=" in done.out
@@ -450,9 +423,7 @@ def test_a_dataset_that_is_bound_to_the_scripts_thread_is_tuned(
 
 @pytest.mark.parametrize("ending", ["break", "raise ValueError('too hot')"])
 @pytest.mark.nightly
-def test_a_loop_that_ends_before_tuning_does_is_told(
-    ending: str, command: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_loop_that_ends_before_tuning_does_is_told(ending, command, tmp_path):
     text = HEAD + (
         "import multiprocessing\n"
         "for batch in DataLoader(Slow(0.005), 4):\n"
@@ -466,7 +437,7 @@ def test_a_loop_that_ends_before_tuning_does_is_told(
 
 
 @pytest.mark.nightly
-def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path: Path) -> None:
+def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path):
     text = HEAD + (
         "import threading\n"
         "asked, ended = threading.Event(), threading.Event()\n"
@@ -491,7 +462,7 @@ def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path: Path) -> None:
+def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path):
     # A sample that a worker loads: the trial of one process, the first one, is over by then.
     text = WAITS_FOR_INPUT.replace("Slow(0.004)", "Slow(0.004, count=5000)").replace(
         "        time.sleep(self.seconds)\n",
@@ -524,9 +495,7 @@ def test_ctrl_c_in_tune_prints_the_trials_made_by_then(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*.json"))
 
 
-def test_backends_are_listed_with_what_they_lack(
-    command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
     info = tmp_path / "third-1.0.dist-info"
@@ -553,7 +522,7 @@ def test_backends_are_listed_with_what_they_lack(
 
 
 @pytest.mark.parametrize("words", [[], ["check"], ["tune"], ["run"], ["backends"], ["demo"]])
-def test_help_teaches(words: list[str], command: Callable[..., Done]) -> None:
+def test_help_teaches(words, command):
     done = command(*words, "--help")
     assert done.status == 0
     assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
@@ -576,9 +545,7 @@ def test_help_teaches(words: list[str], command: Callable[..., Done]) -> None:
         (["fly"], "invalid choice"),
     ],
 )
-def test_wrong_command_lines_are_told_apart(
-    words: list[str], says: str, command: Callable[..., Done]
-) -> None:
+def test_wrong_command_lines_are_told_apart(words, says, command):
     done = command(*words)
     assert done.status == 2
     assert says in done.err
@@ -593,19 +560,14 @@ def test_wrong_command_lines_are_told_apart(
         ["-m", "look", "-x", "1"],
     ],
 )
-def test_the_scripts_arguments_reach_it(
-    words: list[str],
-    command: Callable[..., Done],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_scripts_arguments_reach_it(words, command, tmp_path, monkeypatch):
     write(tmp_path, "import sys; print(sys.argv[1:])", "look.py")
     monkeypatch.chdir(tmp_path)
     done = command("run", "--backend", "stock", *words)
     assert (done.status, done.out) == (0, "['-x', '1']\n")
 
 
-def test_without_words_the_help_is_shown(command: Callable[..., Done]) -> None:
+def test_without_words_the_help_is_shown(command):
     done = command()
     assert done.status == 2
     assert "dataloaders check train.py" in done.out

@@ -3,13 +3,12 @@
 On a machine with a CUDA device batches would be delivered there; the contract compares on the CPU.
 """
 
-from __future__ import annotations
-
 import pytest
 
-from dataloaders import Backend
-from helpers.contract import BackendContract
+from helpers.compare import same
+from helpers.contract import BackendContract, in_every_process
 from helpers.datasets import FEW
+from helpers.processes import is_true_in_a_fork
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
@@ -18,9 +17,19 @@ from backends.dali import Dali
 
 class TestDali(BackendContract):
     everyday = (*FEW, "folder of photos", "photos by their files", "photos opened by own code")
+    usual = "folder of photos"
     options = {"device": "cpu"}  # noqa: RUF012
     threads_begun_late = 6  # those that decode
 
     @pytest.fixture
-    def backend(self) -> Backend:
+    def backend(self):
         return Dali(fast=())
+
+    @in_every_process
+    def test_a_forked_child_has_batches_of_its_own(self, backend, workers):
+        """Photos between two epochs only: forked while threads decode, a child may hang."""
+        loader = self.loader(backend, **self.arguments(), **workers)
+        whole = list(loader)
+        assert is_true_in_a_fork(lambda: same(list(loader), whole))
+        self.usual = "dicts"
+        super().test_a_forked_child_has_batches_of_its_own(backend, workers)

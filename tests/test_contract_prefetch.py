@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import pytest
 
 from backends.prefetch import Prefetch
 from backends.stock import Stock
-from dataloaders import Backend
 from helpers.contract import BackendContract
 
 
@@ -12,5 +9,5 @@ class TestPrefetch(BackendContract):
     serves_everything = True
 
     @pytest.fixture
-    def backend(self) -> Backend:
+    def backend(self):
         return Prefetch(inner=Stock())

@@ -1,12 +1,8 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch.utils.data
 
 from backends.stock import Stock
-from dataloaders import Backend, DataLoader
+from dataloaders import DataLoader
 from helpers.compare import assert_same_epochs, run_epochs
 from helpers.contract import BackendContract
 from helpers.datasets import CASES, EVERYTHING
@@ -18,12 +14,12 @@ class TestStock(BackendContract):
     ends = EVERYDAY
 
     @pytest.fixture
-    def backend(self) -> Backend:
+    def backend(self):
         return Stock()
 
 
-def test_without_a_backend_it_is_torchs_loader_to_the_bit() -> None:
+def test_without_a_backend_it_is_torchs_loader_to_the_bit():
     for case in CASES:
-        ours: DataLoader[Any] = DataLoader(**case.make())
+        ours = DataLoader(**case.make())
         theirs = torch.utils.data.DataLoader(**case.make())
         assert_same_epochs(run_epochs(ours), run_epochs(theirs))

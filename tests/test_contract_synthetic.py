@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import pytest
 
 from backends.synthetic import Synthetic
-from dataloaders import Backend
 from helpers.contract import EpochContract
 from helpers.datasets import EVERYTHING
 
@@ -16,5 +13,5 @@ class TestSynthetic(EpochContract):
     ends = ()
 
     @pytest.fixture
-    def backend(self) -> Backend:
+    def backend(self):
         return Synthetic()

@@ -3,10 +3,7 @@
 Pixels on the CPU are held against stock's to the bit: with fast=().
 """
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,18 +14,15 @@ from torch.utils.data import (
     ConcatDataset,
     Dataset,
     IterableDataset,
-    RandomSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
 )
-from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.transforms import functional as TF
 from torchvision.transforms import v2
 
-from dataloaders import DataLoader, wrap
+from dataloaders import DataLoader
 from dataloaders.errors import OptionError
 from helpers.compare import assert_same, run_epochs, seed_everything
 from helpers.photos import SIZE, Digits, Files, Opened, Tiny, folder
@@ -114,14 +108,14 @@ CHAINS = {
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
-def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def pair(dataset, **options):
     """The same loader on stock and on dali."""
     options = {"batch_size": 4, **options}
-    ours: DataLoader[Any] = DataLoader(dataset, backend=Dali(fast=()), device="cpu", **options)
+    ours = DataLoader(dataset, backend=Dali(fast=()), device="cpu", **options)
     return DataLoader(dataset, **options), ours
 
 
-def assert_stocks(dataset: Any, **options: Any) -> None:
+def assert_stocks(dataset, **options):
     """Two epochs are stock's to the bit."""
     theirs, ours = pair(dataset, **options)
     assert_same([list(ours), list(ours)], [list(theirs), list(theirs)])
@@ -133,14 +127,14 @@ def assert_stocks(dataset: Any, **options: Any) -> None:
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 @WORKERS
 @pytest.mark.covering
-def test_samples_are_stocks_to_the_bit(chain: Any, num_workers: int) -> None:
+def test_samples_are_stocks_to_the_bit(chain, num_workers):
     assert_stocks(folder(chain), shuffle=True, seed=5, num_workers=num_workers)
 
 
 class Noisy(Opened):
     """Draws random numbers of its own before its transform does."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         if torch.rand(()) < 0.5:
             torch.randperm(5)
         image, label = super().__getitem__(index)
@@ -150,10 +144,10 @@ class Noisy(Opened):
 class Streamed(IterableDataset[Any]):
     """The photos of a folder, one after the other."""
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform):
         self.photos = folder(transform)
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         info = torch.utils.data.get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         return (self.photos[number] for number in range(first, SIZE, step))
@@ -162,13 +156,13 @@ class Streamed(IterableDataset[Any]):
 class Pairs(Dataset[Any]):
     """Two views of an image, and a mask that is cropped with a third one."""
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform):
         self.photos, self.transform = folder().samples, transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.photos)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image = Image.open(self.photos[index][0]).convert("RGB")
         mask = Image.open(self.photos[index - 1][0]).convert("L").resize(image.size)
         crop = transforms.RandomCrop.get_params(image, (16, 16))
@@ -176,7 +170,7 @@ class Pairs(Dataset[Any]):
         return [self.transform(image), self.transform(image)], both, image.size
 
 
-DATASETS: dict[str, Callable[[], Any]] = {
+DATASETS = {
     "target_transform": lambda: folder(V1, target_transform=blurred),
     "dicts": lambda: Files(V1),
     "CIFAR10": lambda: Tiny(V1),
@@ -194,19 +188,17 @@ DATASETS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)
 @WORKERS
 @pytest.mark.covering
-def test_samples_of_every_kind_of_dataset_are_stocks(
-    dataset: Callable[[], Any], num_workers: int
-) -> None:
+def test_samples_of_every_kind_of_dataset_are_stocks(dataset, num_workers):
     data = dataset()
     shuffle = None if isinstance(data, IterableDataset) else True
     assert_stocks(data, shuffle=shuffle, seed=1, num_workers=num_workers)
 
 
-def blurred(target: int) -> float:
+def blurred(target):
     return target + float(torch.rand(()))
 
 
-def test_set_epoch_is_stocks() -> None:
+def test_set_epoch_is_stocks():
     theirs, ours = pair(folder(V1), shuffle=True, seed=2, num_workers=2)
     for loader in (theirs, ours):
         loader.set_epoch(7)
@@ -216,52 +208,30 @@ def test_set_epoch_is_stocks() -> None:
     assert not torch.equal(next(iter(ours))[0], first[0][0])
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        lambda data: RandomSampler(data, replacement=True, num_samples=17),
-        lambda data: WeightedRandomSampler([float(n + 1) for n in range(SIZE)], 9),
-        lambda data: DistributedSampler(data, num_replicas=3, rank=1, seed=4),
-    ],
-    ids=["replacement", "weighted", "distributed"],
-)
-def test_samplers_are_torchs(sampler: Callable[[Any], Any]) -> None:
-    data = folder(V1)
-    assert_stocks(data, sampler=sampler(data), seed=3, num_workers=1)
-
-
 # Without seed=
 
 
 @WORKERS
 @pytest.mark.parametrize("chain", [FIXED, POLICY], ids=["fixed", "policy"])
-def test_without_a_seed_samples_and_generators_are_torchs(num_workers: int, chain: Any) -> None:
+def test_without_a_seed_samples_and_generators_are_torchs(num_workers, chain):
     data = folder(chain)
-    theirs: Any = torch.utils.data.DataLoader(data, 4, shuffle=True, num_workers=num_workers)
-    ours: Any = DataLoader(data, 4, shuffle=True, num_workers=num_workers, backend=Dali(fast=()))
+    theirs = torch.utils.data.DataLoader(data, 4, shuffle=True, num_workers=num_workers)
+    ours = DataLoader(data, 4, shuffle=True, num_workers=num_workers, backend=Dali(fast=()))
     expected, got = run_epochs(theirs), run_epochs(ours)
     assert_same(got.batches, expected.batches)
     assert_same(got.states, expected.states)
     assert got.length == expected.length == 3
 
 
-def test_a_loader_that_somebody_else_made() -> None:
-    theirs: Any = torch.utils.data.DataLoader(folder(V1), 4, shuffle=True)
-    ours = wrap(theirs, backend=Dali(fast=()), device="cpu")
-    expected, got = run_epochs(theirs), run_epochs(ours)
-    assert_same(got.batches, expected.batches)
-    assert_same(got.states, expected.states)
-
-
 # Collation
 
 
-def mixed(samples: list[Any]) -> Any:
+def mixed(samples):
     images, targets = v2.MixUp(num_classes=3)(*default_collate(samples))
     return {"images": images, "targets": targets, "type": type(samples[0][0]).__name__}
 
 
-def padded(samples: list[Any]) -> Any:
+def padded(samples):
     images = [image for image, _ in samples]
     height, width = (max(image.shape[side] for image in images) for side in (1, 2))
     batch = torch.zeros(len(images), 3, height, width)
@@ -276,28 +246,23 @@ def padded(samples: list[Any]) -> Any:
     ids=["MixUp", "padding", "list", "tuple"],
 )
 @WORKERS
-def test_a_collate_fn_of_the_users_own(chain: Any, collate_fn: Any, num_workers: int) -> None:
+def test_a_collate_fn_of_the_users_own(chain, collate_fn, num_workers):
     assert_stocks(folder(chain), seed=4, collate_fn=collate_fn, num_workers=num_workers)
 
 
 @WORKERS
-def test_samples_one_by_one(num_workers: int) -> None:
-    assert_stocks(folder(V1), seed=4, batch_size=None, num_workers=num_workers)
-
-
-@WORKERS
-def test_images_of_several_sizes_meet_torchs_error(num_workers: int) -> None:
+def test_images_of_several_sizes_meet_torchs_error(num_workers):
     for loader in pair(folder(transforms.ToTensor()), seed=1, num_workers=num_workers):
         with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
             next(iter(loader))
 
 
 class Twice(Files):
-    def assemble(self, image: Any, target: int) -> dict[str, Any]:
+    def assemble(self, image, target):
         return {"one": image, "two": image}
 
 
-def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch() -> None:
+def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch():
     theirs, ours = pair(Twice(V1), seed=1)
     got = list(ours)
     assert_same(got, list(theirs))
@@ -305,16 +270,7 @@ def test_an_image_that_is_twice_in_a_sample_is_twice_in_the_batch() -> None:
     assert got[0]["two"].any()
 
 
-def test_batches_may_be_kept_and_written_to() -> None:
-    _, ours = pair(folder(BYTES), seed=1)
-    kept = list(ours)
-    before = [images.clone() for images, _ in kept]
-    for images, _ in ours:
-        images.zero_()
-    assert_same([images for images, _ in kept], before)
-
-
-def test_state_of_the_loops_own_generators_is_left_alone_between_batches() -> None:
+def test_state_of_the_loops_own_generators_is_left_alone_between_batches():
     _, ours = pair(folder(ERASED), shuffle=True, seed=1)
     seed_everything()
     states = [torch.get_rng_state() for _ in ours]
@@ -324,24 +280,24 @@ def test_state_of_the_loops_own_generators_is_left_alone_between_batches() -> No
 # Changes between epochs
 
 
-def other_transform(data: Any) -> None:
+def other_transform(data):
     data.transform = transforms.Compose([transforms.RandomCrop(9), transforms.ToTensor()])
 
 
-def numbers_in_place(data: Any) -> None:
+def numbers_in_place(data):
     data.transform.transforms[0].size = (7, 5)
 
 
-def other_files(data: Any) -> None:
+def other_files(data):
     data.samples[1] = (data.samples[8][0], 5)
 
 
-def other_targets(data: Any) -> None:
+def other_targets(data):
     data.target_transform = str
 
 
 @pytest.mark.parametrize("change", [other_transform, numbers_in_place, other_files, other_targets])
-def test_what_is_changed_counts_from_the_next_epoch_on(change: Callable[[Any], None]) -> None:
+def test_what_is_changed_counts_from_the_next_epoch_on(change):
     chain = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
     data = folder(chain)
     data.samples = list(data.samples)
@@ -353,31 +309,7 @@ def test_what_is_changed_counts_from_the_next_epoch_on(change: Callable[[Any], N
     assert_same(second[0], second[1])
 
 
-class Marked(Opened):
-    """Samples that tell what a worker_init_fn has set on the dataset."""
-
-    mark = "none"
-
-    def __getitem__(self, index: int) -> Any:
-        return (*super().__getitem__(index), self.mark)
-
-
-def marks(worker: int) -> None:
-    info: Any = torch.utils.data.get_worker_info()
-    info.dataset.mark = f"set in worker {worker}"
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.nightly
-def test_workers_of_any_start_method_see_the_users_dataset(context: str) -> None:
-    theirs, ours = pair(Marked(V1), seed=1, worker_init_fn=marks, num_workers=1)
-    ours.multiprocessing_context = context
-    got = list(ours)
-    assert_same(got, list(theirs))
-    assert set(got[0][2]) == {"set in worker 0"}
-
-
-def test_an_epoch_may_be_iterated_on_another_thread() -> None:
+def test_an_epoch_may_be_iterated_on_another_thread():
     theirs, ours = pair(folder(V1), seed=1, num_workers=1)
     batches = iter(ours)
     got = [next(batches)]
@@ -390,7 +322,7 @@ def test_an_epoch_may_be_iterated_on_another_thread() -> None:
 # What it says of itself
 
 
-def test_the_plan_names_each_call_and_where_it_runs() -> None:
+def test_the_plan_names_each_call_and_where_it_runs():
     _, ours = pair(folder(GUIDE), num_workers=2)
     plan = str(ours.explain())
     for text in ("2 worker processes", "pil.transform((16", "enhance.Brightness", "nvImageCodec"):
@@ -400,13 +332,13 @@ def test_the_plan_names_each_call_and_where_it_runs() -> None:
 class Looks(Opened):
     """Looks at its pixels."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image = Image.open(folder().samples[index][0]).convert("RGB")
         dark = np.asarray(image).mean() < 100  # this line looks
         return self.transform(image), dark
 
 
-def test_the_plan_names_the_line_that_looks_at_pixels() -> None:
+def test_the_plan_names_the_line_that_looks_at_pixels():
     _, ours = pair(Looks(V1))
     plan = str(ours.explain())
     assert "test_dali.py" in plan
@@ -427,12 +359,12 @@ def test_the_plan_names_the_line_that_looks_at_pixels() -> None:
     ],
     ids=str,
 )
-def test_options_that_cannot_be_taken(options: dict[str, Any]) -> None:
+def test_options_that_cannot_be_taken(options):
     with pytest.raises(OptionError, match=next(iter(options))):
         Dali(**options)
 
 
-def test_options_change_no_sample_but_by_rounding() -> None:
+def test_options_change_no_sample_but_by_rounding():
     data = folder(V1)
     whole = list(DataLoader(data, 4, seed=1, backend=Dali(fast=()), device="cpu"))
     for options in ({"threads": 1}, {"depth": 7}, {"fast": ("resize",)}):
@@ -444,7 +376,7 @@ def test_options_change_no_sample_but_by_rounding() -> None:
             assert levels.max() <= (2.01 if backend.fast else 0)
 
 
-def test_images_in_bfloat16_and_channels_last() -> None:
+def test_images_in_bfloat16_and_channels_last():
     data = folder(V1)
     backend = Dali(fast=(), dtype=torch.bfloat16, memory_format=torch.channels_last)
     ours = DataLoader(data, 4, seed=1, backend=backend, device="cpu")
@@ -455,8 +387,8 @@ def test_images_in_bfloat16_and_channels_last() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("chain", [V1, V2], ids=["v1", "v2"])
-def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain: Any) -> None:
-    options: Any = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": 1}
+def test_on_a_gpu_crops_are_stocks_and_pixels_close(chain):
+    options = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": 1}
     theirs = DataLoader(folder(chain), **options)
     ours = DataLoader(folder(chain), backend=Dali(fast=()), **options)
     for (images, targets), (wanted, same) in zip(ours, theirs, strict=True):

@@ -1,16 +1,12 @@
 """Under backend="dali" an error is the dataset's own, at its batch, and the epoch goes on."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import itertools
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,13 +32,13 @@ CHAIN = transforms.Compose(
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
-def outcomes(loader: DataLoader[Any]) -> tuple[list[Any], list[BaseException]]:
+def outcomes(loader):
     """What each ``next()`` gave, an error as its type and the end of its text; and the errors.
 
     A worker's text ends in that of the error itself.
     """
-    found: list[Any] = []
-    errors: list[BaseException] = []
+    found = []
+    errors = []
     batches = iter(loader)
     while True:
         try:
@@ -54,11 +50,11 @@ def outcomes(loader: DataLoader[Any]) -> tuple[list[Any], list[BaseException]]:
             errors.append(error)
 
 
-def compared(dataset: Any, **options: Any) -> list[BaseException]:
+def compared(dataset, **options):
     """The errors of two epochs on dali, whose batches and errors are stock's."""
     options = {"batch_size": 3, "seed": 1, **options}
-    theirs: DataLoader[Any] = DataLoader(dataset, **options)
-    ours: DataLoader[Any] = DataLoader(dataset, backend=Dali(fast=()), device="cpu", **options)
+    theirs = DataLoader(dataset, **options)
+    ours = DataLoader(dataset, backend=Dali(fast=()), device="cpu", **options)
     errors = []
     for epoch in range(2):
         torch.manual_seed(epoch)
@@ -70,37 +66,35 @@ def compared(dataset: Any, **options: Any) -> list[BaseException]:
     return errors
 
 
-def removed(path: Path) -> None:
+def removed(path):
     path.unlink()
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def emptied(path: Path) -> None:
+def emptied(path):
     path.write_bytes(b"")
 
 
-def text(path: Path) -> None:
+def text(path):
     path.write_text("no image at all, but long enough to be looked at as one")
 
 
 @pytest.mark.parametrize("damage", [removed, cut, emptied, text])
 @WORKERS
-def test_a_broken_file_is_the_datasets_error_and_the_epoch_goes_on(
-    damage: Callable[[Path], None], num_workers: int, tmp_path: Path
-) -> None:
+def test_a_broken_file_is_the_datasets_error_and_the_epoch_goes_on(damage, num_workers, tmp_path):
     data = ImageFolder(write_folder(tmp_path), CHAIN)
     damage(Path(data.samples[4][0]))
     assert len(compared(data, num_workers=num_workers)) == 2
 
 
-def chunk_at(data: bytes, name: bytes) -> int:
+def chunk_at(data, name):
     return data.index(name) - 4
 
 
-def wrong_inside(path: Path) -> None:
+def wrong_inside(path):
     """A PNG file whose compressed pixels end in nonsense, under a checksum that is right."""
     data = path.read_bytes()
     place = chunk_at(data, b"IDAT")
@@ -110,16 +104,14 @@ def wrong_inside(path: Path) -> None:
     path.write_bytes(data[: place + 8] + pixels + sealed + data[place + 12 + length :])
 
 
-def without_its_end(path: Path) -> None:
+def without_its_end(path):
     path.write_bytes(path.read_bytes()[:-2])
 
 
 @pytest.mark.parametrize(("damage", "raises"), [(wrong_inside, True), (without_its_end, False)])
 @WORKERS
 @pytest.mark.filterwarnings("ignore:dali could not make a batch")
-def test_damage_inside_the_pixels_is_the_datasets_error_too(
-    damage: Callable[[Path], None], raises: bool, num_workers: int, tmp_path: Path
-) -> None:
+def test_damage_inside_the_pixels_is_the_datasets_error_too(damage, raises, num_workers, tmp_path):
     data = ImageFolder(write_folder(tmp_path, format="PNG"), CHAIN)
     damage(Path(data.samples[4][0]))
     assert len(compared(data, num_workers=num_workers)) == 2 * raises
@@ -129,7 +121,7 @@ def test_damage_inside_the_pixels_is_the_datasets_error_too(
 class Skips(ImageFolder):
     """Takes the next file for one that cannot be read, as many datasets do."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         try:
             return super().__getitem__(index)
         except Exception:
@@ -138,9 +130,7 @@ class Skips(ImageFolder):
 
 @pytest.mark.parametrize("damage", [cut, wrong_inside])
 @pytest.mark.filterwarnings("ignore:dali could not make a batch")
-def test_a_dataset_that_catches_the_error_of_a_broken_file(
-    damage: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_dataset_that_catches_the_error_of_a_broken_file(damage, tmp_path):
     data = Skips(write_folder(tmp_path, format="PNG"), CHAIN)
     damage(Path(data.samples[4][0]))
     assert compared(data, num_workers=1) == []
@@ -155,7 +145,7 @@ WHOLE = transforms.Compose([transforms.Resize((12, 14)), transforms.ToTensor()])
     [CHAIN, pytest.param(WHOLE, marks=pytest.mark.nightly)],
     ids=["windows", "whole"],
 )
-def test_files_of_every_kind_through_a_loader(chain: Any, tmp_path: Path) -> None:
+def test_files_of_every_kind_through_a_loader(chain, tmp_path):
     files = {**plain_files(), **odd_files()}
     damaged = {f"{name}, cut": data[: len(data) * 2 // 3] for name, data in files.items()}
     everything = {**files, **damaged, "empty": b"", "text": b"no image" * 20}
@@ -170,14 +160,14 @@ def test_files_of_every_kind_through_a_loader(chain: Any, tmp_path: Path) -> Non
     assert len(compared(data, batch_size=16, shuffle=True)) > 2
 
 
-def test_several_broken_files_and_a_broken_batch_by_batch_epoch(tmp_path: Path) -> None:
+def test_several_broken_files_and_a_broken_batch_by_batch_epoch(tmp_path):
     data = ImageFolder(write_folder(tmp_path), CHAIN)
     for path, _ in data.samples[::3]:
         cut(Path(path))
     assert len(compared(data)) == 8
 
 
-KINDS: dict[str, Callable[[Path], None]] = {
+KINDS = {
     "missing": removed,
     "truncated": cut,
     "empty": emptied,
@@ -201,17 +191,17 @@ LATE = transforms.Compose(
 class Refuses:
     """A target_transform that refuses some samples."""
 
-    def __init__(self, numbers: set[int]) -> None:
+    def __init__(self, numbers):
         self.numbers = numbers
 
-    def __call__(self, target: int) -> int:
+    def __call__(self, target):
         if target in self.numbers:
             raise LookupError(f"no target {target}")
         return target
 
 
 @functools.cache
-def pairs_of_bad_samples() -> tuple[list[str], set[int]]:
+def pairs_of_bad_samples():
     """Batches of four files with two bad ones, of every two kinds; whose targets are refused."""
     root = Path(tempfile.mkdtemp(prefix="dataloaders-bad-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
@@ -231,7 +221,7 @@ def pairs_of_bad_samples() -> tuple[list[str], set[int]]:
 class Bad(ImageFolder):
     """Such files, by numbers."""
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform):
         paths, refused = pairs_of_bad_samples()
         self.samples = list(zip(paths, range(len(paths)), strict=True))
         self.transform, self.target_transform = transform, Refuses(refused)
@@ -241,7 +231,7 @@ class Bad(ImageFolder):
 class BadByOwnCode(Bad):
     """The same by code of its own, which dali runs."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         path, target = self.samples[index]
         image = self.transform(default_loader(path))
         return image, self.target_transform(target)
@@ -249,62 +239,62 @@ class BadByOwnCode(Bad):
 
 @pytest.mark.parametrize("kind", [Bad, BadByOwnCode])
 @pytest.mark.nightly
-def test_of_several_bad_samples_the_first_raises_as_under_stock(kind: Any) -> None:
+def test_of_several_bad_samples_the_first_raises_as_under_stock(kind):
     assert len(compared(kind(LATE), batch_size=4)) == 2 * len(PAIRS)
 
 
-def test_an_image_too_small_for_its_crop_is_torchvisions_error() -> None:
+def test_an_image_too_small_for_its_crop_is_torchvisions_error():
     chain = transforms.Compose([transforms.RandomCrop(22), transforms.ToTensor()])
     assert compared(folder(chain))
 
 
-def test_a_normalize_of_other_channels_is_torchvisions_error() -> None:
+def test_a_normalize_of_other_channels_is_torchvisions_error():
     chain = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize([0.5, 0.5], [0.5, 0.5])]
     )
     assert len(compared(folder(chain), collate_fn=list)) == 8
 
 
-def no_third(target: int) -> int:
+def no_third(target):
     if target == 2:
         raise LookupError("no third class")
     return target
 
 
-def test_an_error_of_a_target_transform_is_raised_at_its_batch() -> None:
+def test_an_error_of_a_target_transform_is_raised_at_its_batch():
     errors = compared(folder(CHAIN, target_transform=no_third))
     assert {type(error) for error in errors} == {LookupError}
 
 
-def refuses_all(samples: list[Any]) -> Any:
+def refuses_all(samples):
     raise LookupError(f"{len(samples)} samples")
 
 
-def test_an_error_of_a_collate_fn_is_raised_at_its_batch() -> None:
+def test_an_error_of_a_collate_fn_is_raised_at_its_batch():
     assert len(compared(folder(CHAIN), collate_fn=refuses_all)) == 8
 
 
 class Breaks(Sampler[int]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         yield from range(5)
         raise LookupError("no sixth sample")
 
-    def __len__(self) -> int:
+    def __len__(self):
         return SIZE
 
 
-def test_an_error_of_a_sampler_is_raised_where_its_batch_would_have_come() -> None:
+def test_an_error_of_a_sampler_is_raised_where_its_batch_would_have_come():
     assert len(compared(folder(CHAIN), sampler=Breaks())) == 2
 
 
 class OutOfRange(Sampler[int]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter([0, 1, 2, 3, 400, 5])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
 
-def test_an_index_that_is_none_is_the_datasets_error() -> None:
+def test_an_index_that_is_none_is_the_datasets_error():
     errors = compared(folder(CHAIN), sampler=OutOfRange())
     assert {type(error) for error in errors} == {IndexError}

@@ -1,7 +1,5 @@
 """DALI that is missing, too old or broken: the error says which line installs the one that fits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +37,7 @@ iter(loader)
 """
 
 
-def told(before: str, cuda: str | None = torch.version.cuda) -> str:
+def told(before, cuda=torch.version.cuda):
     """What is told of backend="dali" in a process where ``before`` has run."""
     script = before + USED.format(cuda=cuda)
     done = subprocess.run(
@@ -58,9 +56,7 @@ def told(before: str, cuda: str | None = torch.version.cuda) -> str:
     ],
 )
 @pytest.mark.nightly
-def test_without_dali_the_error_is_the_line_that_installs_it(
-    cuda: str | None, package: str
-) -> None:
+def test_without_dali_the_error_is_the_line_that_installs_it(cuda, package):
     last = told(HIDDEN, cuda)
     assert last.startswith("dataloaders.errors.MissingDependency: ")
     assert "backend='dali' needs NVIDIA DALI, which cannot be imported" in last
@@ -69,7 +65,7 @@ def test_without_dali_the_error_is_the_line_that_installs_it(
 
 @pytest.mark.parametrize("version", ["1.50.0", "0.9", "unknown"])
 @pytest.mark.nightly
-def test_one_that_is_too_old_is_named_with_its_version(version: str) -> None:
+def test_one_that_is_too_old_is_named_with_its_version(version):
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
     last = told(OTHER.format(version=version), "13.0")
     assert f"backend='dali' needs NVIDIA DALI 2.0 or newer, and {version} is installed" in last
@@ -77,7 +73,7 @@ def test_one_that_is_too_old_is_named_with_its_version(version: str) -> None:
 
 
 @pytest.mark.nightly
-def test_what_can_run_here_is_told_without_dali() -> None:
+def test_what_can_run_here_is_told_without_dali():
     script = f"{HIDDEN}\nfrom dataloaders.cli import main\nsys.exit(main(['backends']))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,7 +1,5 @@
 """tune() of a loader with backend="dali", for real: what is tried, kept, and taken by "auto"."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import weakref
@@ -26,32 +24,32 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
-def chain() -> Any:
+def chain():
     return transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
 
 
-def loader_of(root: Path, backend: Any = "dali", **options: Any) -> DataLoader[Any]:
+def loader_of(root, backend="dali", **options):
     return DataLoader(image_folder(root, transform=chain()), 2, backend=backend, **options)
 
 
-def learn(loader: DataLoader[Any], options: dict[str, int] | None) -> None:
+def learn(loader, options):
     key = learned.key_of(
         loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn, "dali"
     )
     assert learned.remember(key, learned.Learned(0, None, False, 9.0, options=options)) is not None
 
 
-def notes(loader: DataLoader[Any]) -> str:
+def notes(loader):
     return " ".join(loader.explain().notes)
 
 
 @pytest.mark.nightly
-def test_its_threads_and_depth_are_tried_and_kept(tmp_path: Path) -> None:
+def test_its_threads_and_depth_are_tried_and_kept(tmp_path):
     loader = loader_of(tmp_path, shuffle=True)
     before = notes(loader)
     tuning = tune(loader, lambda batch: None, budget_s=2.0)
@@ -68,7 +66,7 @@ def test_its_threads_and_depth_are_tried_and_kept(tmp_path: Path) -> None:
     assert len(list(tuning.apply(loader))) == len(list(loader)) == len(loader)
 
 
-def test_a_loader_that_was_tuned_ends_with_its_last_reference(tmp_path: Path) -> None:
+def test_a_loader_that_was_tuned_ends_with_its_last_reference(tmp_path):
     loader = loader_of(tmp_path)
     tune(loader, budget_s=0.5)
     assert len(list(loader)) == len(loader)
@@ -77,7 +75,7 @@ def test_a_loader_that_was_tuned_ends_with_its_last_reference(tmp_path: Path) ->
     assert gone() is None  # and with it its session, before the collector comes
 
 
-def test_auto_takes_what_was_learned_and_numbers_stay_as_given(tmp_path: Path) -> None:
+def test_auto_takes_what_was_learned_and_numbers_stay_as_given(tmp_path):
     loader = loader_of(tmp_path)
     first = list(loader)
     learn(loader, {"threads": 3, "depth": 5})
@@ -88,32 +86,30 @@ def test_auto_takes_what_was_learned_and_numbers_stay_as_given(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("options", [None, {}, {"threads": 0, "depth": 0}, {"other": 7}])
-def test_what_was_learned_of_something_else_is_the_rule(
-    tmp_path: Path, options: dict[str, int] | None
-) -> None:
+def test_what_was_learned_of_something_else_is_the_rule(tmp_path, options):
     loader = loader_of(tmp_path)
     learn(loader, options)
     assert numbers_of(Dali(), loader)[:2] == (min(32, resources.usable_cores()), 3)
     assert len(list(loader)) == len(loader)
 
 
-def test_ranks_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(resources.usable_cores()))
     numbers = numbers_of(Dali(), loader_of(tmp_path))
     assert numbers == (1, 3, "rule")
     assert candidates(numbers)["threads"] == (1, 2)
 
 
-def test_workers_are_tuned_too(tmp_path: Path) -> None:
+def test_workers_are_tuned_too(tmp_path):
     class Own(torch.utils.data.Dataset[Any]):
-        def __init__(self) -> None:
+        def __init__(self):
             self.folder = image_folder(tmp_path)
             self.transform = chain()
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(self.folder)
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             image, target = self.folder[index]
             return self.transform(image), target
 
@@ -137,7 +133,7 @@ for epoch in range(200):
 
 
 @pytest.mark.nightly
-def test_a_script_of_torchs_own_loader_is_tuned_for_the_backend(tmp_path: Path) -> None:
+def test_a_script_of_torchs_own_loader_is_tuned_for_the_backend(tmp_path):
     command = ["tune", "--budget", "1", "--backend", "dali"]
     folder = image_folder(tmp_path).root
     script = tmp_path / "train.py"

@@ -1,7 +1,5 @@
 """The demo and its photographs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -11,7 +11,6 @@ import builtins
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +57,7 @@ class Block(NamedTuple):
     not_run: bool
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def blocks(page):
     """What stands between fences."""
     pattern = r"(<!-- not run: \S[^\n]*-->\n+)?^```(\w*)\n(.*?)^```$"
     text = page.read_text()
@@ -68,7 +67,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_runs(page: Path, tmp_path: Path) -> None:
+def test_python_runs(page, tmp_path):
     python = [each for each in blocks(page) if each.language == "python" and not each.not_run]
     runs = [(each.line, each.text) for each in python]
     script = tmp_path / "page.py"
@@ -78,7 +77,7 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_that_is_not_run_uses_what_its_page_imports(page: Path) -> None:
+def test_python_that_is_not_run_uses_what_its_page_imports(page):
     known = {*dir(builtins), "dataset", "step", "loader"}
     for block in blocks(page):
         if block.language != "python":
@@ -94,7 +93,7 @@ def test_python_that_is_not_run_uses_what_its_page_imports(page: Path) -> None:
         assert not block.not_run or used <= known, used - known
 
 
-def command_lines() -> list[str]:
+def command_lines():
     """The words after our command, in every shell block; variables are 0."""
     pattern = r"^(?:\$ |torchrun .*-m |for .*; do )?dataloaders (\S.*?)(?:; done)?$"
     shell = [each.text for page in PAGES for each in blocks(page) if not each.language]
@@ -102,9 +101,7 @@ def command_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", sorted(set(command_lines())))
-def test_command_lines_parse(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_lines_parse(line, tmp_path, monkeypatch, capsys):
     """No file that they name is here: each is refused for that, if not for its words."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATALOADERS_BACKEND", "stock")  # what tune sets is put back

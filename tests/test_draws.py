@@ -1,10 +1,6 @@
 """`Draws`, compared with torch's own generator after the same seeding."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +15,11 @@ from dataloaders.transforms.draws import Draws, _to_odd, between
 SAMPLES = 40
 
 
-def seeds(count: int = SAMPLES) -> np.ndarray:
+def seeds(count=SAMPLES):
     return words(0, 0, list(range(count)), [0] * count, 0)
 
 
-def by_torch(given: np.ndarray, draw: Callable[[], Any]) -> list[Any]:
+def by_torch(given, draw):
     """What ``draw`` returns after each seeding."""
     found = []
     for a, b, c, d in given.tolist():
@@ -32,7 +28,7 @@ def by_torch(given: np.ndarray, draw: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def test_rand_is_torchs() -> None:
+def test_rand_is_torchs():
     rows = np.concatenate(
         [seeds(200), np.array([[2**32 - 1, 0, 2**32 - 1, 7], [0] * 4], np.uint32)]
     )
@@ -44,7 +40,7 @@ def test_rand_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.7, 1.0, 1 / 3])
-def test_below_is_torchs_comparison(probability: float) -> None:
+def test_below_is_torchs_comparison(probability):
     rows = seeds(400)
     expected = by_torch(rows, lambda: bool(torch.rand(1) < probability))
     assert Draws(rows).below(probability).tolist() == expected
@@ -52,7 +48,7 @@ def test_below_is_torchs_comparison(probability: float) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1e6, width=32), st.integers(0, 2**32 - 1))
-def test_uniform_is_torchs_between_any_bounds(low: float, width: float, seed: int) -> None:
+def test_uniform_is_torchs_between_any_bounds(low, width, seed):
     torch.manual_seed(seed)
     expected = torch.empty(200).uniform_(low, low + width).numpy()
     found = between(Draws([[seed, 0, 0, 0]]).ahead(200)[0], low, low + width)
@@ -60,7 +56,7 @@ def test_uniform_is_torchs_between_any_bounds(low: float, width: float, seed: in
     assert np.array_equal(found, expected)
 
 
-def test_a_sum_is_rounded_once() -> None:
+def test_a_sum_is_rounded_once():
     """Where 53 bits do not hold it: halfway between two float32, but for a bit far below."""
     one, other = np.array([2.0**-60, -(2.0**-60)]), np.float64(1 + 2.0**-24)
     assert _to_odd(one, other).astype(np.float32).tolist() == [1 + 2.0**-23, 1.0]
@@ -68,7 +64,7 @@ def test_a_sum_is_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("high", [1, 2, 7, 2**24])
-def test_randint_is_torchs(high: int) -> None:
+def test_randint_is_torchs(high):
     rows = seeds(200)
     expected = by_torch(rows, lambda: int(torch.randint(0, high, (1,))))
     assert Draws(rows).randint(np.full(200, high)).tolist() == expected
@@ -76,7 +72,7 @@ def test_randint_is_torchs(high: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 7)), max_size=12))
-def test_streams_go_on_however_far_apart_they_are(moves: list[tuple[int, int]]) -> None:
+def test_streams_go_on_however_far_apart_they_are(moves):
     """Beyond the window of words at hand, each by itself; those not masked stay."""
     rows = seeds(8)
     draws = Draws(rows)
@@ -99,7 +95,7 @@ def test_streams_go_on_however_far_apart_they_are(moves: list[tuple[int, int]]) 
     assert np.array_equal(first, before)
 
 
-def test_several_threads_draw_at_once() -> None:
+def test_several_threads_draw_at_once():
     rows = seeds(200)
     expected = Draws(rows).ahead(64)
     with ThreadPoolExecutor(4) as threads:
@@ -107,7 +103,7 @@ def test_several_threads_draw_at_once() -> None:
     assert all(np.array_equal(words, expected) for words in found)
 
 
-def test_an_empty_batch_draws_nothing() -> None:
+def test_an_empty_batch_draws_nothing():
     draws = Draws(np.empty((0, 4), np.uint32))
     assert draws.rand().shape == (0,)
     assert draws.ahead(4).shape == (0, 4)

@@ -1,7 +1,5 @@
 """The examples run as they are, and the one that is plain torch stays plain torch."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -16,7 +14,7 @@ OUR_IMPORT = "from dataloaders import DataLoader\n"
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """Two classes of two images each."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
@@ -27,7 +25,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(script: Path, *words: object) -> str:
+def run(script, *words):
     """What the script prints, run from its own folder."""
     done = warm.run([script, *words], cwd=script.parent)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,7 +33,7 @@ def run(script: Path, *words: object) -> str:
 
 
 @pytest.mark.parametrize("ours", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_the_only_trace_of_us_is_the_import(photos: Path, tmp_path: Path, ours: bool) -> None:
+def test_the_only_trace_of_us_is_the_import(photos, tmp_path, ours):
     script = EXAMPLES / "train_images.py"
     source = script.read_text()
     code = source.split('"""', 2)[2]
@@ -50,7 +48,7 @@ def test_the_only_trace_of_us_is_the_import(photos: Path, tmp_path: Path, ours: 
 
 
 @pytest.mark.nightly
-def test_a_lightning_script_trains(photos: Path, tmp_path: Path) -> None:
+def test_a_lightning_script_trains(photos, tmp_path):
     script = tmp_path / "train_lightning.py"
     script.write_text((EXAMPLES / "train_lightning.py").read_text())
     run(script, "--data", photos, "--epochs", 1)
@@ -58,7 +56,7 @@ def test_a_lightning_script_trains(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_check_can_be_called_in_code() -> None:
+def test_the_check_can_be_called_in_code():
     printed = run(EXAMPLES / "check_in_code.py")
     report, _, factor = printed.partition("a perfect input would gain a factor of ")
     assert re.search(r"^loader .*TensorDataset", report, re.MULTILINE), report
@@ -68,7 +66,7 @@ def test_the_check_can_be_called_in_code() -> None:
 
 
 @pytest.mark.nightly
-def test_a_check_a_switch_to_dali_and_a_check_again(photos: Path) -> None:
+def test_a_check_a_switch_to_dali_and_a_check_again(photos):
     pytest.importorskip("nvidia.dali")
     words = ("--data", photos, "--batch-size", 2, "--seconds", 4, "--device", "cpu")
     printed = run(EXAMPLES / "switch_to_dali.py", *words)
@@ -77,7 +75,7 @@ def test_a_check_a_switch_to_dali_and_a_check_again(photos: Path) -> None:
     assert re.search(r"A batch took \S+ ms and takes \S+ ms: \S+ x as fast\.", printed), printed
 
 
-def test_a_check_without_time_for_a_round_says_so(photos: Path) -> None:
+def test_a_check_without_time_for_a_round_says_so(photos):
     pytest.importorskip("nvidia.dali")
     words = ("--data", photos, "--batch-size", 2, "--seconds", 0.001, "--device", "cpu")
     printed = run(EXAMPLES / "switch_to_dali.py", *words)

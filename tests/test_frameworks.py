@@ -1,7 +1,5 @@
 """Lightning, Fabric, Accelerate and torch.distributed take the loader as torch's own."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

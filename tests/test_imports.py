@@ -1,7 +1,5 @@
 """What the package loads, exports, and may know of itself."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -10,6 +8,24 @@ from pathlib import Path
 
 import dataloaders
 
+TESTS = Path(__file__).parent
+FRONT_DOORS = {
+    "dataloaders",
+    "dataloaders.backend",
+    "dataloaders.bottleneck",
+    "dataloaders.cache",
+    "dataloaders.cli",
+    "dataloaders.errors",
+    "dataloaders.registry",
+    "dataloaders.samplers",
+    "dataloaders.tuning",
+    "backends.dali",
+    "backends.h5",
+    "backends.prefetch",
+    "backends.stock",
+    "backends.synthetic",
+}
+MOST_INTERNAL_IMPORTS = 191  # may only fall: lower it when you remove some
 HEAVY = ("h5py", "nvidia.dali", "torchvision", "PIL", "rich", "psutil")
 EXPORTED = {
     "Backend",
@@ -128,3 +144,29 @@ def test_rooms_import_those_of_their_row_only():
         assert found <= ROOMS[own] | within, f"{path}: {found}"
     expected = {"__init__", "__main__", "_installed_backends"}
     assert tops - expected == {room.partition(".")[0] for room in ROOMS}
+
+
+def is_internal(module):
+    """Return whether it is ours and no front door, nor a name of one that is no module."""
+    if module.split(".")[0] not in ("dataloaders", "backends") or module in FRONT_DOORS:
+        return False
+    outer, _, _ = module.rpartition(".")
+    place = OURS.parent.joinpath(*module.split("."))
+    return outer not in FRONT_DOORS or place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def test_tests_come_through_the_front_doors():
+    """An import of an internal is what a redesign of it breaks: see CONTRIBUTING.md."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = names if node.module in FRONT_DOORS else [node.module]
+            else:
+                continue
+            if any(map(is_internal, names)):
+                found.append(f"{path.relative_to(TESTS)}:{node.lineno}")
+    assert len(found) <= MOST_INTERNAL_IMPORTS, "\n".join(found)

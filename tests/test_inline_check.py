@@ -1,12 +1,8 @@
 """A check around a loop as it stands, as in a notebook."""
 
-from __future__ import annotations
-
 import sys
 import types
-from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -15,7 +11,7 @@ from dataloaders import bottleneck_check
 from helpers.waits import Waiting
 
 
-def test_the_loop_ends_by_itself_and_the_report_stays() -> None:
+def test_the_loop_ends_by_itself_and_the_report_stays():
     time = VirtualTime()
     loader = DataLoader(Waiting(1000, 0.03, time.sleep), batch_size=None)
     with bottleneck_check(loader, budget_s=10, clock=HostOn(time)) as check:
@@ -30,7 +26,7 @@ def test_the_loop_ends_by_itself_and_the_report_stays() -> None:
     assert "INPUT-BOUND" in page
 
 
-def test_an_optimizers_step_tells_the_cycle_and_the_random_states_are_put_back() -> None:
+def test_an_optimizers_step_tells_the_cycle_and_the_random_states_are_put_back():
     time = VirtualTime()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     loader = DataLoader(Waiting(1000, 0.001, time.sleep), batch_size=None, shuffle=True)
@@ -46,10 +42,8 @@ def test_an_optimizers_step_tells_the_cycle_and_the_random_states_are_put_back()
     assert any("every 3 batches" in note for note in check.report().notes)
 
 
-def test_a_notebook_shows_progress_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notebook: Any = types.ModuleType("IPython")
+def test_a_notebook_shows_progress_in_one_line(monkeypatch, capsys):
+    notebook = types.ModuleType("IPython")
     notebook.get_ipython = lambda: types.SimpleNamespace(kernel=None)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     time = VirtualTime()

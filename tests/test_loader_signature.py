@@ -1,7 +1,5 @@
 """The names, defaults and accepted combinations are torch's own."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """What `make mutants` stands on: its tables fit the tree, and a change is known by its text."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -21,12 +19,12 @@ def first(rows, size):
 """
 
 
-def test_each_broken_version_replaces_a_text_that_is_there() -> None:
+def test_each_broken_version_replaces_a_text_that_is_there():
     for version in versions().values():
         changed(version)
 
 
-def test_a_version_whose_text_is_gone_says_so() -> None:
+def test_a_version_whose_text_is_gone_says_so():
     version = {"name": "a slot is lost", "file": "setup.py", "before": "free()", "after": ""}
     with pytest.raises(ValueError, match=r"'a slot is lost': setup.py is no file. Write"):
         changed(version)
@@ -34,7 +32,7 @@ def test_a_version_whose_text_is_gone_says_so() -> None:
         changed(version | {"file": "README.md"})
 
 
-def test_the_tables_name_what_exists() -> None:
+def test_the_tables_name_what_exists():
     modules = read("modules.toml")["modules"]
     for module in modules:
         assert (ROOT / f"{module}.py").is_file(), module
@@ -45,7 +43,7 @@ def test_the_tables_name_what_exists() -> None:
     assert json.loads((ROOT / "tests/mutants/baseline.json").read_text()).keys() <= modules.keys()
 
 
-def test_the_mutants_of_a_function() -> None:
+def test_the_mutants_of_a_function():
     assert [f"{mutant.before} -> {mutant.after}" for mutant in mutants(BEFORE)] == [
         "if size < 0 and not rows: -> if size <= 0 and not rows:",
         "if size < 0 and not rows: -> if size < 1 and not rows:",
@@ -59,7 +57,7 @@ def test_the_mutants_of_a_function() -> None:
     ]
 
 
-def test_a_mutant_keeps_its_key_where_other_lines_change() -> None:
+def test_a_mutant_keeps_its_key_where_other_lines_change():
     after = b"import os\n" + BEFORE.replace(b"raise ValueError(size)", b"raise KeyError")
     after = after.replace(b" not rows:", b" not rows:  # and why")
     one, other = ({each.key for each in mutants(text)} for text in (BEFORE, after))
@@ -72,7 +70,7 @@ def test_a_mutant_keeps_its_key_where_other_lines_change() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-def test_each_broken_version_fails_its_tests() -> None:
+def test_each_broken_version_fails_its_tests():
     command = [sys.executable, str(Path("tests", "mutants")), "--broken"]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert ended.returncode == 0, ended.stdout
@@ -81,13 +79,13 @@ def test_each_broken_version_fails_its_tests() -> None:
 class Played:
     """In place of a tree: its tests notice all changes of lines that hold a word."""
 
-    def __init__(self, word: str) -> None:
+    def __init__(self, word):
         self.word = word
 
-    def check(self, tests: list[str]) -> float:
+    def check(self, tests):
         return 0.0
 
-    def outcome(self, file: str, source: bytes, tests: list[str], usual: float) -> str:
+    def outcome(self, file, source, tests, usual):
         lines = zip(
             (ROOT / file).read_text().splitlines(), source.decode().splitlines(), strict=False
         )
@@ -95,9 +93,7 @@ class Played:
         return "failed" if self.word in first else "passed"
 
 
-def test_a_change_that_was_noticed_before_and_survives_fails_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_change_that_was_noticed_before_and_survives_fails_the_run(tmp_path, capsys):
     words = ["dataloaders/measuring/intervals", "--against", str(tmp_path / "baseline.json")]
     assert main(Played("rounds"), words) == 0  # nothing is known yet
     assert main(Played("rounds"), [*words, "--renew"]) == 0

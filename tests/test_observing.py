@@ -4,8 +4,6 @@ A look that reads the dataset in this process leaves its file open here; every w
 inherits it, and all of them share one offset. So a process is started as torch starts a worker.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -158,7 +156,7 @@ def test_processes_that_are_not_forked(context, tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(5)
 def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)

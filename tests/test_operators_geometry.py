@@ -1,11 +1,7 @@
 """Crops, flips and resizes drawn for a batch: torchvision's own pixels for the same seeds."""
 
-from __future__ import annotations
-
 import re
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -23,7 +19,7 @@ from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.actions import SampleError, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
-from dataloaders.transforms.operators import Chain, chain_of
+from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.primitives.geometry import Crop
 from helpers.compare import assert_same
 from helpers.pictures import noise
@@ -33,11 +29,11 @@ KINDS = ("RGB", "L", "bytes", "floats")
 SHAPES = ((1, 1), (5, 7), (13, 13), (20, 9), (9, 31), (40, 33), (2, 37), (37, 1))
 
 
-def images(kind: str, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Any]:
+def images(kind, shapes=SHAPES):
     """Images of these heights and widths; ``kind``: a PIL mode, "bytes", "floats" or "tv"."""
     mode = "RGB" if kind in ("bytes", "floats", "tv") else kind
     channels = len(PIL.Image.new(mode, (1, 1)).getbands())
-    made: list[Any] = [noise(*shape, channels, n).convert(mode) for n, shape in enumerate(shapes)]
+    made = [noise(*shape, channels, n).convert(mode) for n, shape in enumerate(shapes)]
     if mode != kind:
         made = [functional.pil_to_tensor(image) for image in made]
     if kind == "floats":
@@ -45,12 +41,12 @@ def images(kind: str, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Any]:
     return [tv_tensors.Image(image) for image in made] if kind == "tv" else made
 
 
-def sizes_of(batch: Sequence[Any]) -> Sizes:
+def sizes_of(batch):
     _, heights, widths = np.array([functional.get_dimensions(one) for one in batch]).T
     return Sizes(heights, widths)
 
 
-def by_torchvision(transform: Any, image: Any, row: np.ndarray) -> tuple[Any, float]:
+def by_torchvision(transform, image, row):
     """What torchvision makes of one image, or its exception; and what is drawn after it."""
     seed_generators(tuple(row.tolist()))
     try:
@@ -60,7 +56,7 @@ def by_torchvision(transform: Any, image: Any, row: np.ndarray) -> tuple[Any, fl
     return made, torch.rand(1).item()
 
 
-def refused(chain: Chain, image: Any) -> bool:
+def refused(chain, image):
     """Whether this image, which may have no pixels at some place, is left to torchvision."""
     try:
         drawn(chain.operators, Draws([[1, 2, 3, 4]]), sizes_of([image]))
@@ -69,7 +65,7 @@ def refused(chain: Chain, image: Any) -> bool:
     return False
 
 
-def check(transform: Any, given: Sequence[Any], *, repeats: int = 3, seed: int = 0) -> int:
+def check(transform, given, *, repeats=3, seed=0):
     """Compare pixels, predicted sizes and the next number drawn; return how many samples."""
     chain = chain_of(transform)
     assert chain.why is None, chain.why
@@ -101,7 +97,7 @@ def check(transform: Any, given: Sequence[Any], *, repeats: int = 3, seed: int =
     return done
 
 
-CHAINS: dict[str, Any] = {
+CHAINS = {
     "resize to the shorter side": lambda t: t.Resize(8),
     "resize to a pair": lambda t: t.Resize((11, 6)),
     "resize at most": lambda t: t.Resize(8, max_size=14),
@@ -143,14 +139,14 @@ CHAINS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.thinned(6)
-def test_what_is_drawn_and_done_is_torchvisions(library: str, name: str, kind: str) -> None:
+def test_what_is_drawn_and_done_is_torchvisions(library, name, kind):
     tensors = kind in ("bytes", "floats")
     made = check(CHAINS[name](LIBRARIES[library]), images(kind))
     assert made >= 6 or (name == "usual" and tensors and library == "v1")
 
 
 @pytest.mark.parametrize("kind", ["RGB", "bytes", "tv"])
-def test_what_only_v2_has_is_too(kind: str) -> None:
+def test_what_only_v2_has_is_too(kind):
     assert check(v2.Resize(None, max_size=9), images(kind)) >= 6
     last = [v2.RGB(), v2.Identity(), v2.ToImage(), v2.ToDtype(torch.float32, True)]
     chain = v2.Compose([v2.RandomCrop(4, padding=3), *last, v2.ToPureTensor()])
@@ -159,7 +155,7 @@ def test_what_only_v2_has_is_too(kind: str) -> None:
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "CMYK", "F", "1"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_images_of_other_modes_are_too(library: str, mode: str) -> None:
+def test_images_of_other_modes_are_too(library, mode):
     t = LIBRARIES[library]
     given = [one.convert(mode) for one in images("RGB", ((13, 13), (20, 9), (3, 5)))]
     crop = t.RandomCrop(9, padding=4, pad_if_needed=True)
@@ -168,7 +164,7 @@ def test_images_of_other_modes_are_too(library: str, mode: str) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), library=st.sampled_from([v1, v2]), kind=st.sampled_from(KINDS))
-def test_any_chain_is_drawn_as_torchvision_draws_it(data: Any, library: Any, kind: str) -> None:
+def test_any_chain_is_drawn_as_torchvision_draws_it(data, library, kind):
     side = st.integers(1, 24)
     bounds = st.tuples(st.floats(0.01, 2), st.floats(0.01, 2)).map(sorted)
     t = library
@@ -198,7 +194,7 @@ def test_any_chain_is_drawn_as_torchvision_draws_it(data: Any, library: Any, kin
     ],
     ids=["usual", "narrow", "padded"],
 )  # fmt: skip
-def test_windows_of_large_images_are_those_of_make_params(transform: Any) -> None:
+def test_windows_of_large_images_are_those_of_make_params(transform):
     """No pixels: hundreds of draws, each number compared, and the stream after them."""
     odd = [(1, 40000), (6001, 37), (1, 1), (2, 3)] * isinstance(transform, v2.RandomResizedCrop)
     shapes = [(375, 500), (2448, 3264), (719, 1281), (1001, 600), *odd] * 60
@@ -238,19 +234,19 @@ def test_windows_of_large_images_are_those_of_make_params(transform: Any) -> Non
         (len, "code of your own"),
     ],
 )
-def test_what_is_not_read_exactly_is_not_read_and_says_why(transform: Any, why: str) -> None:
+def test_what_is_not_read_exactly_is_not_read_and_says_why(transform, why):
     chain = chain_of(transform)
     assert not chain.operators
     assert re.search(why, str(chain.why))
 
 
-def test_a_crop_scaled_downwards_is_not_read() -> None:
+def test_a_crop_scaled_downwards_is_not_read():
     with pytest.warns(UserWarning, match="should be of kind"):
         transform = v1.RandomResizedCrop(4, scale=(1.0, 0.1))
     assert "is no range to draw from" in str(chain_of(transform).why)
 
 
-def test_other_numbers_than_those_that_are_read_are_not_taken_for_them() -> None:
+def test_other_numbers_than_those_that_are_read_are_not_taken_for_them():
     flip, resize = v1.RandomHorizontalFlip(), v1.Resize(4)
     try:
         torch.set_default_dtype(torch.float64)

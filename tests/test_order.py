@@ -1,7 +1,5 @@
 """Index tables of the gather, on given lists: what becomes a tensor, when, and for how long."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Threads of ours: what is told to torch and CUDA in them, and Ctrl-C while one is waited for."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

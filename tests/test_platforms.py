@@ -3,8 +3,6 @@
 Played on Linux (`helpers.other_platform`), in interpreters of their own: no more than that.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The pool of host memory: what keeps a tensor's memory out of it, its bounds, threads, forks."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -1,7 +1,5 @@
 """Prefetching on a real device: order of streams, memory, graphs, endings."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 

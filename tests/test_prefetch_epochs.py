@@ -344,7 +344,7 @@ def test_what_cannot_be_loaded_early_fails_its_own_epoch(dataset, options):
 
 # Programs of loops that break off, over all kinds of loaders
 
-SAMPLERS: dict[str, Callable[[Any, torch.Generator], Any]] = {
+SAMPLERS = {
     "in order": lambda dataset, own: SequentialSampler(dataset),
     "shuffled": lambda dataset, own: RandomSampler(dataset, num_samples=20),
     "shuffled, own generator": lambda dataset, own: RandomSampler(dataset, generator=own),

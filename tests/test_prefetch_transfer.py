@@ -1,7 +1,5 @@
 """Copies, events and memory of the prefetcher, on a played device that reorders all it may."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Stateless random numbers: the published vectors, then what keys them and how they spread."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Several ranks follow rank 0's numbers, and none hangs when another one ends."""
 
-from __future__ import annotations
-
 import re
 
 from dataloaders.scripts.ranks import straggler

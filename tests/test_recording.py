@@ -22,10 +22,18 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 import dataloaders
-from dataloaders.recording.worker import ask_again, describe_sample, recording_changes
-from dataloaders.replaying.evaluate import replayed
-from dataloaders.specification import view_of
-from helpers.recorded import Code, as_recorded, encoded, equal, path
+from helpers.recorded import (
+    Code,
+    as_recorded,
+    ask_again,
+    describe_sample,
+    encoded,
+    equal,
+    is_recorded,
+    path,
+    recording,
+    replayed,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -424,8 +432,8 @@ def both(loader: Any, upto: str = "files") -> tuple[list[Any], list[Any], list[A
     torch.set_num_threads(1)  # as in workers: sums of floats depend on it
     try:
         expected = epoch(loader)
-        sent = epoch(view_of(loader, **recording_changes(loader, upto)))
-        made = [replayed(each) if hasattr(each, "program") else each for each in sent]
+        sent = epoch(recording(loader, upto))
+        made = [replayed(each) if is_recorded(each) else each for each in sent]
     finally:
         torch.set_num_threads(threads)
     return expected, sent, made
@@ -446,7 +454,7 @@ def test_batches_are_torchs(collate_fn: Any, workers: int) -> None:
     expected, sent, made = both(loader)
     assert all(map(equal, made, expected))
     assert len(made) == len(expected) == 4
-    recorded = [hasattr(each, "program") for each in sent]
+    recorded = [is_recorded(each) for each in sent]
     assert recorded == [collate_fn in COLLATIONS] * 4
 
 
@@ -472,7 +480,7 @@ def test_kinds_of_datasets(dataset: Any) -> None:
     expected, sent, made = both(DataLoader(dataset, 3, num_workers=2, drop_last=True))
     assert all(map(equal, made, expected))
     assert len(made) == len(expected) > 0
-    assert all(hasattr(each, "program") for each in sent)
+    assert all(is_recorded(each) for each in sent)
 
 
 def test_torchvisions_datasets(tmp_path: Any) -> None:
@@ -487,7 +495,7 @@ def test_torchvisions_datasets(tmp_path: Any) -> None:
         dataset.target_transform = None
         expected, sent, made = both(DataLoader(dataset, 2))
         assert all(map(equal, made, expected))
-        assert all(hasattr(each, "program") for each in sent)
+        assert all(is_recorded(each) for each in sent)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -498,7 +506,7 @@ def test_seeded_batches_are_stocks(dataset: Any, workers: int) -> None:
     loader: Any = dataloaders.DataLoader(dataset, 4, num_workers=workers, seed=3, collate_fn=mixed)
     expected, sent, made = both(Seeding().view(loader))
     assert all(map(equal, made, expected))
-    assert all(hasattr(each, "program") for each in sent)
+    assert all(is_recorded(each) for each in sent)
     assert all(map(equal, made, loader))
 
 
@@ -527,7 +535,7 @@ def test_a_damaged_scan_is_found_at_replay_and_the_datasets_own_error_when_asked
                 return torch.zeros(3)
 
     loader: Any = DataLoader(Damaged(), 4)
-    view = view_of(loader, **recording_changes(loader))
+    view = recording(loader)
     for batch, expected in zip(view, loader, strict=True):
         with pytest.raises((OSError, SyntaxError, ValueError)):
             replayed(batch)

@@ -1,9 +1,5 @@
 """Chains of transforms that hypothesis makes up, recorded and replayed: equal to the bit."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -45,7 +41,7 @@ MEAN, STD = [0.4, 0.5, 0.3], [0.2, 0.3, 0.2]
 
 
 @st.composite
-def chains(draw: Any) -> list[Any]:
+def chains(draw):
     """Steps on an image, the step that makes it a tensor at any place among them, and an end."""
     second = draw(st.booleans())
     steps = draw(st.lists(st.sampled_from(OF_V2 if second else OF_BOTH), max_size=4))
@@ -59,9 +55,9 @@ def chains(draw: Any) -> list[Any]:
     return [*steps[:place], *turn, *steps[place:], *draw(st.sampled_from([[], end]))]
 
 
-def check(steps: list[Any], kind: Any, seed: int) -> None:
-    def sample(index: int) -> Any:
-        made: Any = Image.open(path(index, *kind)).convert("RGB")
+def check(steps, kind, seed):
+    def sample(index):
+        made = Image.open(path(index, *kind)).convert("RGB")
         torch.manual_seed(seed)
         for step in steps:
             made = step(made)
@@ -74,22 +70,22 @@ def check(steps: list[Any], kind: Any, seed: int) -> None:
 
 @given(chains(), st.sampled_from(FILES), st.integers(0, 999))
 @settings(max_examples=25)
-def test_chains(steps: list[Any], kind: Any, seed: int) -> None:
+def test_chains(steps, kind, seed):
     check(steps, kind, seed)
 
 
 @pytest.mark.nightly
 @given(chains(), st.sampled_from(FILES), st.integers(0, 999))
 @settings(max_examples=3000)
-def test_many_chains(steps: list[Any], kind: Any, seed: int) -> None:
+def test_many_chains(steps, kind, seed):
     check(steps, kind, seed)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("second", [False, True])
-def test_all_pairs_of_transforms(second: bool) -> None:
+def test_all_pairs_of_transforms(second):
     of = OF_V2 if second else OF_BOTH
-    turn: Any = v2.ToImage() if second else v1.ToTensor()
+    turn = v2.ToImage() if second else v1.ToTensor()
     for one in of:
         for other in of:
             for steps in ([one, other, turn], [one, turn, other], [turn, one, other]):

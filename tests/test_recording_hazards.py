@@ -13,7 +13,6 @@ import tarfile
 import threading
 import weakref
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,57 +36,53 @@ from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-from dataloaders.recording.worker import recording_changes
-from dataloaders.replaying.evaluate import replayed
-from dataloaders.specification import view_of
-from helpers.recorded import Code, as_recorded, encoded, equal, path
+from helpers.recorded import Code, as_recorded, encoded, equal, path, recording, replayed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-Made = Callable[[Any, int], Any]
-HAZARDS: dict[str, Callable[[int], Any]] = {}
+HAZARDS = {}
 
 
-def opened(index: int) -> Any:
+def opened(index):
     return Image.open(path(index))
 
 
-def small(index: int) -> Any:
+def small(index):
     return opened(index).convert("RGB").resize((20, 16))
 
 
-def tensor(index: int) -> Any:
+def tensor(index):
     return F.to_tensor(small(index))
 
 
-def hazard(function: Callable[[int], Any]) -> Callable[[int], Any]:
+def hazard(function):
     HAZARDS[function.__name__] = function
     return function
 
 
-def images(**cases: Made) -> None:
+def images(**cases):
     """Hazards that start with an image: opened, and made from one."""
     for name, case in cases.items():
-        HAZARDS[name] = lambda i, case=case: (case(opened(i), i), case(small(i), i))  # type: ignore[misc]
+        HAZARDS[name] = lambda i, case=case: (case(opened(i), i), case(small(i), i))
 
 
-def tensors(**cases: Made) -> None:
+def tensors(**cases):
     """Hazards that start with a tensor."""
     for name, case in cases.items():
-        HAZARDS[name] = lambda i, case=case: case(tensor(i), i)  # type: ignore[misc]
+        HAZARDS[name] = lambda i, case=case: case(tensor(i), i)
 
 
-def after(value: Any, *steps: Any) -> Any:
+def after(value, *steps):
     """``value``, when all steps have been done, which have effects."""
     return value
 
 
-def drawn(image: Any) -> Any:
+def drawn(image):
     ImageDraw.Draw(image).line((0, 0, 15, 9), fill=200, width=3)
     return image
 
 
-def written(array: Any, value: Any = 9) -> Any:
+def written(array, value=9):
     array[1:3] = value
     return array
 
@@ -222,7 +217,7 @@ images(
 )
 
 
-def scripted(x: Any, i: int) -> Any:
+def scripted(x, i):
     return torch.jit.script(torch.nn.ReLU())(x)
 
 
@@ -231,7 +226,7 @@ class Held:
     image: Any
 
 
-def with_default_dtype(x: Any, i: int) -> Any:
+def with_default_dtype(x, i):
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -240,32 +235,32 @@ def with_default_dtype(x: Any, i: int) -> Any:
         torch.set_default_dtype(before)
 
 
-def with_return_type(x: Any, i: int) -> Any:
+def with_return_type(x, i):
     with tv_tensors.set_return_type("TVTensor"):
         return tv_tensors.Image(x) * 2
 
 
-def written_through_numpy(x: Any, i: int) -> Any:
+def written_through_numpy(x, i):
     other = x[1]
     x.numpy()[:] = 0.5
     return x, other
 
 
-def written_below(x: Any, i: int) -> Any:
+def written_below(x, i):
     part, plus = x[0], x + 1
     part.mul_(0.5)
     part[2:4] = 0
     return x, part, plus
 
 
-def written_above(x: Any, i: int) -> Any:
+def written_above(x, i):
     part = x.view(3, -1)[:, 5:9]
     x += 1
     x[:, 0] = 7
     return part, x
 
 
-def mean_changed_later(x: Any, i: int) -> Any:
+def mean_changed_later(x, i):
     mean, scale = [0.1, 0.2, 0.3], torch.full((3, 1, 1), 2.0)
     made = F.normalize(x, mean, [0.5] * 3), x * scale
     mean.clear()
@@ -390,7 +385,7 @@ tensors(
 
 
 @hazard
-def deleted_files(index: int) -> Any:
+def deleted_files(index):
     file = path(index) + f".{threading.get_ident()}"
     with open(file, "wb") as out:
         out.write(encoded(index))
@@ -401,7 +396,7 @@ def deleted_files(index: int) -> Any:
 
 
 @hazard
-def overwritten_files(index: int) -> Any:
+def overwritten_files(index):
     file = path(index) + ".again"
     with open(file, "wb") as out:
         out.write(encoded(index))
@@ -412,7 +407,7 @@ def overwritten_files(index: int) -> Any:
 
 
 @hazard
-def reused_buffers(index: int) -> Any:
+def reused_buffers(index):
     buffer = io.BytesIO(encoded(index))
     image = Image.open(buffer).convert("RGB")
     buffer.seek(0)
@@ -421,7 +416,7 @@ def reused_buffers(index: int) -> Any:
 
 
 @hazard
-def handles_closed_early(index: int) -> Any:
+def handles_closed_early(index):
     with open(path(index), "rb") as file:
         image = Image.open(file)
         size = image.size
@@ -429,7 +424,7 @@ def handles_closed_early(index: int) -> Any:
 
 
 @hazard
-def with_blocks(index: int) -> Any:
+def with_blocks(index):
     with Image.open(path(index)) as image:
         inside = image.convert("RGB")
     with open(path(index), "rb") as file, Image.open(file) as image:
@@ -438,14 +433,14 @@ def with_blocks(index: int) -> Any:
 
 
 @hazard
-def with_blocks_left_unread(index: int) -> Any:
+def with_blocks_left_unread(index):
     with Image.open(path(index)) as image:
         pass
     return F.to_tensor(image)
 
 
 @hazard
-def containers(index: int) -> Any:
+def containers(index):
     zipped, tarred = io.BytesIO(), io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("a", encoded(index))
@@ -463,7 +458,7 @@ def containers(index: int) -> Any:
 
 
 @hazard
-def pipes(index: int) -> Any:
+def pipes(index):
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as out:
         out.write(encoded(index))
@@ -472,7 +467,7 @@ def pipes(index: int) -> Any:
 
 
 @hazard
-def formats(index: int) -> Any:
+def formats(index):
     kinds = [
         ("GIF", "RGB"),
         ("TIFF", "RGB"),
@@ -490,19 +485,19 @@ def formats(index: int) -> Any:
 
 
 @hazard
-def transparency(index: int) -> Any:
+def transparency(index):
     image = Image.open(io.BytesIO(encoded(index, "PNG", "P", transparency=3)))
     return [F.to_tensor(image.convert(mode)) for mode in ("RGBA", "RGB", "L")], image.info
 
 
 @hazard
-def text_behind_the_pixels(index: int) -> Any:
+def text_behind_the_pixels(index):
     image = Image.open(io.BytesIO(encoded(index, "PNG", "RGB", dpi=(30, 30))))
     return image.crop((0, 0, 4, 4)).info, image.getexif().tobytes(), image.info
 
 
 @hazard
-def several_frames(index: int) -> Any:
+def several_frames(index):
     file = io.BytesIO()
     frames = [Image.new("RGB", (9, 9), (k * 50, 0, 0)) for k in range(3)]
     frames[0].save(file, ("GIF", "WEBP", "PNG")[index % 3], save_all=True, append_images=frames[1:])
@@ -512,7 +507,7 @@ def several_frames(index: int) -> Any:
 
 
 @hazard
-def truncated_files(index: int) -> Any:
+def truncated_files(index):
     kind = ("JPEG", "PNG", "WEBP", "BMP", "PPM")[index]
     data = encoded(index, kind)[: -len(encoded(index, kind)) // 3]
     try:
@@ -524,7 +519,7 @@ def truncated_files(index: int) -> Any:
 
 
 @hazard
-def truncated_files_that_are_loaded(index: int) -> Any:
+def truncated_files_that_are_loaded(index):
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         return F.to_tensor(Image.open(io.BytesIO(encoded(index)[:-200])))
@@ -533,20 +528,20 @@ def truncated_files_that_are_loaded(index: int) -> Any:
 
 
 @hazard
-def files_that_are_none(index: int) -> Any:
+def files_that_are_none(index):
     return Image.open(io.BytesIO(b"no image"))
 
 
-CACHE: dict[tuple[int, str], Any] = {}
+CACHE = {}
 
 
 @functools.lru_cache
-def remembered(index: int) -> Any:
+def remembered(index):
     return small(index)
 
 
 @hazard
-def escaped_to_caches(index: int) -> Any:
+def escaped_to_caches(index):
     image = remembered(index % 2)
     other = CACHE.setdefault((index % 2, "image"), opened(index % 2))
     kept = CACHE.setdefault((index % 2, "tensor"), tensor(index % 2))
@@ -554,13 +549,13 @@ def escaped_to_caches(index: int) -> Any:
 
 
 @hazard
-def threads_inside(index: int) -> Any:
+def threads_inside(index):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         return list(pool.map(tensor, range(5)))
 
 
 @hazard
-def many_threads_materialise_one(index: int) -> Any:
+def many_threads_materialise_one(index):
     image, x = small(index), tensor(index)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda k: (np.asarray(image).sum(), float(x.sum())), range(8)))
@@ -570,12 +565,12 @@ EARLY = Image.open(io.BytesIO(encoded(3)))
 
 
 @hazard
-def opened_outside(index: int) -> Any:
+def opened_outside(index):
     return F.to_tensor(EARLY.resize((9, 9)))
 
 
 @hazard
-def its_own_jpeg(index: int) -> Any:
+def its_own_jpeg(index):
     file = io.BytesIO()
     small(index).save(file, "JPEG", quality=30)
     opened(index).save(file2 := io.BytesIO(), "JPEG", quality="keep")
@@ -583,14 +578,14 @@ def its_own_jpeg(index: int) -> Any:
 
 
 @hazard
-def draws_after_an_error(index: int) -> Any:
+def draws_after_an_error(index):
     if random.random() < 0.5:
         raise ValueError("of the dataset")
     return tensor(index) * random.random()
 
 
 @pytest.mark.parametrize("name", HAZARDS)
-def test_a_hazard_is_as_without_recording(name: str) -> None:
+def test_a_hazard_is_as_without_recording(name):
     dataset = Code(HAZARDS[name])
     expected = [dataset[index] for index in range(len(dataset))]
     CACHE.clear()
@@ -600,8 +595,8 @@ def test_a_hazard_is_as_without_recording(name: str) -> None:
         assert [equal(*pair) for pair in zip(made, expected, strict=True)] == [True] * len(dataset)
 
 
-def test_code_outside_of_the_recording_gets_no_stand_in() -> None:
-    def sample(index: int) -> Any:
+def test_code_outside_of_the_recording_gets_no_stand_in():
+    def sample(index):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             found = pool.submit(lambda: Image.open(io.BytesIO(encoded(index)))).result()
         return type(found) is JpegImagePlugin.JpegImageFile
@@ -610,7 +605,7 @@ def test_code_outside_of_the_recording_gets_no_stand_in() -> None:
     assert sample(0)
 
 
-def exactly_typed(image: Any) -> Any:
+def exactly_typed(image):
     if type(image) is not torch.Tensor:
         raise TypeError("not a tensor")
     return image
@@ -621,26 +616,27 @@ class Fails:
 
     runs = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         self.runs += 1
-        return exactly_typed(tensor(index)) * random.random()
+        share = random.random()  # drawn once more on stand-ins
+        return exactly_typed(tensor(index)) * share
 
 
-def test_a_dataset_that_fails_on_stand_ins_is_asked_again_once() -> None:
+def test_a_dataset_that_fails_on_stand_ins_is_asked_again_once():
     dataset = Fails()
-    loader: Any = DataLoader(dataset, 2)
+    loader = DataLoader(dataset, 2)
     random.seed(1)
-    made = list(view_of(loader, **recording_changes(loader)))
+    made = list(recording(loader))
     assert dataset.runs == 8 + 1  # the first sample twice
     random.seed(1)
     assert all(map(equal, made, loader))
 
 
 class Wrong(Fails):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image = Image.open(io.BytesIO(encoded(index)))
         assert image.size == (1, 1), "the dataset's own"
         return image
@@ -648,22 +644,22 @@ class Wrong(Fails):
 
 @pytest.mark.usefixtures("workers_end_fast")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_datasets_own_error_is_raised(workers: int) -> None:
-    loader: Any = DataLoader(Wrong(), 2, num_workers=workers)
+def test_a_datasets_own_error_is_raised(workers):
+    loader = DataLoader(Wrong(), 2, num_workers=workers)
     with pytest.raises(AssertionError, match="the dataset's own"):
-        next(iter(view_of(loader, **recording_changes(loader))))
+        next(iter(recording(loader)))
 
 
-def opens(samples: Any) -> Any:
+def opens(samples):
     return torch.stack([F.to_tensor(small(index % 5)) for _, index in samples])
 
 
 class Pairs(Fails):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return Held(small(index)) if index > 90 else (tensor(index), index)
 
 
-def test_images_opened_in_collation_are_recorded() -> None:
-    loader: Any = DataLoader(Pairs(), 4, num_workers=1, collate_fn=opens)
-    sent = list(view_of(loader, **recording_changes(loader)))
+def test_images_opened_in_collation_are_recorded():
+    loader = DataLoader(Pairs(), 4, num_workers=1, collate_fn=opens)
+    sent = list(recording(loader))
     assert all(equal(replayed(one), other) for one, other in zip(sent, loader, strict=True))

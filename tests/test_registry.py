@@ -1,7 +1,5 @@
 """Names of backends: who is found, what is said of those who are not, and whose folder wins."""
 
-from __future__ import annotations
-
 import pytest
 import torch.utils.data
 

@@ -1,11 +1,7 @@
 """Batches replayed in threads of the CPU equal those of the dataset's own code."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,33 +37,33 @@ NORMAL = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))]
 V2 = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))]
 
 
-def two_views(image: Any) -> Any:
+def two_views(image):
     view = v1.Compose([v1.RandomResizedCrop(24), *NORMAL])
     return view(image), view(image)
 
 
-def by_hand(image: Any) -> Any:
+def by_hand(image):
     if random.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     image = ImageEnhance.Color(image.resize((31, 33), Image.Resampling.LANCZOS)).enhance(0.7)
     return {"x": (v1.functional.to_tensor(image) - 0.5) / 0.3, "size": image.size}
 
 
-def five(image: Any) -> Any:
+def five(image):
     crops = v1.FiveCrop(16)(v1.Resize(24)(image))
     return torch.stack([F.to_tensor(crop) for crop in crops])
 
 
-def pair(image: Any) -> Any:
+def pair(image):
     top, left, height, width = v1.RandomCrop.get_params(image, (20, 22))
     return F.to_tensor(F.crop(image, top, left, height, width)), image.size
 
 
-def wrapped(image: Any) -> Any:
+def wrapped(image):
     return v2.Compose([v2.ToImage(), v2.RandomCrop(24), *V2])(image)
 
 
-MAKES: dict[str, Callable[[Any], Any]] = {
+MAKES = {
     "imagenet": v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *NORMAL]),
     "validation": v1.Compose([v1.Resize(36), v1.CenterCrop(32), *NORMAL]),
     "bicubic": v1.Compose(
@@ -95,13 +91,13 @@ MAKES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def exactly() -> Any:
+def exactly():
     replay = HostReplay(WindowDecoder(), 2)
     yield replay
     replay.close()
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     if isinstance(one, torch.Tensor):
         return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):
@@ -112,17 +108,17 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_batches_equal_the_datasets_own(name: str, exactly: HostReplay) -> None:
+def test_batches_equal_the_datasets_own(name, exactly):
     for seed in range(2):
         stock, recorded = both(Photos(FILES, MAKES[name]), seed=seed)
         assert same(exactly.apply(recorded), stock)
 
 
-def test_batches_of_other_shapes(exactly: HostReplay) -> None:
-    def as_list(samples: list[Any]) -> Any:
+def test_batches_of_other_shapes(exactly):
+    def as_list(samples):
         return {"images": samples, "n": len(samples)}
 
-    def mixed(samples: list[Any]) -> Any:
+    def mixed(samples):
         images = torch.stack(samples)
         return 0.3 * images + 0.7 * images.roll(1, 0)
 
@@ -138,9 +134,9 @@ def test_batches_of_other_shapes(exactly: HostReplay) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
-def test_files_that_torchvision_decodes(exactly: HostReplay) -> None:
+def test_files_that_torchvision_decodes(exactly):
     class Tensors(Photos):
-        def __getitem__(self, key: int) -> Any:
+        def __getitem__(self, key):
             data = torch.frombuffer(bytearray(self.files[key]), dtype=torch.uint8)
             return self.make(decode_image(data, ImageReadMode.RGB))
 
@@ -149,8 +145,8 @@ def test_files_that_torchvision_decodes(exactly: HostReplay) -> None:
     assert same(exactly.apply(recorded), stock)
 
 
-def test_masks_keep_their_flavour(exactly: HostReplay) -> None:
-    def make(image: Any) -> Any:
+def test_masks_keep_their_flavour(exactly):
+    def make(image):
         mask = tv_tensors.Mask(v2.functional.pil_to_tensor(image)[:1])
         both = v2.Compose([v2.RandomCrop(24), v2.RandomHorizontalFlip()])(v2.ToImage()(image), mask)
         return v2.functional.to_dtype(both[0], torch.float32, scale=True), both[1]
@@ -159,7 +155,7 @@ def test_masks_keep_their_flavour(exactly: HostReplay) -> None:
     assert same(exactly.apply(recorded), stock)
 
 
-def test_a_resize_by_torch_is_one_level_off() -> None:
+def test_a_resize_by_torch_is_one_level_off():
     stock, recorded = both(Photos(FILES, v1.Compose([v1.RandomResizedCrop(32), v1.PILToTensor()])))
     replay = HostReplay(WindowDecoder(), 2, exact=False)
     distance = (replay.apply(recorded).int() - stock.int()).abs()
@@ -168,7 +164,7 @@ def test_a_resize_by_torch_is_one_level_off() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtype_and_memory_order_of_the_last_pass(dtype: torch.dtype) -> None:
+def test_dtype_and_memory_order_of_the_last_pass(dtype):
     replay = HostReplay(WindowDecoder(), 2, True, dtype, torch.channels_last)
     for name in ("imagenet", "erasing", "v2 tensor", "bytes"):
         stock, recorded = both(Photos(FILES, MAKES[name]))
@@ -178,7 +174,7 @@ def test_dtype_and_memory_order_of_the_last_pass(dtype: torch.dtype) -> None:
     replay.close()
 
 
-def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
+def test_memory_is_used_again_only_when_nobody_refers_to_it():
     make = v1.Compose([v1.Resize((256, 256)), v1.ToTensor()])
     stock, recorded = both(Photos(FILES, make))
     replay = HostReplay(WindowDecoder(), 2)
@@ -194,11 +190,11 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
     replay.close()
 
 
-def test_only_windows_are_decoded_and_each_view_has_its_own() -> None:
-    seen: list[Any] = []
+def test_only_windows_are_decoded_and_each_view_has_its_own():
+    seen = []
 
     class Noting(WindowDecoder):
-        def decode(self, files: Any) -> Any:
+        def decode(self, files):
             made = super().decode(files)
             seen.extend(
                 (window, None if a is None else a.shape)
@@ -218,7 +214,7 @@ def test_only_windows_are_decoded_and_each_view_has_its_own() -> None:
     replay.close()
 
 
-def test_a_file_that_fails_is_named_and_leaves_the_others_alone(exactly: HostReplay) -> None:
+def test_a_file_that_fails_is_named_and_leaves_the_others_alone(exactly):
     stock, recorded = both(Photos(FILES, MAKES["imagenet"]))
     files = recorded.files.clone()
     for slot in (3, 8):
@@ -232,7 +228,7 @@ def test_a_file_that_fails_is_named_and_leaves_the_others_alone(exactly: HostRep
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2, "4:1:1"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_windows_of_files_are_pillows(subsampling: Any, progressive: bool) -> None:
+def test_windows_of_files_are_pillows(subsampling, progressive):
     file = written(picture(61, 83), subsampling=subsampling, progressive=progressive)
     whole = np.asarray(Image.open(BytesIO(file)))
     rng = np.random.default_rng(0)
@@ -251,7 +247,7 @@ def test_windows_of_files_are_pillows(subsampling: Any, progressive: bool) -> No
             assert np.array_equal(made, whole[upper:lower, left:right])
 
 
-def test_what_is_left_to_pillow() -> None:
+def test_what_is_left_to_pillow():
     good = FILES[0]
     left = [
         written(PHOTOS[0], "PNG"),

@@ -1,11 +1,7 @@
 """Batches replayed by a graph and kernels, here on the CPU: Pillow's bytes, but for the resize."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,17 +30,17 @@ NORMAL = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))]
 V2 = [v2.ToDtype(torch.uint8)]
 
 
-def shifted(image: Any) -> Any:
+def shifted(image):
     angle, scale, shear = (float(torch.empty(1).uniform_(-20, 20)) for _ in range(3))
     image = F.affine(image, angle, [int(scale), 3], 1 + scale / 50, [shear, 1.0], fill=[9, 8, 250])
     return F.affine(image, 0, [0, 0], 1 + scale / 50, [0.0, 0.0])
 
 
-def colours(image: Any) -> Any:
+def colours(image):
     return v1.ColorJitter(0.9, 0.9, 0.9, 0.5)(image)
 
 
-EXACT: dict[str, Callable[[Any], Any]] = {
+EXACT = {
     "jitter": colours,
     "grey": v1.RandomGrayscale(0.5),
     "sharpness": v1.RandomAdjustSharpness(1.7),
@@ -67,14 +63,14 @@ EXACT: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[HostReplay]:
+def host():
     replay = HostReplay(WindowDecoder(), 2)
     yield replay
     replay.close()
 
 
 @pytest.fixture(scope="module")
-def replay(host: HostReplay) -> Iterator[DeviceReplay]:
+def replay(host):
     graph, threads = Graph(COUNT, CPU, threads=1), torch.get_num_threads()
     torch.set_num_threads(1)  # small images: threads of torch would only wait for each other
     yield DeviceReplay(graph, host, CPU)
@@ -83,7 +79,7 @@ def replay(host: HostReplay) -> Iterator[DeviceReplay]:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_colours_and_warps_are_pillows(name: str, replay: DeviceReplay) -> None:
+def test_colours_and_warps_are_pillows(name, replay):
     last = [v1.RandomErasing(0.7, value="random")] if name == "erasing" else []
     make = v1.Compose([v1.RandomCrop(SIDE), EXACT[name], *NORMAL, *last])
     for seed in range(2):
@@ -107,7 +103,7 @@ V2_LEVELS = {
 
 
 @pytest.mark.parametrize("name", V2_LEVELS)
-def test_tensors_of_v2_are_some_levels_off(name: str, replay: DeviceReplay) -> None:
+def test_tensors_of_v2_are_some_levels_off(name, replay):
     """They are computed as Pillow does it; torchvision's own formulas for tensors differ."""
     transform, levels = V2_LEVELS[name]
     make = v2.Compose([v2.ToImage(), v2.RandomCrop(SIDE), transform, *V2])
@@ -116,7 +112,7 @@ def test_tensors_of_v2_are_some_levels_off(name: str, replay: DeviceReplay) -> N
     assert distance.max() <= levels
 
 
-def test_a_resize_is_seldom_more_than_a_level_off(replay: DeviceReplay) -> None:
+def test_a_resize_is_seldom_more_than_a_level_off(replay):
     files = [written(picture(200 + n, 260 - n, n)) for n in range(16)]
     for make in (v1.RandomResizedCrop(96), v1.Compose([v1.Resize(110), v1.CenterCrop(96)])):
         stock, recorded = both(Photos(files, v1.Compose([make, v1.PILToTensor()])))
@@ -125,7 +121,7 @@ def test_a_resize_is_seldom_more_than_a_level_off(replay: DeviceReplay) -> None:
         assert (distance > 1).float().mean() < 0.005
 
 
-def test_two_views_and_odd_files(replay: DeviceReplay) -> None:
+def test_two_views_and_odd_files(replay):
     files = [*FILES[:5], written(picture(50, 49), "PNG"), written(picture(45, 60).convert("CMYK"))]
     view = v1.Compose([v1.RandomCrop(SIDE), colours, *NORMAL])
     stock, recorded = both(Photos(files, lambda image: (view(image), view(image), image.size)))
@@ -133,7 +129,7 @@ def test_two_views_and_odd_files(replay: DeviceReplay) -> None:
         assert torch.equal(one, other)
 
 
-def test_batches_may_be_begun_ahead(replay: DeviceReplay) -> None:
+def test_batches_may_be_begun_ahead(replay):
     pairs = [
         both(Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), *NORMAL])), seed=n) for n in (1, 2)
     ]
@@ -142,7 +138,7 @@ def test_batches_may_be_begun_ahead(replay: DeviceReplay) -> None:
         assert torch.equal(replay.finish(one), stock)
 
 
-def test_dtype_and_memory_order(host: HostReplay) -> None:
+def test_dtype_and_memory_order(host):
     graph = Graph(COUNT, CPU, threads=1)
     replay = DeviceReplay(graph, host, CPU, torch.bfloat16, torch.channels_last)
     stock, recorded = both(Photos(FILES, v1.Compose([v1.RandomCrop(SIDE), *NORMAL])))
@@ -152,11 +148,11 @@ def test_dtype_and_memory_order(host: HostReplay) -> None:
     graph.close()
 
 
-def test_a_refused_file_goes_by_the_cpu_from_then_on(host: HostReplay) -> None:
-    fed: list[int] = []
+def test_a_refused_file_goes_by_the_cpu_from_then_on(host):
+    fed = []
 
     class Counting(Graph):
-        def feed(self, files: Any, *columns: Any) -> int:
+        def feed(self, files, *columns):
             fed.append(len(files))
             return super().feed(files, *columns)
 
@@ -178,11 +174,11 @@ def test_a_refused_file_goes_by_the_cpu_from_then_on(host: HostReplay) -> None:
 class Copies(TorchDispatchMode):
     """Notes copies between devices that the host waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.waiting: list[str] = []
+        self.waiting = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func.name() in ("aten::_to_copy", "aten::copy_"):
@@ -196,16 +192,16 @@ class Copies(TorchDispatchMode):
 class NoGraph:
     """Stands for a graph on a device that is not there."""
 
-    def feed(self, *given: Any) -> int:
+    def feed(self, *given):
         """Take files."""
         return 0
 
-    def take(self, batch: int, out: torch.Tensor) -> None:
+    def take(self, batch, out):
         """Leave ``out`` as it is."""
 
 
 @contextmanager
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def fake_cuda(monkeypatch):
     """Inside, tensors on "cuda" can be made and worked on; gives the copies that wait."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self)
     kernels._hsv_tables.cache_clear()
@@ -221,9 +217,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     "name", [name for name in EXACT if name != "filter"]
 )  # that one is made on the CPU
-def test_nothing_waits_for_a_device(
-    name: str, host: HostReplay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_waits_for_a_device(name, host, monkeypatch):
     """torch's fake tensors refuse two devices in one step, and whatever needs a value."""
     cuda = torch.device("cuda", 0)
     make = v1.Compose([v1.RandomCrop(SIDE), EXACT[name], *NORMAL])
@@ -238,7 +232,7 @@ def test_nothing_waits_for_a_device(
         assert [copy for copy in waiting if "768" not in copy and "(3,)" not in copy] == []
 
 
-def test_a_graph_decodes_windows_as_pillow_does_while_others_are_due() -> None:
+def test_a_graph_decodes_windows_as_pillow_does_while_others_are_due():
     graph = Graph(8, CPU, threads=2, depth=2, most_pixels=SIDE * SIDE * 8)
     files, wanted, columns = FILES[:21], [], []
     for place, file in enumerate(files):
@@ -265,7 +259,7 @@ def test_a_graph_decodes_windows_as_pillow_does_while_others_are_due() -> None:
 
 
 @pytest.mark.parametrize("engine", [0.0, 1.0])
-def test_the_graph_of_a_device(engine: float) -> None:
+def test_the_graph_of_a_device(engine):
     """Defined and not built: DALI checks names and arguments, and only its build needs a device."""
     from nvidia.dali.ops import gpu_ops, mixed_ops
 

@@ -1,7 +1,5 @@
 """Cores, memory and shared memory: of this machine, and of machines whose files are made up."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """BlockShuffle: all rows once, within its window, the same everywhere; and how random that is."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import time

@@ -1,7 +1,5 @@
 """seed=: the same samples for any workers, batches and restart, and no global state touched."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
@@ -164,14 +162,18 @@ def test_the_order_and_the_workers_base_seed():
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_workers": 1, "batch_size": 5},
         {"num_workers": 2, **KEPT},
-        {"num_workers": 1, "multiprocessing_context": "forkserver", **KEPT},
-        {"batch_size": None},
+        *(
+            pytest.param(change, marks=pytest.mark.nightly)
+            for change in (
+                {"num_workers": 1, "batch_size": 5},
+                {"num_workers": 1, "multiprocessing_context": "forkserver", **KEPT},
+                {"batch_size": None},
+            )
+        ),
     ],
     ids=str,
 )
-@pytest.mark.nightly
 def test_samples_depend_on_seed_epoch_and_index_alone(change):
     """Neither on workers nor on batches, nor where training resumed."""
     reference = DataLoader(Augmented(), **REFERENCE)

@@ -1,8 +1,8 @@
 """Workers' shared memory used again: torch's batches, and none of the memory left behind."""
 
-from __future__ import annotations
-
 import io
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -84,6 +84,26 @@ def test_the_batches_are_torchs(dataset, options):
     # What was sent would share memory that may be written again: it counts as ordinary memory.
     first = kept[0] if isinstance(kept[0], torch.Tensor) else kept[0]["image"]
     assert first.nbytes < SMALLEST or not first.is_shared()
+
+
+def test_a_slot_that_a_forked_child_looks_at_is_not_written_again():
+    batches = iter(loaders(Images())[0])
+    held = [next(batches)["image"].numpy()]  # torch's threads do not survive the fork
+    expected = held[0].tobytes()
+    ask, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(60)
+            os._exit(int(os.read(ask, 1) != b"g" or held[0].tobytes() != expected))
+        finally:
+            os._exit(2)
+    held.clear()
+    assert len(list(batches)) == 7
+    os.write(tell, b"g")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(ask)
+    os.close(tell)
 
 
 def test_a_few_segments_serve_a_whole_epoch():

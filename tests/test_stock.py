@@ -1,7 +1,5 @@
 """Stock: torch's own iterators, persistent workers where torch keeps them, honest plans."""
 
-from __future__ import annotations
-
 import gc
 import os
 import warnings

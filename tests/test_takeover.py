@@ -1,8 +1,5 @@
 """Which of a program's loops is taken over, and that the others never notice."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -19,18 +16,18 @@ pytestmark = pytest.mark.usefixtures("workers_end_fast")
 class Recorder:
     """A measurement that hands out the real batches, epoch after epoch, ``enough`` of them."""
 
-    def __init__(self, enough: int) -> None:
+    def __init__(self, enough):
         self.enough = enough
-        self.loader: Any = None
+        self.loader = None
         self.epochs = 0
-        self._iterate: Callable[[], Iterator[Any]] = lambda: iter(())
-        self.running: Any = iter(())
+        self._iterate = lambda: iter(())
+        self.running = iter(())
 
-    def __call__(self, loader: Any, iterate: Callable[[], Iterator[Any]]) -> Iterable[Any]:
+    def __call__(self, loader, iterate):
         self.loader, self._iterate = loader, iterate
         return self
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         while self.enough:
             try:
                 batch = next(self.running)
@@ -42,13 +39,13 @@ class Recorder:
             yield batch
 
 
-def loader_of(samples: int, **options: Any) -> DataLoader[Any]:
+def loader_of(samples, **options):
     return DataLoader(TensorDataset(torch.arange(samples)), **options)
 
 
-def loop(loader: Any) -> list[int]:
+def loop(loader):
     """Everything that one loop over ``loader`` gets, until it is stopped."""
-    seen: list[int] = []
+    seen = []
     try:
         for (batch,) in loader:
             seen += batch.tolist()
@@ -57,7 +54,7 @@ def loop(loader: Any) -> list[int]:
     return seen
 
 
-def test_the_first_training_loop_goes_on_past_its_epoch_and_is_stopped() -> None:
+def test_the_first_training_loop_goes_on_past_its_epoch_and_is_stopped():
     measure = Recorder(enough=11)
     loader = loader_of(4)
     with Takeover(measure) as takeover:
@@ -68,7 +65,7 @@ def test_the_first_training_loop_goes_on_past_its_epoch_and_is_stopped() -> None
     assert takeover.taken.length == 4
 
 
-def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
+def test_the_measurement_sees_the_state_of_torchs_queues():
     measure = Recorder(enough=3)
     with Takeover(measure):
         batches = iter(loader_of(8, num_workers=1))
@@ -77,7 +74,7 @@ def test_the_measurement_sees_the_state_of_torchs_queues() -> None:
         assert measure.running._tasks_outstanding > 0
 
 
-def test_what_is_not_training_is_left_alone() -> None:
+def test_what_is_not_training_is_left_alone():
     measure = Recorder(enough=3)
     validation, short, peeked, training = (loader_of(n) for n in (8, SHORTEST - 1, 8, 8))
     with Takeover(measure) as takeover:
@@ -96,7 +93,7 @@ def test_what_is_not_training_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_number_chooses_whatever_the_loader_is(number: int) -> None:
+def test_a_number_chooses_whatever_the_loader_is(number):
     measure = Recorder(enough=3)
     loaders = [loader_of(2), loader_of(8), loader_of(9)]
     with Takeover(measure, number), torch.no_grad():
@@ -108,16 +105,16 @@ def test_a_number_chooses_whatever_the_loader_is(number: int) -> None:
 class Endless(DataLoader[Any]):
     """A subclass that keeps one iterator for ever, as several training libraries have it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args, **options):
         super().__init__(*args, **options)
         object.__setattr__(self, "running", super().__iter__())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for _ in range(len(self)):
             yield next(self.running)
 
 
-def test_subclasses_and_our_own_loader_pass_by_here() -> None:
+def test_subclasses_and_our_own_loader_pass_by_here():
     data = TensorDataset(torch.arange(8))
     for make in (Endless, dataloaders.DataLoader):
         measure = Recorder(enough=3)
@@ -129,7 +126,7 @@ def test_subclasses_and_our_own_loader_pass_by_here() -> None:
         assert measure.loader is loader
 
 
-def test_accelerates_shards_pass_by_here() -> None:
+def test_accelerates_shards_pass_by_here():
     accelerate = pytest.importorskip("accelerate")
     measure = Recorder(enough=9)
     loader = accelerate.Accelerator(cpu=True).prepare(loader_of(8))
@@ -139,17 +136,17 @@ def test_accelerates_shards_pass_by_here() -> None:
 
 
 class LoadsInside(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.stack([batch[0][0] for batch in loader_of(5)]).sum() + index
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_inside_a_dataset_is_not_the_one(workers: int) -> None:
+def test_a_loader_inside_a_dataset_is_not_the_one(workers):
     measure = Recorder(enough=7)
-    loader: DataLoader[Any] = DataLoader(
+    loader = DataLoader(
         LoadsInside(), num_workers=workers, multiprocessing_context="fork" if workers else None
     )
     with Takeover(measure, number=1), pytest.raises(StopScript):
@@ -158,8 +155,8 @@ def test_a_loader_inside_a_dataset_is_not_the_one(workers: int) -> None:
     assert measure.loader is loader
 
 
-def test_untouched_loops_draw_what_they_always_draw() -> None:
-    def epochs() -> tuple[list[int], torch.Tensor]:
+def test_untouched_loops_draw_what_they_always_draw():
+    def epochs():
         torch.manual_seed(3)
         loader = loader_of(9, batch_size=2, shuffle=True)
         with torch.no_grad():
@@ -173,7 +170,7 @@ def test_untouched_loops_draw_what_they_always_draw() -> None:
     assert torch.equal(watched_state, plain_state)
 
 
-def test_everything_is_put_back() -> None:
+def test_everything_is_put_back():
     before = (DataLoader.__iter__, dataloaders.DataLoader.__iter__)
     with Takeover(Recorder(enough=1)):
         assert DataLoader.__iter__ is not before[0]
@@ -182,9 +179,9 @@ def test_everything_is_put_back() -> None:
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
 
 
-def stepping(loader: Any, optimizer: torch.optim.Optimizer) -> list[int]:
+def stepping(loader, optimizer):
     """`loop`, with a step of ``optimizer`` for each batch."""
-    seen: list[int] = []
+    seen = []
     try:
         for (batch,) in loader:
             seen += batch.tolist()
@@ -194,17 +191,15 @@ def stepping(loader: Any, optimizer: torch.optim.Optimizer) -> list[int]:
     return seen
 
 
-def an_optimizer() -> torch.optim.Optimizer:
+def an_optimizer():
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
 
 
 @pytest.mark.parametrize("cycle", [2, 7])
-def test_the_epoch_that_is_measured_begins_anew(
-    cycle: int,
-) -> None:
-    got: list[int] = []
+def test_the_epoch_that_is_measured_begins_anew(cycle):
+    got = []
 
-    def accumulate(optimizer: torch.optim.Optimizer) -> None:
+    def accumulate(optimizer):
         for index, (batch,) in enumerate(loader_of(20)):
             got.append(batch.item())
             if (index + 1) % cycle == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,10 +35,6 @@ def needs(rate):
 
 def trial_of(settings, rate, **facts):
     return Trial(settings, "", Interval(rate, rate, rate), rate, **facts)
-
-
-Rate = Callable[[Settings], float]
-Busy = Callable[[Settings], float]
 
 
 def played(search, rate, *, busy=lambda settings: 0.0, **options):
@@ -285,11 +280,8 @@ class TestPrefetch:
         assert {ask.settings.prefetch_factor for ask in self.asked(**facts)} <= {2}
 
 
-Key = tuple[int, int | None]  # workers, threads of the step
-
-
 class TestThreadsOfTheStep:
-    base: ClassVar[dict[Key, float]] = {(0, None): 150, (1, None): 130, (2, None): 100}
+    base: ClassVar = {(0, None): 150, (1, None): 130, (2, None): 100}
 
     def search(self, rates, *, threads=4, share=1.0, **facts):
         step = ComputingStep(threads, 4, share)

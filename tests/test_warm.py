@@ -1,7 +1,5 @@
 """What a program does in a fork of a warm process is what Python does with it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

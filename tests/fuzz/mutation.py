@@ -20,7 +20,7 @@ from dataloaders.cache.sample.sample import DTYPES
 from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
 from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
 
-__all__ = ["cell", "few_bytes", "file", "folder", "json_text", "packed", "unpacked"]
+__all__ = ["few_bytes", "file", "folder", "json_text", "packed", "unpacked"]
 
 Raw: TypeAlias = Callable[[bytes], bytes]
 
@@ -281,29 +281,6 @@ def _place(fields: Any, random: Random) -> tuple[list[int], int] | None:
         return ([offset, size], width) if type(offset) is type(size) is int else None
     except (LookupError, TypeError, ValueError):
         return None
-
-
-def cell(data: bytes, random: Random, raw: Raw) -> bytes:
-    """Another kind, dtype and shape, or other values."""
-    head, _, values = data.partition(b"\n")
-    try:
-        kind, dtype, shape = json.loads(head)
-        dtype, shape = str(dtype), list(shape)
-    except (ValueError, TypeError, RecursionError):
-        return raw(data)
-    change = random.randrange(4)
-    if change == 0:
-        kind = random.choice(_KINDS)
-        if fits(kind, "|u1", 1, None):
-            dtype, shape = "|u1", [len(values)]
-    elif change == 1:
-        dtype = random.choice(sorted(DTYPES))
-    elif change == 2:
-        shape = [random.choice((0, 1, 2, 3, 4, 5, 65, 1 << 16, 1 << 17, 1 << 47))
-                 for _ in range(random.choice((0, 1, 2, 3, 3, 3, 4, 64)))]  # fmt: skip
-    else:
-        values = random.choice(_ODD_BYTES) if random.random() < 0.1 else raw(values)
-    return json.dumps([kind, dtype, shape]).encode() + b"\n" + values
 
 
 def packed(folder: dict[str, bytes]) -> bytes:

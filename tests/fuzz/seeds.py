@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,14 +13,12 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from dataloaders.cache import join, precompute
-from dataloaders.cache.format.block import HEADER
+from dataloaders.cache import Compressed, join, precompute
 from dataloaders.cache.format.codecs import CODECS
-from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.sample.sample import DTYPES
 from helpers.cached import MODES, TORCH_DTYPES, Point, build, mixed
 
-__all__ = ["BUILT_ROWS", "Built", "cells", "files", "interrupted", "joined", "texts"]
+__all__ = ["BUILT_ROWS", "Built", "files", "interrupted", "joined"]
 
 BUILT_ROWS = 7
 
@@ -70,33 +66,6 @@ def files(folder: Path) -> Iterator[bytes]:
     for name, samples, options in _samples():
         build(folder / name, samples, **options)
         yield (folder / name).read_bytes()
-
-
-def texts(folder: Path) -> Iterator[bytes]:
-    """The indexes of `files`."""
-    for data in files(folder):
-        yield data[HEADER : HEADER + int.from_bytes(data[16:24], "little")]
-
-
-def cells(folder: Path) -> Iterator[bytes]:
-    """Kind, dtype and shape as JSON in a line, then values."""
-    from dataloaders.cache.sample.sample import split
-
-    for _, samples, _ in _samples():
-        for cell in (cell for sample in samples for cell in split(sample)[1]):
-            head = [cell.kind, cell.values.dtype.str, list(cell.values.shape)]
-            yield json.dumps(head).encode() + b"\n" + cell.values.tobytes()
-    image = io.BytesIO()
-    Image.new("L", (5, 4), 7).save(image, "PNG")
-    # Of what it cannot read, Pillow loads all that it has before it says so.
-    for kind in ("encoded:PNG:L", "file:RGB"):
-        for file in (image.getvalue(), b"no image"):
-            yield json.dumps([kind, "|u1", [len(file)]]).encode() + b"\n" + file
-    for colours, mode in (([1, 2, 3] * 9, "RGB"), ([1, 2, 3, 4], "RGBA")):
-        masks = Image.new("P", (5, 4), 7)
-        masks.putpalette(colours, mode)
-        file = split(masks)[1][0].values.tobytes()
-        yield json.dumps(["encoded:PNG:P", "|u1", [len(file)]]).encode() + b"\n" + file
 
 
 class Built:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import math
-import os
 import shutil
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -26,16 +23,10 @@ from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
-from dataloaders.cache import precompute
-from dataloaders.cache.format.block import seal
+from dataloaders.cache import CachedDataset, precompute, verify
 from dataloaders.cache.format.changes import changes
-from dataloaders.cache.format.index import Index
-from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.verification import verify
-from dataloaders.cache.sample.cell import cell_of, leaf_of
-from dataloaders.cache.sample.sample import DTYPES
-from dataloaders.cli import cache_info
-from dataloaders.cli.cache_extract import extract
+from dataloaders.cache.sample.sample import leaf_paths
+from dataloaders.cli import main
 from dataloaders.errors import CacheError
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
@@ -69,29 +60,6 @@ class Target:
     audited: bool = True
 
 
-def _index(data: bytes, folder: Path) -> None:
-    """The parser of the index, on a file of the length that the index says."""
-    block = mutation.block_of(len(data))
-    try:
-        fields = json.loads(data.decode("ascii"))
-        length = fields["file_bytes"]
-        length = length if type(length) is int and length < 1 << 50 else block
-    except (ValueError, TypeError, KeyError, RecursionError):
-        length = block
-    file = os.memfd_create("index")
-    try:
-        os.write(file, seal(data, block))
-        os.ftruncate(file, max(length, block))
-        with refusals_aside():
-            found = Index.parse(file)
-            check_places(found, max(length, block))
-            with refusals_aside():  # a fingerprint with Infinity is read, and not written
-                os.pwrite(file, seal(found.text(), block)[:block], 0)
-                assert Index.parse(file).text() == found.text()
-    finally:
-        os.close(file)
-
-
 def _file(data: bytes, folder: Path) -> None:
     """A whole cache: opened, read to the last row, and verified."""
     path = folder / "a.h5"
@@ -112,12 +80,9 @@ def _shown(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.redirect_stdout(shown):
-        with refusals_aside():
-            cache_info.info(str(path))
-        with refusals_aside():
-            cache_info.info(str(path), sheet=str(folder / "sheet.png"))
-        with refusals_aside():
-            extract(str(path), str(target), rows=None)  # the first few
+        main(["cache", "info", str(path)])
+        main(["cache", "info", str(path), "--sheet", str(folder / "sheet.png")])
+        main(["cache", "extract", str(path), str(target)])  # the first few
     shown.flush()
     text = shown.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
     odd = {each for each in text if unicodedata.category(each) in ("Cc", "Cs")} - {"\n"}
@@ -155,8 +120,6 @@ def _batches(data: bytes, folder: Path) -> None:
 
 
 def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
-    from dataloaders.cache.sample.sample import leaf_paths
-
     structure = cached.index.structure
     paths = [] if structure is None or not len(cached) else leaf_paths(structure)
     return [
@@ -164,25 +127,6 @@ def _image_leaves(cached: CachedDataset) -> list[tuple[Any, ...]]:
         for path, column in zip(paths, cached.columns, strict=False)
         if column.variants[0][0].startswith("image:")
     ]
-
-
-def _cell(data: bytes, folder: Path) -> None:
-    """One leaf, of values that need not be any of its kind."""
-    head, _, values = data.partition(b"\n")
-    try:
-        kind, dtype, shape = json.loads(head.decode("ascii"))
-        count = math.prod(shape) * np.dtype(dtype if dtype in DTYPES else "|u1").itemsize
-        array = np.frombuffer(values[:count].ljust(min(count, 1 << 16), b"\1"), dtype)
-        array = array.reshape(shape)
-    except (ValueError, TypeError, RecursionError, MemoryError, OverflowError):
-        return
-    if dtype not in DTYPES or type(kind) is not str:
-        return
-    with refusals_aside():
-        leaf = leaf_of(kind, array)
-        if kind.partition(":")[0] not in ("bool", "json", "none", "str", "file", "encoded"):
-            with refusals_aside():  # a list of what is beyond 64 bits
-                assert cell_of(leaf, "leaf").kind == kind
 
 
 class _Build:
@@ -256,13 +200,10 @@ _BUILD = _Build()
 _JOINED = _Joined()
 
 TARGETS = {
-    "index": Target(_index, seeds.texts, mutation.json_text),
     "file": Target(_file, seeds.files, mutation.file),
     "shown": Target(_shown, seeds.files, mutation.file),
     "batches": Target(_batches, seeds.files, mutation.file),
-    "cell": Target(_cell, seeds.cells, mutation.cell),
     "joined": Target(_JOINED.run, _JOINED.seeds, mutation.file),
     "build": Target(_BUILD.run, _BUILD.seeds, mutation.folder, audited=False),
 }
-"""By name: the parser, all of a file, the command line, batches, single values, a file of shards,
-and builds."""
+"""By name: all of a file, the command line, batches, a file of shards, and builds."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataloaders.cache import CachedDataset
 from dataloaders.cache.format.block import HEADER, seal
 from dataloaders.cache.format.entries import ColumnEntry
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.errors import CacheError
 
 NUMBERS = (

@@ -17,14 +17,25 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from dataloaders.recording.program import RecordedBatch
-from dataloaders.recording.worker import ask_again, recording_changes
+from dataloaders.recording.worker import ask_again, describe_sample, recording_changes
 from dataloaders.replaying.evaluate import replayed
 from dataloaders.specification import view_of
 
 from .pictures import smooth
 
-__all__ = ["Code", "as_recorded", "encoded", "equal", "path", "states"]
+__all__ = [
+    "Code",
+    "as_recorded",
+    "ask_again",
+    "describe_sample",
+    "encoded",
+    "equal",
+    "is_recorded",
+    "path",
+    "recording",
+    "replayed",
+    "states",
+]
 
 
 @functools.cache
@@ -88,12 +99,21 @@ def first(batch: Any) -> Any:
     return batch
 
 
+def recording(loader: Any, upto: str = "files") -> Any:
+    """Return a loader like this one that yields what it records."""
+    return view_of(loader, **recording_changes(loader, upto))
+
+
+def is_recorded(batch: Any) -> bool:
+    return hasattr(batch, "program")
+
+
 def as_recorded(dataset: Any, upto: str = "files", **options: Any) -> tuple[list[Any], int]:
     """Return what a loader of ``dataset`` yields if it records, and how many were recorded."""
     options = {"batch_size": None, "collate_fn": first, **options}
     loader = DataLoader(dataset, **options)
-    batches = list(view_of(loader, **recording_changes(loader, upto)))
-    kinds = [type(batch) is RecordedBatch for batch in batches]
+    batches = list(recording(loader, upto))
+    kinds = list(map(is_recorded, batches))
     made = []
     for batch, recorded in zip(batches, kinds, strict=True):
         try:

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dataloaders.recording.program import RecordedBatch
-from dataloaders.recording.worker import recording_changes
+from .recorded import is_recorded, recording
 
 __all__ = ["Photos", "both", "picture", "written"]
 
@@ -53,16 +52,14 @@ class Photos(Dataset[Any]):
 
 def both(
     dataset: Dataset[Any], collate_fn: Callable[[Any], Any] = default_collate, seed: int = 0
-) -> tuple[Any, RecordedBatch]:
+) -> tuple[Any, Any]:
     """Return ``dataset`` as one batch of stock's, and as it is recorded, with equal draws."""
     loader = DataLoader(dataset, batch_size=len(dataset), collate_fn=collate_fn)  # type: ignore[arg-type]
-    changes = recording_changes(loader)
-    view = DataLoader(changes["dataset"], len(dataset), collate_fn=changes["collate_fn"])  # type: ignore[arg-type]
     found = []
-    for each in (loader, view):
+    for each in (loader, recording(loader)):
         torch.manual_seed(seed)
         random.seed(seed)
         found.append(next(iter(each)))
     stock, recorded = found
-    assert isinstance(recorded, RecordedBatch)
+    assert is_recorded(recorded)
     return stock, recorded
