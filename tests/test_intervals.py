@@ -14,7 +14,7 @@ DRAWS = np.linspace(0.8, 1.2, 2001)
 def interval(
     rounds: int,
     estimate: float = 1.0,
-    draws: npt.NDArray[np.float64] = DRAWS,
+    draws: np.ndarray = DRAWS,
     floor: float | None = None,
 ) -> Interval:
     return interval_of(estimate, draws, rounds, *(() if floor is None else (floor,)))

@@ -1,0 +1,153 @@
+"""One rank among those that build a cache: how far all are, what they still write, waiting for them.
+
+Ranks know of each other only by the parts that they see in one folder.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dataloaders.cache.build.estimation import Estimate, refuse_small_disk
+from dataloaders.cache.build.locks import Busy, locked
+from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
+from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.errors import CacheWarning
+from dataloaders.machine.resources import ranks_here
+
+__all__ = ["Ranks"]
+
+_POLL_S = 0.1
+_TELL_S = 0.5
+_STALL_S = 60.0
+
+
+class Ranks:
+    """The ranks that build the cache at ``path``.
+
+    Args:
+        path: of the cache.
+        folder: of its parts.
+        length: of the dataset.
+        shard: this rank, and how many there are; None: this process builds alone.
+        report: called with the progress of all while this one waits.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        folder: BuildFolder,
+        length: int,
+        shard: tuple[int, int] | None,
+        report: Callable[[BuildProgress], None],
+    ) -> None:
+        self._path = path
+        self._folder = folder
+        self._length = length
+        self._rank, self._of = shard or (0, 1)
+        self._report = report
+        self._told = float("-inf")
+        self.name = "" if shard is None else f"{self._rank:05d}-of-{self._of:05d}"
+
+    def tell(self, seconds: float, missing: list[range] | None = None) -> None:
+        """Report, now and then, how far the process that builds is, or all ranks.
+
+        Args:
+            seconds: since this one began to wait.
+            missing: samples that are to be made; None: it waits for the lock.
+        """
+        if not 0 <= seconds - self._told < _TELL_S:
+            self._told = seconds
+            self._report(self._progress(seconds, missing))
+
+    def _progress(self, seconds: float, missing: list[range] | None) -> BuildProgress:
+        folder = self._folder
+        if not folder.names.length and not folder.watch():
+            return BuildProgress("compute", True, 0, 0, 0, 0, 0, seconds, None, None)
+        parts = folder.finished()
+        lacking = [] if missing is None else self._left(range(self._of))
+        return BuildProgress(
+            phase="compute",
+            waiting=True,
+            samples=folder.names.length,
+            samples_done=sum(len(part.samples) for part in parts),
+            failed=sum(part.index.failed[0].size for part in parts if part.index.failed),
+            bytes_done=sum(part.index.file_bytes for part in parts),
+            bytes_expected=0,
+            seconds=seconds,
+            samples_per_second=None,
+            seconds_left=None,
+            shards_left=sum(each > 0 for each in lacking),
+        )
+
+    def _left(self, ranks: range) -> list[int]:
+        """Return how many samples each of these ranks has still to make."""
+        parts = self._folder.finished()
+        ranges = [range_of(rank, self._of, self._length) for rank in ranks]
+        return [sum(map(len, missing_in(each, parts))) for each in ranges]
+
+    def refuse_small_disk(self, told: Estimate, written: int, *, together: bool) -> None:
+        """Do nothing if there is room for what this rank, and others on its disk, still write.
+
+        Args:
+            told: of this rank's build.
+            written: bytes that this rank has written.
+            together: whether all write into one folder. If not, those on one machine do, of which
+                torchrun says which they are: each machine may have a disk of its own.
+
+        Raises:
+            CacheError: there is not.
+        """
+        ranks = range(self._of) if together else _on_this_machine(self._rank, self._of)
+        left = self._left(ranks)
+        left.pop(self._rank - ranks.start)
+        others = round(told.low_needed / max(1, told.samples) * sum(left))
+        busy = sum(each > 0 for each in left)
+        refuse_small_disk(told, self._path.parent, written, others=others, ranks=busy)
+
+    def wait(self, finish: Callable[[], None]) -> None:
+        """Wait until the parts of all ranks are there; one of them calls ``finish``.
+
+        Warns:
+            CacheWarning: nothing has changed for a long time; says which samples are missing.
+        """
+        started = time.monotonic()
+        seen, since, patience = -1, 0.0, _STALL_S
+        while self._folder.is_begun or not self._path.exists():
+            looked = time.monotonic()
+            missing = missing_in(range(self._length), self._folder.finished())
+            if not missing:
+                with suppress(Busy), locked(self._path, "build"):
+                    if self._folder.is_begun:
+                        finish()
+                    return
+            now = time.monotonic() - started
+            left = sum(map(len, missing))
+            if left != seen:
+                seen, since, patience = left, now, _STALL_S
+            elif missing and now - since >= patience:
+                patience *= 2
+                texts = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
+                warnings.warn(
+                    f"{self._path} waits for samples {', '.join(texts)} of other ranks, and none "
+                    f"was finished for {now - since:.0f} s. If a rank has ended, start it again: "
+                    "what is finished is kept",
+                    CacheWarning,
+                    stacklevel=2,
+                )
+            self.tell(now, missing)
+            # Thousands of parts on a network disk take long to look at, for each of the ranks.
+            time.sleep(max(_POLL_S, 10 * (time.monotonic() - looked)))
+
+
+def _on_this_machine(rank: int, of: int) -> range:
+    """Return the ranks that torchrun has started beside this one, and this one."""
+    local, here = os.environ.get("LOCAL_RANK", ""), ranks_here()
+    if not local.isdecimal() or int(local) >= here:
+        return range(rank, rank + 1)
+    first = max(0, rank - int(local))
+    return range(first, min(of, first + here))
