@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
@@ -238,6 +238,14 @@ def odd_files() -> dict[str, bytes]:
 @pytest.mark.parametrize("make", [as_dict, untransformed, with_statement, as_webdataset])
 def test_files_of_every_kind(tmp_path: Path, make: Any) -> None:
     dataset = Bytes(make, list(odd_files().values()))
+    assert_packed(pack(dataset, tmp_path / "a.h5"), dataset, dataset.files)
+
+
+def test_files_that_are_cut_short_where_pillow_may_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    dataset = Bytes(as_dict, [saved(picture(number))[: -30 * number] for number in (1, 2, 3)])
     assert_packed(pack(dataset, tmp_path / "a.h5"), dataset, dataset.files)
 
 

@@ -53,11 +53,11 @@ def pose(image: Any) -> Any:
         image.format in _FORMATS
         and (image.mode in MODES or image.mode == "1")
         and getattr(image, "n_frames", 1) == 1
+        and not ImageFile.LOAD_TRUNCATED_IMAGES
     )
     if (
         (common or files_only())
         and kind.__module__.startswith("PIL.")
-        and not ImageFile.LOAD_TRUNCATED_IMAGES
         and state.get("fp") is not None
     ):
         state.update(_node=None, _late=image.format not in _EARLY, _touched=False, _drafts=())
@@ -79,7 +79,8 @@ def node_of(image: Recorded) -> Node | None:
 
 def _read(image: Any, state: dict[str, Any]) -> None:
     fp = state["fp"]
-    if fp is None or getattr(fp, "closed", False) or ImageFile.LOAD_TRUNCATED_IMAGES:
+    truncated = ImageFile.LOAD_TRUNCATED_IMAGES and not files_only()
+    if fp is None or getattr(fp, "closed", False) or truncated:
         return _restore(image)
     position = fp.tell()
     fp.seek(0)
