@@ -56,7 +56,7 @@ def test_another_process_makes_the_same_file(tmp_path: Path) -> None:
         from pathlib import Path
         from helpers.cached import build, mixed
         junk = [os.urandom(1 << 20) for _ in range(20)]
-        build(Path("there.h5"), mixed(40), 11, failed=[(3, "no")], fingerprint={{"a": [2], "b": 1}})
+        build(Path("there.h5"), mixed(40), failed=[(3, "no")], fingerprint={{"a": [2], "b": 1}})
         """
     done = run_script(tmp_path, source, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
     assert done.returncode == 0, done.stderr

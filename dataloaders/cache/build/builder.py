@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataloaders.cache.build.estimation import ONE_FILE_BYTES, Estimate, rows_of_part
-from dataloaders.cache.build.joining import combined
+from dataloaders.cache.build.joining import combined, is_joined
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.observed import Observed
 from dataloaders.cache.build.options import Options, silent
@@ -466,7 +466,7 @@ class _Builder:
         parts = self.folder.finished(self._range) if self.folder.names.length else []
         done = sum(len(part.samples) for part in parts)
         if not done:
-            if self.folder.names.length and self._is_alone and not self._is_joined():
+            if self.folder.names.length and self._is_alone and not is_joined(self.path):
                 self.folder.keep_only([])
             return
         text = (
@@ -477,12 +477,6 @@ class _Builder:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")
-
-    def _is_joined(self) -> bool:
-        try:
-            return bool(Index.parse(str(self.path)).shards)
-        except CacheError:
-            return False
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -32,7 +32,7 @@ from dataloaders.cache.read.verification import verify
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.errors import CacheError
 
-__all__ = ["Progress", "combined", "join", "merge"]
+__all__ = ["Progress", "combined", "is_joined", "join", "merge"]
 
 Progress = Callable[[int, int], None]
 
@@ -51,7 +51,7 @@ def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
     """
     target = Path(os.path.realpath(path))
     parts = complete_builds(target)
-    if target.exists() and not _is_joined(target):
+    if target.exists() and not is_joined(target):
         raise CacheError(
             f"{target} exists and is not a joined cache; delete it, or give another path"
         )
@@ -119,7 +119,8 @@ def refuse_small_disk_for_copy(size: int, target: Path) -> None:
         )
 
 
-def _is_joined(path: Path) -> bool:
+def is_joined(path: Path) -> bool:
+    """Whether there is a cache of several parts at ``path``."""
     try:
         return bool(Index.parse(str(path)).shards)
     except CacheError:
