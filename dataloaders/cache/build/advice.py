@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.sample.images import Images
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.read import Kind, Member

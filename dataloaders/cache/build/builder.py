@@ -217,7 +217,12 @@ def opened(
             observed.
     """
     options = Options(
-        num_workers="auto", images=images, on_error="skip", observed=observed, check=check, expect=expect
+        num_workers="auto",
+        images=images,
+        on_error="skip",
+        observed=observed,
+        check=check,
+        expect=expect,
     )
     return Source(observed.loader.dataset, options).open(Path(os.path.realpath(path)))
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.read.columns import ColumnReader, mapped
-from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.cache.format.entries import MOST_VARIANTS, ColumnEntry
 from dataloaders.cache.format.hdf5 import Source
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.sample.sample import column_names
 from dataloaders.cache.format.writing import path_of
+from dataloaders.cache.read.columns import ColumnReader, mapped
+from dataloaders.cache.sample.decode import is_encoded
+from dataloaders.cache.sample.sample import column_names
 from dataloaders.errors import CacheError
 
 __all__ = ["Combined", "MappedPart"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from dataloaders.cache.format.disk import free_bytes, size_of
 from dataloaders.cache.build.findings import Findings
 from dataloaders.cache.build.rows import PART_BYTES
+from dataloaders.cache.format.disk import free_bytes, size_of
 from dataloaders.errors import CacheError
 
 __all__ = [

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
-from dataloaders.cache.sample.cut import Cut
 from dataloaders.cache.build.findings import Findings
-from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.cache.build.observed import Observed
 from dataloaders.cache.build.study import Study
+from dataloaders.cache.sample.cut import Cut
+from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import OptionError
 
 __all__ = [

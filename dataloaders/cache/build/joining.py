@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.format.attributes import attributes_in, differences
-from dataloaders.cache.read.columns import mapped
-from dataloaders.cache.read.mapping import MappedFile
 from dataloaders.cache.build.combining import Combined, MappedPart
+from dataloaders.cache.build.locks import locked
+from dataloaders.cache.build.parts import BuildFolder, Part, complete_builds
+from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.entries import Shard
 from dataloaders.cache.format.fields import Malformed
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, complete_builds
+from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.cache.read.columns import mapped
+from dataloaders.cache.read.mapping import MappedFile
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import first_of, folder_of, open_shard
 from dataloaders.cache.read.verification import verify
-from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.errors import CacheError
 
 __all__ = ["Progress", "combined", "is_joined", "join", "merge"]

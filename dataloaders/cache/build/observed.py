@@ -58,7 +58,6 @@ class Observed:
             self._known[key] = found
         return self._known[key]
 
-
     def obstacle_to_packing(self) -> str | None:
         """Why the first sample's images cannot be packed; None if they can, or nothing tells."""
         try:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dataloaders.cache.build.fingerprint import PACKAGES, package_versions, static_fingerprint
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.sample.cut import Call, Cut, cuts_of, whole
-from dataloaders.cache.build.fingerprint import PACKAGES, package_versions, static_fingerprint
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.cache.sample.packed import packed
-from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.errors import CacheWarning
 
 __all__ = ["calls_text", "open_unread"]

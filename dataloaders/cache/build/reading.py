@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.build.failure import not_interrupted
+from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.sample import Cell, Structure, split
 from dataloaders.errors import CacheError, add_note
 

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.sample.cut import Call, Cut
-from dataloaders.cache.format.disk import sync, writing
-from dataloaders.cache.sample.encoding import Encoder
-from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
 from dataloaders.cache.build.failure import told
-from dataloaders.cache.sample.images import Images
 from dataloaders.cache.build.parts import Names
 from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
-from dataloaders.cache.sample.sample import Cell, Structure, column_names
 from dataloaders.cache.build.seeds import DrawDetector, seed_for
+from dataloaders.cache.format.disk import sync, writing
+from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
 from dataloaders.cache.format.writing import About, write_cache
+from dataloaders.cache.sample.cut import Call, Cut
+from dataloaders.cache.sample.encoding import Encoder
+from dataloaders.cache.sample.images import Images
+from dataloaders.cache.sample.sample import Cell, Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 

@@ -1,7 +1,7 @@
 """The dataset of a cache: what a few samples tell of it, and the finished cache opened for it.
 
-    dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint, workers ──> estimate
-    train.h5 ──compared with what the dataset says, or with what is known──> CachedDataset
+dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint, workers ──> estimate
+train.h5 ──compared with what the dataset says, or with what is known──> CachedDataset
 """
 
 from __future__ import annotations

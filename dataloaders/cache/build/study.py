@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from dataloaders.batches.tree import leaves
+from dataloaders.cache.build.failure import not_interrupted, told
+from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.sample.encoding import Encoder
-from dataloaders.cache.build.failure import not_interrupted, told
-from dataloaders.cache.build.findings import Findings
 from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.packed import packed
 from dataloaders.cache.sample.palette import PALETTE, contents
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
 from dataloaders.cache.sample.sample import (
     Cell,
     Structure,
@@ -34,7 +35,6 @@ from dataloaders.cache.sample.sample import (
     leaf_paths,
     split,
 )
-from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
