@@ -2,7 +2,7 @@
 
     dataset ──study.py, elsewhere (observed.py)──> findings.py ──> estimation.py, fingerprint.py
     range of samples ──workers.py──> rows.py ──> a finished part      parts.py: names, what is there
-    all parts ──combining.py, joining.py──> train.h5                  locks.py: one builder at a time
+    all parts ──combining.py, joining.py──> train.h5                  locks.py: one builder at once
 
 builder.py      precompute(), estimate()             options.py      what they are asked for
 source.py       the dataset of a cache               ranks.py        waiting for the other ranks

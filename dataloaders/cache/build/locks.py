@@ -56,9 +56,8 @@ def locked(
         except Timeout:
             if waiting is None:
                 raise Busy(
-                    f"{target} is being built by {builder_of(path)} (wait=False, --no-wait); wait for it, "
-                    "or "
-                    "give another path"
+                    f"{target} is being built by {builder_of(path)} (wait=False, "
+                    "--no-wait); wait for it, or give another path"
                 ) from None
             waiting(time.monotonic() - started)
             time.sleep(_POLL_S)

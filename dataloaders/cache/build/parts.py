@@ -149,9 +149,8 @@ class BuildFolder:
             if changed and not overwrite:
                 raise CacheError(
                     f"{self.path} holds an unfinished build of something else; "
-                    f"{'; '.join(changed)}. Pass overwrite=True (--overwrite) to begin anew, or give "
-                    "what it was "
-                    "begun with to go on"
+                    f"{'; '.join(changed)}. Pass overwrite=True (--overwrite) to begin anew, "
+                    "or give what it was begun with to go on"
                 )
         self._fingerprint = json.loads(json.dumps(dict(fingerprint)))
         if before is None or changed:

@@ -1,4 +1,4 @@
-"""One rank among those that build a cache: how far all are, what they still write, waiting for them.
+"""One rank among those that build a cache: how far all are, what they write, waiting for them.
 
 Ranks know of each other only by the parts that they see in one folder.
 """
