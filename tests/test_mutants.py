@@ -99,16 +99,16 @@ def test_a_change_that_was_noticed_before_and_survives_fails_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["dataloaders/measuring/intervals", "--against", str(tmp_path / "baseline.json")]
-    assert main(Played("rounds"), words) == 0  # nothing is known yet
-    assert main(Played("rounds"), [*words, "--renew"]) == 0
+    assert main(Played("values"), words) == 0  # nothing is known yet
+    assert main(Played("values"), [*words, "--renew"]) == 0
     known = (tmp_path / "baseline.json").read_text()
     assert main(Played("r"), words) == 0  # more than before
     capsys.readouterr()
-    assert main(Played("self.rounds"), words) == 1
+    assert main(Played("values["), words) == 1
     lost = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  LOST ")]
     assert lost
-    assert all(" resample: " in line for line in lost)
+    assert all(" picked: " in line for line in lost)
     # Survivors, or a sample, renew what they tried, and keep the rest.
-    assert main(Played("rounds"), [*words, "--survivors", "--renew"]) == 0
-    assert main(Played("rounds"), [*words, "--sample", "5", "--renew"]) == 0
+    assert main(Played("values"), [*words, "--survivors", "--renew"]) == 0
+    assert main(Played("values"), [*words, "--sample", "5", "--renew"]) == 0
     assert (tmp_path / "baseline.json").read_text() == known
