@@ -47,7 +47,8 @@ from dataloaders.transforms.read import read
 from dataloaders.transforms.trailing import trailing
 from dataloaders.tuning.learned import cache_folder
 
-from .pictures import MAKE_TENSORS, steps_of
+from .floats import MAKE_TENSORS
+from .pictures import steps_of
 from .session import H5Session
 
 __all__ = ["H5"]
@@ -294,7 +295,7 @@ def _makes_floats_of_bytes(tail: Any) -> bool:
     """Whether rows are tensors of bytes, and all that ``tail`` does is to make floats of them."""
     members = read(tail)
     makers = [member for member in members if member.torchvision in MAKE_TENSORS]
-    return not makers and trailing(members) == members
+    return not makers and bool(members) and trailing(members) == members
 
 
 def _describe_live(dataset: Any) -> str:

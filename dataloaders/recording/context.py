@@ -26,12 +26,16 @@ class Unrecordable(Exception):
 class Recorder:
     """Notes of one batch.
 
+    Args:
+        tail: whether only what follows from the bytes of an image on is recorded: `tail`.
+
     Attributes:
         sources: files and arrays for which a stand-in was handed out.
         looks: what needed pixels, with the line of the user's code: "Image.im at data.py:12".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tail: bool = False) -> None:
+        self.tail = tail
         self.sources = 0
         self.looks: list[str] = []
 

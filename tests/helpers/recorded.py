@@ -20,11 +20,12 @@ from torch.utils.data import DataLoader, Dataset
 from dataloaders.recording.program import RecordedBatch
 from dataloaders.recording.worker import ask_again, recording_changes
 from dataloaders.replaying.evaluate import replayed
+from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
 from .pictures import smooth
 
-__all__ = ["Code", "as_recorded", "encoded", "equal", "path", "states"]
+__all__ = ["Code", "as_recorded", "encoded", "equal", "finished", "path", "states"]
 
 
 @functools.cache
@@ -84,6 +85,13 @@ class Code(Dataset[Any]):
         return value, states()
 
 
+def finished(batch: Any) -> Any:
+    """Return what becomes of a batch that a worker has sent."""
+    if type(batch) is RecordedBatch:
+        return replayed(batch)
+    return DeviceTail().apply(batch, move=lambda each: each, empty_like=torch.empty_like)
+
+
 def first(batch: Any) -> Any:
     return batch
 
@@ -95,9 +103,9 @@ def as_recorded(dataset: Any, upto: str = "files", **options: Any) -> tuple[list
     batches = list(view_of(loader, **recording_changes(loader, upto)))
     kinds = [type(batch) is RecordedBatch for batch in batches]
     made = []
-    for batch, recorded in zip(batches, kinds, strict=True):
+    for batch in batches:
         try:
-            made.append(replayed(batch) if recorded else batch)
+            made.append(finished(batch))
         except Exception:  # the dataset's mistake, which it may catch itself
             made.append(ask_again(batch.again, loader))
     return made, sum(kinds)

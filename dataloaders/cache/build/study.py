@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dataloaders.batches.tree import leaves
+from dataloaders.batches.tree import leaves, same_bits
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole
 from dataloaders.cache.sample.encoding import Encoder
@@ -38,7 +38,6 @@ from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
-from dataloaders.transforms.table import same_bits
 
 __all__ = ["Study", "same_samples"]
 
