@@ -253,7 +253,9 @@ def test_batches_of_other_sorts() -> None:
     check(lambda: loader_of(Pictures(normalized()), collate_fn=now_and_then))
     check(lambda: loader_of(Pictures(normalized(), read=erasing), batch_size=1), whole=False)
     check(
-        lambda: loader_of(ConcatDataset([Pictures(normalized()), Pictures(None, read=array)])),
+        lambda: loader_of(
+            ConcatDataset([Pictures(normalized()), Pictures(None, read=array)]), batch_size=1
+        ),
         whole=False,
     )
 
