@@ -78,6 +78,8 @@ class H5(Backend):
             ``{"torchvision": "0.29.2"}``.
         threads: the most threads that make a batch, in this process or in each worker; None: as
             many as `torch.get_num_threads` says, and no more than this rank's cores.
+        puts_off: whether images that end as floats are left as bytes to a `DeviceTail`; prefetch
+            sets it.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -89,6 +91,7 @@ class H5(Backend):
     check: Literal["contents"] | None = None
     expect: Mapping[str, Any] | None = None
     threads: int | None = None
+    puts_off: bool = False
 
     name: ClassVar[str] = "h5"
 
@@ -153,7 +156,7 @@ class H5(Backend):
         obstacle = self._obstacle(loader)
         if obstacle is not None:
             raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
-        return H5Session(self.cached, loader, threads=self.threads)
+        return H5Session(self.cached, loader, threads=self.threads, puts_off=self.puts_off)
 
     def cached(self, loader: Specification) -> CachedDataset:
         """Open the cache of the loader's dataset, or build it if it is missing and may be built.

@@ -33,6 +33,7 @@ from dataloaders.cache import CachedDataset
 from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.joined import JoinedColumn, groups
 from dataloaders.cache.sample.sample import Structure, join
+from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.ways import Arithmetic, Way
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
@@ -76,11 +77,13 @@ class Rows:
         memory: HostMemory | None,
         draws: Draws,
         team: Team | None = None,
+        puts_off: bool = False,
     ) -> None:
         self.numbers = numbers
         self.memory = memory
         self.draws = draws
         self.team = team or Team()
+        self.puts_off = puts_off
         self.located: tuple[Integers, Integers] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -120,6 +123,7 @@ class Batches:
         draws: Draws,
         memory: HostMemory | None = None,
         team: Team | None = None,
+        puts_off: bool = False,
     ) -> Batch | None:
         """Return the batch of these rows; None if it has to be collated sample by sample.
 
@@ -128,6 +132,7 @@ class Batches:
             draws: the random numbers of each row.
             memory: where large tensors come from, outside workers.
             team: shares the work on images.
+            puts_off: whether a `Trailing` stands for images that end as floats.
         """
         if not collates_as_torch():
             return None
@@ -140,7 +145,7 @@ class Batches:
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), memory, draws, team)
+        task = Rows(numbers.astype(np.int64), memory, draws, team, puts_off)
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except NotThisBatch:
@@ -274,7 +279,7 @@ class _Values:
         self._bits = bits
         self._floats = floats
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def __call__(self, rows: Rows) -> Any:
         parts, numbers = self._parts.locate(rows)
         shape = (len(numbers), *self._shape)
         out = rows.empty(shape, _tensor(np.empty(0, self._dtype)).dtype)
@@ -306,7 +311,7 @@ class _Images:
         self.geometry = geometry
         self.random = geometry.random
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def __call__(self, rows: Rows) -> Any:
         images = self._images(rows)
         heights = np.array([image.shape[1] for image in images])
         widths = np.array([image.shape[2] for image in images])
@@ -344,11 +349,11 @@ class _Pictures:
         self.random = steps.random
         self._known: tuple[int, torch.dtype] | None = None
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def __call__(self, rows: Rows) -> Any:
         with _left_to_samples():
             return self._made(rows)
 
-    def _made(self, rows: Rows) -> torch.Tensor:
+    def _made(self, rows: Rows) -> Any:
         headers = [header_of(self._column, row) for row in rows.numbers.tolist()]
         made = Made(self._steps, headers, rows.draws)
         sizes = made.sizes
@@ -445,22 +450,25 @@ class Windowed:
 
 def _filled(
     images: Waiting, shape: Sequence[int], dtype: torch.dtype, floats: Floats | None, rows: Rows
-) -> torch.Tensor:
+) -> Any:
     """Return ``images``; where ``floats`` are made of them, each as soon as it is copied."""
     with _left_to_samples():
-        if floats is None:
+        if floats is None or rows.puts_off:
             batch = rows.empty(shape, dtype)
             images.into(batch, rows.team)
         else:
             way, dtype = floats.way(shape[1])
             batch = rows.empty(shape, dtype)
             images.through(way, batch, rows.team)
-    return batch
+            return batch
+    return batch if floats is None else _floats_of(batch, floats, rows)
 
 
-def _floats_of(bytes_: torch.Tensor, floats: Floats, rows: Rows) -> torch.Tensor:
+def _floats_of(bytes_: torch.Tensor, floats: Floats, rows: Rows) -> Any:
     with _left_to_samples():
         way, dtype = floats.way(bytes_.shape[-3])
+        if rows.puts_off:
+            return Trailing(bytes_, floats.steps)
         out = rows.empty(bytes_.shape, dtype)
         way.run(bytes_, out)
     return out

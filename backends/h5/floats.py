@@ -27,6 +27,7 @@ class Floats:
 
     Attributes:
         run: the user's own transforms.
+        steps: the same, as recorded ones.
         makes_bytes: what makes tensors of bytes of images before.
     """
 
@@ -37,10 +38,10 @@ class Floats:
             for member in run
             if member.torchvision in ("ToTensor", *CONVERTERS)
         ]
-        self._steps: tuple[Step, ...] = ()
+        self.steps: tuple[Step, ...] = ()
         for member in run:
             if member.torchvision not in CONVERTERS:
-                self._steps += (_step(member.transform, self._steps),)
+                self.steps += (_step(member.transform, self.steps),)
         self._ways = Ways()
 
     def way(self, channels: int) -> tuple[Way, torch.dtype]:
@@ -49,7 +50,7 @@ class Floats:
         Raises:
             Exception: there are no such floats.
         """
-        way, dtype, made = self._ways.of(self._steps, channels, torch.device("cpu"))
+        way, dtype, made = self._ways.of(self.steps, channels, torch.device("cpu"))
         if made != channels:
             raise ValueError(f"{channels} channels become {made}")
         return way, dtype

@@ -53,13 +53,20 @@ class H5Session(Session):
         open_cache: called again when the dataset's length or transforms have changed.
         loader: the loader, which its owner keeps.
         threads: the most that make a batch; None: as torch's operations.
+        puts_off: see `H5`.
     """
 
     def __init__(
-        self, open_cache: Open, loader: Specification, *, threads: int | None = None
+        self,
+        open_cache: Open,
+        loader: Specification,
+        *,
+        threads: int | None = None,
+        puts_off: bool = False,
     ) -> None:
         self._open_cache = open_cache
         self._threads = threads
+        self._puts_off = puts_off
         self._loader = weakref.ref(loader)
         self._pool = HostPool()
         self._dataset: Any = None
@@ -135,7 +142,7 @@ class H5Session(Session):
         )
         if isinstance(batches, str):
             return plain
-        self._collated = _Collated(batches, self._pool, Team(self._threads))
+        self._collated = _Collated(batches, self._pool, Team(self._threads), self._puts_off)
         changes = {"dataset": RowNumbers(cached), "collate_fn": self._collated}
         if loader.worker_init_fn is not None:
             changes["worker_init_fn"] = _ShowCache(loader.worker_init_fn)
@@ -230,10 +237,11 @@ def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
 class _Collated(WholeBatches):
     """Collate row numbers to a batch, in the main process or in a worker."""
 
-    def __init__(self, batches: Batches, pool: HostPool, team: Team) -> None:
+    def __init__(self, batches: Batches, pool: HostPool, team: Team, puts_off: bool) -> None:
         self._batches = batches
         self._pool: HostPool | None = pool
         self._team = team
+        self._puts_off = puts_off
         self._seed = 0
         self._count = 0
 
@@ -253,7 +261,7 @@ class _Collated(WholeBatches):
             keys, draws = rows.keys, Draws(rows.words)
         else:
             keys, draws = rows, FreeDraws(len(rows), self._random(worker))
-        batch = self._batches.of(keys, draws, pool, self._team)
+        batch = self._batches.of(keys, draws, pool, self._team, self._puts_off)
         if batch is not None:
             return batch
         if isinstance(rows, SeededRows):

@@ -18,7 +18,7 @@ from dataloaders.replaying.tail import DeviceTail, device_tail
 if TYPE_CHECKING:
     from . import Prefetch
 
-__all__ = ["NoTail", "Recorded", "records", "remainder_of"]
+__all__ = ["NoTail", "Recorded", "puts_off", "records", "remainder_of"]
 
 
 class NoTail(NamedTuple):
@@ -46,16 +46,25 @@ def remainder_of(
     on_cpu = device is None or device.type == "cpu"
     if options.tail is False or (options.tail is None and on_cpu and not options.shapes_images):
         return None
-    if not records(inner):
+    if not (records(inner) or puts_off(inner)):
         return NoTail(f"{inner.name} makes whole batches itself")
     wanted = (options.dtype, options.memory_format, id(loader.dataset), id(loader.collate_fn))
     known = _KNOWN.get(loader)
     if known is not None and known[0] == wanted:
         return known[1]
-    found = device_tail(loader, options.dtype, options.memory_format)
+    if puts_off(inner):
+        told = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
+        found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, told)
+    else:
+        found = device_tail(loader, options.dtype, options.memory_format)
     tail = NoTail(found) if isinstance(found, str) else found
     _KNOWN[loader] = wanted, tail
     return tail
+
+
+def puts_off(inner: Backend) -> bool:
+    """Whether ``inner`` can leave images as bytes with the steps that are left, as h5 does."""
+    return "puts_off" in {field.name for field in fields(inner)}  # type: ignore[arg-type]
 
 
 def records(inner: Backend) -> bool:
