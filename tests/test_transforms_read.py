@@ -182,22 +182,6 @@ def owners(dataset: Any) -> list[Any]:
     return [dataset, *(one for one in inner if hasattr(one, "__dict__"))]
 
 
-def test_later_assignments_come_over() -> None:
-    inner = fake(CHAIN)
-    dataset = Wrapper(inner, epoch=0, old=1)
-    copies = Copies(dataset, lambda chain: OTHER)
-    copies.dataset.counted = 7
-    dataset.epoch = 3
-    inner.strength = 0.5  # type: ignore[attr-defined]
-    del dataset.old
-    copies.refresh()
-    assert copies.dataset.epoch == 3
-    assert copies.dataset.inner.strength == 0.5
-    assert copies.dataset.counted == 7
-    assert not hasattr(copies.dataset, "old")
-    assert copies.dataset.inner.transform is OTHER
-
-
 class Closing(Wrapper):
     closed = 0
 

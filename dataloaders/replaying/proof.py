@@ -32,17 +32,19 @@ class Proof(NamedTuple):
         facts: of each recorded batch, what was asked for.
         looks: what needed values in the dataset's code, with file and line; or why nothing was
             recorded.
+        differs: in what a recorded batch differs from the dataset's own; None: in nothing.
     """
 
     samples: int
     facts: list[Any]
     looks: list[str]
+    differs: str | None = None
 
 
 def prove(
     loader: Any, upto: str, finish: Callable[[Any], Any], facts: Callable[[Any], Any]
 ) -> Proof | str:
-    """Return a `Proof` that the loader's recorded batches are its own, or say why there is none.
+    """Return whether the loader's recorded batches are its own, or say why that is not known.
 
     Makes up to four samples both ways, in a process of their own.
 
@@ -73,6 +75,9 @@ def prove(
         return observe(loader, _Both(loader.collate_fn, batched, groups, upto, finish, facts))
     except Unobserved as error:
         return str(error)
+    except Exception as error:  # a loader may hold anything; without a proof it works as before
+        last_line = str(error).strip().rpartition("\n")[2]
+        return f"samples of {name} could not be recorded: {type(error).__name__}: {last_line[:200]}"
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,10 @@ class _Both:
             sent = self._fetched(taken, collate_fn, keys)
             now = states_now()
             if not equal(self.finish(sent), expected):
-                return f"samples {keys} of {name} would have other values"
+                return found._replace(differs=f"samples {keys} of {name} would have other values")
             if not equal(now, after):
-                return f"with samples {keys} of {name} other random numbers would be drawn"
+                differs = f"with samples {keys} of {name} other random numbers would be drawn"
+                return found._replace(differs=differs)
             found.facts.append(self.facts(sent))
         looks = [state.stopped] if state.stopped else state.looks
         count = sum(len(keys) for keys in self.groups) if self.batched else len(self.groups)

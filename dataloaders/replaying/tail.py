@@ -45,6 +45,8 @@ def device_tail(
     proof = prove(loader, "tail", finish, _facts)
     if isinstance(proof, str):
         return proof
+    if proof.differs:
+        return proof.differs
     facts = [fact for facts in proof.facts for fact in facts]
     if facts:
         saved = sum(saved for _, _, saved in facts) // proof.samples
