@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -91,7 +91,7 @@ class H5(Backend):
     check: Literal["contents"] | None = None
     expect: Mapping[str, Any] | None = None
     threads: int | None = None
-    puts_off: bool = False
+    puts_off: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "h5"
 
