@@ -19,8 +19,8 @@ from bench.harness import (
     finished,
     interleave,
 )
-from dataloaders.specification import view_of
-from dataloaders.transforms import device_tail
+from dataloaders.recording.tail import Trailing
+from dataloaders.replaying.tail import device_tail
 
 
 class Decoded(Dataset[Any]):
@@ -54,9 +54,14 @@ def run(scale: Scale) -> Result:
     }
     for name, asked in options.items():
         tail: Any = device_tail(loader, **asked)
-        tail.prepare(device)
-        images = next(iter(view_of(loader, **tail.changes(loader))))[0]
-        ways[f"uint8 copied, tail{name}"] = images, tail.apply
+        sent = next(iter(tail.recorded(loader)))[0]
+
+        def finish(pixels: torch.Tensor, tail: Any = tail, steps: Any = sent.steps) -> Any:
+            batch = Trailing(pixels, steps)
+            return tail.apply(batch, move=lambda each: each, empty_like=torch.empty_like)
+
+        pixels = sent.pixels.pin_memory() if pins else sent.pixels
+        ways[f"uint8 copied, tail{name}"] = pixels, finish
 
     def copy(way: tuple[torch.Tensor, Callable[[torch.Tensor], Any]]) -> None:
         batch, then = way

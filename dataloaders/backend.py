@@ -101,11 +101,8 @@ class Remainder(ABC):
     """
 
     @abstractmethod
-    def changes(self, loader: Specification) -> dict[str, Any] | None:
-        """Return the attributes of ``loader`` that leave this part out, for the next epoch.
-
-        None if this object no longer fits what the loader is now.
-        """
+    def changes(self, loader: Specification) -> dict[str, Any]:
+        """Return the attributes of ``loader`` that are others for the next epoch."""
 
     @abstractmethod
     def prepare(self, device: torch.device) -> None:

@@ -62,7 +62,7 @@ def test_workers_send_bytes(folder: Path) -> None:
         def transfer(self, device: Any) -> Any:
             transfer = super().transfer(device)
             send = transfer.send
-            transfer.send = lambda batch: (seen.append(batch[0].dtype), send(batch))[1]
+            transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
             return transfer
 
     loader = DataLoader(images(folder), 4, num_workers=1, backend=Watching(tail=True))
@@ -84,9 +84,9 @@ def test_a_chain_that_does_not_end_in_bytes_stays_and_says_why(folder: Path) -> 
     loader = DataLoader(dataset, 4, backend=Prefetch(tail=True))
     text = str(loader.explain())
     assert "images are normalised before the copy" in text
-    assert "Lambda" in text
+    assert "works on the floats: Tensor.sqrt" in text
     assert_same(epochs(loader, 1), epochs(torch.utils.data.DataLoader(dataset, 4), 1))
-    with pytest.raises(BackendUnavailable, match=r"dtype= or memory_format=.*Lambda"):
+    with pytest.raises(BackendUnavailable, match=r"dtype= or memory_format=.*sqrt"):
         next(iter(DataLoader(dataset, 4, backend=Prefetch(dtype=torch.float16))))
 
 
@@ -118,3 +118,43 @@ def test_on_the_gpu_they_are_the_datasets_own_to_the_bit(
     got = [(image.cpu(), label.cpu()) for image, label in ours]
     theirs = epochs(torch.utils.data.DataLoader(**arguments), 1)[0]
     assert_same(got, [tuple(batch) for batch in theirs])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_h5_leaves_its_tail_too(folder: Path, workers: int, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    from backends.h5 import H5
+
+    seen = []
+
+    class Watching(Prefetch):
+        def transfer(self, device: Any) -> Any:
+            transfer = super().transfer(device)
+            send = transfer.send
+            transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
+            return transfer
+
+    steps = [transforms.Resize(20), transforms.RandomCrop(16), transforms.ToTensor()]
+    chain = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": workers}
+    dataset, inner = datasets.ImageFolder(str(folder), chain), H5(tmp_path / "small.h5")
+    ours = DataLoader(dataset, 4, backend=Watching(inner=inner, tail=True), **options)
+    assert_same(list(ours), list(DataLoader(dataset, 4, **options)))
+    assert set(seen) == {torch.uint8}
+
+
+def test_a_class_of_the_users_own_without_transforms(folder: Path) -> None:
+    paths = sorted(folder.rglob("*.png"))
+
+    class Own(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(paths)
+
+        def __getitem__(self, index: int) -> Any:
+            image = Image.open(paths[index]).convert("RGB").resize((16, 16))
+            image = transforms.functional.to_tensor(image)
+            return {"image": transforms.functional.normalize(image, MEAN, STD), "index": index}
+
+    loader = DataLoader(Own(), 4, num_workers=2, backend=Prefetch(tail=True))
+    assert "2304 bytes a sample less" in str(loader.explain())
+    assert_same(epochs(loader), epochs(torch.utils.data.DataLoader(Own(), 4)))

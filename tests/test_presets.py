@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.transforms import Tail, device_tail
+from dataloaders.replaying.tail import DeviceTail, device_tail
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.operators import chain_of
 from dataloaders.transforms.read import Run, is_chain, read
@@ -184,4 +184,4 @@ def test_h5_makes_whole_batches_of_what_the_cache_has(
 
 def test_prefetch_moves_the_arithmetic_after_the_copy() -> None:
     loader: Any = DataLoader(folder(resnet18()), 4)
-    assert isinstance(device_tail(loader), Tail)
+    assert isinstance(device_tail(loader), DeviceTail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,10 @@ from torch.utils.data import IterableDataset, default_collate
 from dataloaders.backend import Specification
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan, Stage
+from dataloaders.recording.program import RecordedBatch
 from dataloaders.recording.worker import describe_sample
+from dataloaders.replaying.evaluate import replayed
+from dataloaders.replaying.proof import prove
 from dataloaders.specification import device_of, iterates_itself, sampling_of
 
 from .numbers import Numbers
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["explained", "obstacle_of", "unequal"]
 
-_COMPARED = 4
 _TENSORS = ("torch.", "tensor.", "v1t.", "v2.", "to_tensor", "pil_to_tensor")
 
 
@@ -41,18 +43,16 @@ def unequal(loader: Specification) -> str | None:
 
     Makes up to four samples both ways. An iterable dataset is not asked: it cannot begin again.
     """
-    try:
-        count = 0 if isinstance(loader.dataset, IterableDataset) else len(loader.dataset)  # type: ignore[arg-type]
-    except Exception:  # its sampler knows the keys
-        return None
-    keys = sorted({place * (count - 1) // (_COMPARED - 1) for place in range(_COMPARED)})
-    try:
-        for key, record in zip(keys, observe(loader, _Look(keys if count else ())), strict=False):
-            if record is not None and record["differs"]:
-                return f"of sample {key}, {record['differs']}"
-    except Unobserved:  # it hangs or dies: its workers will show it
-        pass
-    return None
+    found = prove(loader, "files", _finished, _nothing)
+    return None if isinstance(found, str) else found.differs  # its workers will show what is wrong
+
+
+def _nothing(batch: Any) -> None:
+    """Return what is to be known of a recorded batch."""
+
+
+def _finished(batch: Any) -> Any:
+    return replayed(batch) if isinstance(batch, RecordedBatch) else batch
 
 
 def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
@@ -64,7 +64,7 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
     first = None if isinstance(loader.dataset, IterableDataset) else 0
     record: Any = None
     try:
-        (record,) = observe(loader, _Look((first,)))
+        record = observe(loader, _Look(first))
         unknown = "" if record else "the first sample could not be read"
     except Unobserved as error:
         unknown = str(error)
@@ -82,18 +82,15 @@ def explained(options: Dali, loader: Specification, numbers: Numbers) -> Plan:
 
 @dataclass(frozen=True)
 class _Look:
-    """Describe samples; None for one that cannot be read."""
+    """Describe a sample; None if it cannot be read."""
 
-    keys: Sequence[int | None]
+    key: int | None
 
-    def __call__(self, dataset: Any) -> list[dict[str, Any] | None]:
-        found: list[dict[str, Any] | None] = []
-        for key in self.keys:
-            try:
-                found.append(describe_sample(dataset, key))
-            except Exception:  # it is raised when that sample is asked for
-                found.append(None)
-        return found
+    def __call__(self, dataset: Any) -> dict[str, Any] | None:
+        try:
+            return describe_sample(dataset, self.key)
+        except Exception:  # it is raised when that sample is asked for
+            return None
 
 
 def _replay(record: Any, options: Dali, device: torch.device, threads: int) -> Iterator[Stage]:

@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -46,7 +46,8 @@ from dataloaders.transforms.read import read
 from dataloaders.transforms.trailing import trailing
 from dataloaders.tuning.learned import cache_folder
 
-from .pictures import MAKE_TENSORS, steps_of
+from .floats import MAKE_TENSORS
+from .pictures import steps_of
 from .session import H5Session
 
 __all__ = ["H5"]
@@ -76,6 +77,8 @@ class H5(Backend):
             ``{"torchvision": "0.29.2"}``.
         threads: the most threads that make a batch, in this process or in each worker; None: as
             many as `torch.get_num_threads` says, and no more than this rank's cores.
+        puts_off: whether images that end as floats are left as bytes to a `DeviceTail`; prefetch
+            sets it.
 
     Raises:
         OptionError: an option has a value that it cannot take.
@@ -87,6 +90,7 @@ class H5(Backend):
     check: Literal["contents"] | None = None
     expect: Mapping[str, Any] | None = None
     threads: int | None = None
+    puts_off: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "h5"
 
@@ -156,7 +160,7 @@ class H5(Backend):
         obstacle = self._obstacle(loader)
         if obstacle is not None:
             raise BackendUnavailable(str(Plan(self.name, obstacle=obstacle)))
-        return H5Session(self.cached, loader, threads=self.threads)
+        return H5Session(self.cached, loader, threads=self.threads, puts_off=self.puts_off)
 
     def cached(self, loader: Specification) -> CachedDataset:
         """Open the cache of the loader's dataset, or build it if it is missing and may be built.
@@ -294,7 +298,7 @@ def _makes_floats_of_bytes(tail: Any) -> bool:
     """Whether rows are tensors of bytes, and all that ``tail`` does is to make floats of them."""
     members = read(tail)
     makers = [member for member in members if member.torchvision in MAKE_TENSORS]
-    return not makers and trailing(members) == members
+    return not makers and bool(members) and trailing(members) == members
 
 
 def _describe_live(dataset: Any) -> str:

@@ -28,28 +28,26 @@ from torch.utils.data import default_collate, get_worker_info
 
 from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostMemory
-from dataloaders.batches.tree import Batch, map_tensors
+from dataloaders.batches.tree import Batch, same_bits
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.joined import JoinedColumn, groups
 from dataloaders.cache.sample.sample import Structure, join
+from dataloaders.recording.tail import Trailing
+from dataloaders.replaying.ways import Arithmetic, Way
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
-from dataloaders.transforms import Tail
 from dataloaders.transforms.draws import Draws
-from dataloaders.transforms.kinds import torchvision_name
-from dataloaders.transforms.read import read
-from dataloaders.transforms.table import same_bits
-from dataloaders.transforms.trailing import CONVERTERS, Deferred
-from dataloaders.transforms.ways import Arithmetic, Way
+from dataloaders.transforms.trailing import CONVERTERS
 
+from .floats import Floats, split
 from .geometry import Geometry, Windows, geometry_of
 from .mirroring import Mirror
 from .pictures import Made, Steps, header_of, is_image, steps_of
 from .team import Team
 
-__all__ = ["Batches", "Late", "NotThisBatch", "Windowed", "batches_of", "is_proved"]
+__all__ = ["Batches", "NotThisBatch", "Windowed", "batches_of", "is_proved"]
 
 Leaf: TypeAlias = Callable[["Rows"], Any]
 """A function that makes a column's part of a batch."""
@@ -78,14 +76,14 @@ class Rows:
         numbers: npt.NDArray[np.int64],
         memory: HostMemory | None,
         draws: Draws,
-        late: Late | None = None,
         team: Team | None = None,
+        puts_off: bool = False,
     ) -> None:
         self.numbers = numbers
         self.memory = memory
         self.draws = draws
-        self.late = late
         self.team = team or Team()
+        self.puts_off = puts_off
         self.located: tuple[Integers, Integers] | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -124,8 +122,8 @@ class Batches:
         rows: Sequence[Any],
         draws: Draws,
         memory: HostMemory | None = None,
-        late: Late | None = None,
         team: Team | None = None,
+        puts_off: bool = False,
     ) -> Batch | None:
         """Return the batch of these rows; None if it has to be collated sample by sample.
 
@@ -133,9 +131,8 @@ class Batches:
             rows: integers from 0 on.
             draws: the random numbers of each row.
             memory: where large tensors come from, outside workers.
-            late: takes the images that a tail turns into floats. The batch then holds only a tensor
-                that stands for them.
             team: shares the work on images.
+            puts_off: whether a `Trailing` stands for images that end as floats.
         """
         if not collates_as_torch():
             return None
@@ -148,7 +145,7 @@ class Batches:
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), memory, draws, late, team)
+        task = Rows(numbers.astype(np.int64), memory, draws, team, puts_off)
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except NotThisBatch:
@@ -209,8 +206,12 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     if len(kinds) != 1:
         return "its rows are of several kinds"
     kind = next(iter(kinds))
+    floats = None
     if tail is not None:
-        if kind not in _BYTES or not _is_put_off(tail, column.entry.shape):
+        before, floats = split(tail)
+        makers = () if floats is None else floats.makes_bytes
+        pure = all(type(each).__name__ == "ToPureTensor" for each in makers)
+        if kind not in _BYTES or before or floats is None or not pure:
             return f"its tail works on {kind}"
         kind = _BYTES[0]
     if kind in ("str", "bytes"):
@@ -223,16 +224,7 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
     if column.entry.dtype.startswith(">"):
         return "its bytes are in another order than this machine's"
     bits = torch.bfloat16 if kind == "tensor:bfloat16" else None
-    return _Values(column, bits)
-
-
-def _is_put_off(tail: Any, shape: Sequence[int] | None) -> bool:
-    """Whether tensors of bytes stay as they are, and become floats after the batch is made."""
-    last, *others = [member.transform for member in read(tail)]
-    if others or not isinstance(last, Deferred) or shape is None or len(shape) != 3:
-        return False
-    converters = {torchvision_name(step) for step in last.run} & set(CONVERTERS)
-    return converters <= {"ToPureTensor"} and last.channels.get(shape[0]) == shape[0]
+    return _Values(column, bits, floats)
 
 
 class _Parts:
@@ -278,15 +270,16 @@ class _Parts:
 class _Values:
     """A column of one shape, gathered."""
 
-    def __init__(self, column: Column, bits: torch.dtype | None) -> None:
+    def __init__(self, column: Column, bits: torch.dtype | None, floats: Floats | None) -> None:
         self._parts = _Parts(column)
         dtype = np.dtype(column.entry.dtype)
         self._bool = dtype.kind == "b"
         self._dtype = np.dtype(np.uint8) if self._bool else dtype
         self._shape = column.entry.shape or ()
         self._bits = bits
+        self._floats = floats
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def __call__(self, rows: Rows) -> Any:
         parts, numbers = self._parts.locate(rows)
         shape = (len(numbers), *self._shape)
         out = rows.empty(shape, _tensor(np.empty(0, self._dtype)).dtype)
@@ -302,6 +295,8 @@ class _Values:
                 values[places] = array[own]
             else:
                 torch.index_select(_tensor(array), 0, torch.from_numpy(numbers), out=out)
+        if self._floats is not None:
+            return _floats_of(out, self._floats, rows)
         if self._bool:
             return out != 0
         return out if self._bits is None else out.view(self._bits)
@@ -310,13 +305,13 @@ class _Values:
 class _Images:
     """Images of one mode, each window copied straight into a uint8 batch [N, C, H, W]."""
 
-    def __init__(self, column: Column, geometry: Geometry, *, deferred: bool) -> None:
+    def __init__(self, column: Column, geometry: Geometry, floats: Floats | None) -> None:
         self._parts = _Parts(column)
-        self._deferred = deferred
+        self._floats = floats
         self.geometry = geometry
         self.random = geometry.random
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def __call__(self, rows: Rows) -> Any:
         images = self._images(rows)
         heights = np.array([image.shape[1] for image in images])
         widths = np.array([image.shape[2] for image in images])
@@ -328,14 +323,11 @@ class _Images:
         if (windows.height != height).any() or (windows.width != width).any():
             raise NotThisBatch
         shape = (len(images), images[0].shape[0], height, width)
-        if not outside and self._deferred and rows.late is not None:
-            return rows.late.stand_in(shape, Windowed(images, windows))
+        if not outside:
+            return _filled(Windowed(images, windows), shape, torch.uint8, self._floats, rows)
         batch = rows.empty(shape, torch.uint8)
-        if outside:
-            _fill_with_border(batch, images, windows)
-        else:
-            Windowed(images, windows).into(batch, rows.team)
-        return batch
+        _fill_with_border(batch, images, windows)
+        return batch if self._floats is None else _floats_of(batch, self._floats, rows)
 
     def _images(self, rows: Rows) -> list[Image]:
         images = []
@@ -357,11 +349,11 @@ class _Pictures:
         self.random = steps.random
         self._known: tuple[int, torch.dtype] | None = None
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def __call__(self, rows: Rows) -> Any:
         with _left_to_samples():
             return self._made(rows)
 
-    def _made(self, rows: Rows) -> torch.Tensor:
+    def _made(self, rows: Rows) -> Any:
         headers = [header_of(self._column, row) for row in rows.numbers.tolist()]
         made = Made(self._steps, headers, rows.draws)
         sizes = made.sizes
@@ -373,11 +365,7 @@ class _Pictures:
             self._known = (first.shape[0], first.dtype)
         channels, dtype = self._known
         shape = (len(headers), channels, height, width)
-        if self._steps.deferred and rows.late is not None:
-            return rows.late.stand_in(shape, made)
-        batch = rows.empty(shape, dtype)
-        made.into(batch, rows.team)
-        return batch
+        return _filled(made, shape, dtype, self._steps.floats, rows)
 
 
 class Waiting(Protocol):
@@ -460,57 +448,30 @@ class Windowed:
             yield image[:, top : top + height, left : left + width], *flips
 
 
-class Late:
-    """Images of one batch that are gathered only when they become floats."""
+def _filled(
+    images: Waiting, shape: Sequence[int], dtype: torch.dtype, floats: Floats | None, rows: Rows
+) -> Any:
+    """Return ``images``; where ``floats`` are made of them, each as soon as it is copied."""
+    with _left_to_samples():
+        if floats is None or rows.puts_off:
+            batch = rows.empty(shape, dtype)
+            images.into(batch, rows.team)
+        else:
+            way, dtype = floats.way(shape[1])
+            batch = rows.empty(shape, dtype)
+            images.through(way, batch, rows.team)
+            return batch
+    return batch if floats is None else _floats_of(batch, floats, rows)
 
-    def __init__(self, memory: HostMemory | None, team: Team) -> None:
-        self._memory = memory
-        self._team = team
-        self._waiting: list[tuple[torch.Tensor, Waiting]] = []
 
-    def stand_in(self, shape: Sequence[int], images: Waiting) -> torch.Tensor:
-        """Return a uint8 tensor of this shape that takes no memory, in place of these images."""
-        tensor = torch.empty((1,) * len(shape), dtype=torch.uint8).expand(tuple(shape))
-        self._waiting.append((tensor, images))
-        return tensor
-
-    def apply(self, tail: Tail, batch: Batch) -> Batch:
-        """Return the result of ``tail`` for the batch with the images in place.
-
-        Raises:
-            NotThisBatch: an image could not be made.
-        """
-        batch = tail.apply(batch, empty_like=self._empty_like, fill=self._fill)
-        return map_tensors(batch, self._filled) if self._waiting else batch
-
-    def _empty_like(self, leaf: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-        stands_in = any(leaf.data_ptr() == tensor.data_ptr() for tensor, _ in self._waiting)
-        if stands_in or (leaf.is_cpu and leaf.is_contiguous()):
-            return empty(leaf.shape, dtype, self._memory)
-        return torch.empty_like(leaf, dtype=dtype)
-
-    def _fill(self, leaf: torch.Tensor, way: Way, out: torch.Tensor) -> bool:
-        images = self._taken(leaf)
-        if images is not None:
-            with _left_to_samples():
-                images.through(way, out, self._team)
-        return images is not None
-
-    def _filled(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Make the images that the tail leaves as they are."""
-        images = self._taken(leaf)
-        if images is None:
-            return leaf
-        batch = empty(leaf.shape, leaf.dtype, self._memory)
-        with _left_to_samples():
-            images.into(batch, self._team)
-        return batch
-
-    def _taken(self, leaf: torch.Tensor) -> Waiting | None:
-        for number, (tensor, _) in enumerate(self._waiting):
-            if tensor is leaf:
-                return self._waiting.pop(number)[1]
-        return None
+def _floats_of(bytes_: torch.Tensor, floats: Floats, rows: Rows) -> Any:
+    with _left_to_samples():
+        way, dtype = floats.way(bytes_.shape[-3])
+        if rows.puts_off:
+            return Trailing(bytes_, floats.steps)
+        out = rows.empty(bytes_.shape, dtype)
+        way.run(bytes_, out)
+    return out
 
 
 @contextmanager
@@ -543,23 +504,20 @@ def _fill_with_border(batch: torch.Tensor, images: list[Image], windows: Windows
 def _images_of(column: Column, kinds: set[str], tail: Any) -> Leaf | str:
     geometry = _tail_geometry(tail) if len(kinds) == 1 and kinds <= set(_MODES) else ""
     if isinstance(geometry, Geometry):
-        last = list(read(tail))[-1].transform
-        return _Images(column, geometry, deferred=isinstance(last, Deferred))
+        return _Images(column, geometry, split(tail)[1])
     steps = steps_of(tail)
     return steps if isinstance(steps, str) else _Pictures(column, steps)
 
 
 def _tail_geometry(tail: Any) -> Geometry | str:
     """Return what ``tail`` does to an image of bytes if that is all; or say why it is not known."""
-    members = list(read(tail))
-    if members and isinstance(members[-1].transform, Deferred):
+    before, floats = split(tail)
+    members = list(before)
+    ends = floats is not None and bool(floats.makes_bytes)
+    while floats is None and members and members[-1].torchvision in CONVERTERS:
         members.pop()
-    elif members and members[-1].torchvision in CONVERTERS:
-        while members and members[-1].torchvision in CONVERTERS:
-            members.pop()
-    else:
-        return "its tail does not end in an image of bytes"
-    return geometry_of(members)
+        ends = True
+    return geometry_of(members) if ends else "its tail does not end in an image of bytes"
 
 
 def is_proved(cached: CachedDataset) -> bool:

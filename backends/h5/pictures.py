@@ -22,18 +22,20 @@ from dataloaders.cache.read.joined import JoinedColumn
 from dataloaders.cache.sample.cell import leaf_of
 from dataloaders.cache.sample.decode import is_encoded, undecoded
 from dataloaders.cache.sample.planes import has_planes, put_planes
+from dataloaders.recording.tail import planes
+from dataloaders.replaying.ways import Way
 from dataloaders.transforms.actions import Action, Operator, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.kinds import torchvision_name
 from dataloaders.transforms.operators import chain_of
-from dataloaders.transforms.trailing import CONVERTERS, Deferred
-from dataloaders.transforms.ways import Way
+from dataloaders.transforms.read import Run
+from dataloaders.transforms.trailing import CONVERTERS
 
+from .floats import MAKE_TENSORS, Floats, split
 from .team import Team
 
-__all__ = ["MAKE_TENSORS", "Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
+__all__ = ["Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
 
-MAKE_TENSORS = ("PILToTensor", "ToImage", "ToTensor")
 _AS_LONG = 16  # copying a byte is this much faster than decoding it
 
 
@@ -86,23 +88,22 @@ class Steps:
 
     Args:
         operators: the members without the last ones.
-        ending: the last members, which draw nothing and turn PIL images into tensors.
+        ending: the last members, which draw nothing and turn images into tensors of bytes.
+        floats: what is made of these bytes at last; None: nothing.
+        takes_planes: whether the ending only turns PIL images into their own planes.
     """
 
-    def __init__(self, operators: Sequence[Operator], ending: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        ending: Sequence[Any],
+        floats: Floats | None,
+        takes_planes: bool,
+    ) -> None:
         self._operators = tuple(operators)
         self._ending = tuple(ending)
-        names = {torchvision_name(each) for each in self._ending}
-        self._channels: dict[int, int] | None = None
-        if self.deferred:
-            names = {torchvision_name(each) for each in self._ending[0].run}
-            self._channels = self._ending[0].channels
-        self._takes_planes = not names.isdisjoint(MAKE_TENSORS)
-
-    @property
-    def deferred(self) -> bool:
-        """Whether its results become floats later, a batch at a time."""
-        return len(self._ending) == 1 and isinstance(self._ending[0], Deferred)
+        self._takes_planes = takes_planes
+        self.floats = floats
 
     @property
     def random(self) -> bool:
@@ -124,12 +125,7 @@ class Steps:
 
     def has_planes(self, image: Any) -> bool:
         """Whether the end of the chain only turns the image into its own planes."""
-        if not self._takes_planes or isinstance(image, torch.Tensor) or not has_planes(image):
-            return False
-        if self._channels is None:
-            return True
-        bands = len(image.getbands())
-        return self._channels.get(bands) == bands
+        return self._takes_planes and not isinstance(image, torch.Tensor) and has_planes(image)
 
     def ended(self, image: Any) -> torch.Tensor:
         """Return the tensor that the last members make of it."""
@@ -142,18 +138,18 @@ class Steps:
 
 def steps_of(tail: Any) -> Steps | str:
     """Return ``tail`` as `Steps`, or say which member is not known and why."""
-    chain = chain_of(tail)
-    members, ending = list(chain.members), []
-    if [type(member.transform) for member in chain.rest] == [Deferred]:
-        ending = [chain.rest[0].transform]
-    elif chain.rest:
+    before, floats = split(tail)
+    chain = chain_of(Run(member.transform for member in before))
+    if chain.rest:
         return f"{chain.rest[0]} is not supported for a whole batch: {chain.why}"
-    else:
-        if not any(member.torchvision in MAKE_TENSORS for member in members):
-            return "its tail makes no tensors of images"
-        while members and members[-1].torchvision in CONVERTERS:
-            ending.insert(0, members.pop().transform)
-    return Steps(chain.operators[: len(members)], ending)
+    members = list(chain.members)
+    ending = [] if floats is None else floats.makes_bytes
+    while floats is None and members and members[-1].torchvision in CONVERTERS:
+        ending.insert(0, members.pop().transform)
+    takes_planes = planes in ending or any(torchvision_name(e) in MAKE_TENSORS for e in ending)
+    if not takes_planes and not any(member.torchvision in MAKE_TENSORS for member in members):
+        return "its tail makes no tensors of images"
+    return Steps(chain.operators[: len(members)], ending, floats, takes_planes)
 
 
 class Made:

@@ -35,11 +35,10 @@ from dataloaders.errors import CacheError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import state_of, view_of
-from dataloaders.transforms import NoTail, Tail, device_tail
 from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.find import find_chains
 
-from .batches import Batches, Late, NotThisBatch, batches_of, is_proved
+from .batches import Batches, batches_of, is_proved
 from .team import Team
 
 __all__ = ["H5Session"]
@@ -54,13 +53,20 @@ class H5Session(Session):
         open_cache: called again when the dataset's length or transforms have changed.
         loader: the loader, which its owner keeps.
         threads: the most that make a batch; None: as torch's operations.
+        puts_off: see `H5`.
     """
 
     def __init__(
-        self, open_cache: Open, loader: Specification, *, threads: int | None = None
+        self,
+        open_cache: Open,
+        loader: Specification,
+        *,
+        threads: int | None = None,
+        puts_off: bool = False,
     ) -> None:
         self._open_cache = open_cache
         self._threads = threads
+        self._puts_off = puts_off
         self._loader = weakref.ref(loader)
         self._pool = HostPool()
         self._dataset: Any = None
@@ -131,19 +137,13 @@ class H5Session(Session):
         plain = {"dataset": cached}
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
-        view = view_of(loader, **plain)
-        tail = device_tail(view, observe=_look)
-        dataset: Any = cached
-        if isinstance(tail, Tail):
-            dataset = (tail.changes(view) or plain)["dataset"]
         batches = batches_of(
-            dataset, lambda cache: _is_observed_equal(view_of(loader, dataset=cache))
+            cached, lambda cache: _is_observed_equal(view_of(loader, dataset=cache))
         )
         if isinstance(batches, str):
             return plain
-        applied = None if isinstance(tail, NoTail) else tail
-        self._collated = _Collated(batches, applied, self._pool, Team(self._threads))
-        changes = {"dataset": RowNumbers(dataset), "collate_fn": self._collated}
+        self._collated = _Collated(batches, self._pool, Team(self._threads), self._puts_off)
+        changes = {"dataset": RowNumbers(cached), "collate_fn": self._collated}
         if loader.worker_init_fn is not None:
             changes["worker_init_fn"] = _ShowCache(loader.worker_init_fn)
         return changes
@@ -237,11 +237,11 @@ def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
 class _Collated(WholeBatches):
     """Collate row numbers to a batch, in the main process or in a worker."""
 
-    def __init__(self, batches: Batches, tail: Tail | None, pool: HostPool, team: Team) -> None:
+    def __init__(self, batches: Batches, pool: HostPool, team: Team, puts_off: bool) -> None:
         self._batches = batches
-        self._tail = tail
         self._pool: HostPool | None = pool
         self._team = team
+        self._puts_off = puts_off
         self._seed = 0
         self._count = 0
 
@@ -257,24 +257,16 @@ class _Collated(WholeBatches):
         """Return the batch of these rows, as in `WholeBatches`."""
         worker = get_worker_info()
         pool = self._pool if worker is None else None
-        late = None if self._tail is None else Late(pool, self._team)
         if isinstance(rows, SeededRows):
             keys, draws = rows.keys, Draws(rows.words)
         else:
             keys, draws = rows, FreeDraws(len(rows), self._random(worker))
-        batch = self._batches.of(keys, draws, pool, late, self._team)
+        batch = self._batches.of(keys, draws, pool, self._team, self._puts_off)
         if batch is not None:
-            with suppress(NotThisBatch):
-                return self._finished(batch, late)
+            return batch
         if isinstance(rows, SeededRows):
-            samples = rows.samples()
-        else:
-            samples = [self._batches.cached[row] for row in rows]
-        late = None if self._tail is None else Late(pool, self._team)
-        return self._finished(default_collate(samples), late)
-
-    def _finished(self, batch: Batch, late: Late | None) -> Batch:
-        return batch if self._tail is None or late is None else late.apply(self._tail, batch)
+            return default_collate(rows.samples())
+        return default_collate([self._batches.cached[row] for row in rows])
 
     def _random(self, worker: Any) -> np.random.Generator:
         # A worker's seed contains torch's base seed of the epoch and the worker's number.

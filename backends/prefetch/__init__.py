@@ -5,7 +5,7 @@ inner backend ──> prefetch thread ──> pinned memory ──> side stream 
 
 session.py   what lives across epochs            device.py          the few calls of CUDA or XPU
 epoch.py     what a loop iterates                static_buffers.py  memory for reuse=True
-thread.py    the thread, and one epoch of it     tails.py           normalisation after the copy
+thread.py    the thread, and one epoch of it     remainders.py      normalisation after the copy
 transfer.py  copies, events, finished batches    profiling.py       names in a profile
 """
 
@@ -20,7 +20,6 @@ from dataloaders import registry
 from dataloaders.backend import Backend, Remainder, Session, Specification
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
-from dataloaders.transforms import NoTail
 
 from .device import Device, has_streams
 from .remainders import remainder_of
@@ -57,10 +56,10 @@ class Prefetch(Backend):
         pin_memory: whether pageable batches are copied into page-locked memory first, from which
             the device copies beside the step. If memory cannot be locked, a warning says so and
             pageable memory is used.
-        tail: whether a trailing ToTensor and Normalize of the dataset's torchvision transforms run
-            on the device after the copy, once a batch, so that bytes cross the bus. Only where
+        tail: whether torchvision's ToTensor (or ToDtype) and Normalize, where they end a sample,
+            run on the device after the copy, once a batch, so that bytes cross the bus. Only where
             samples of this dataset prove that the batches stay the same to the bit; `explain` says
-            why not. None: on a device, not on the CPU. See docs/transforms.md.
+            why not. None: on a device, not on the CPU. See docs/prefetch.md.
         dtype: a float dtype for those images, such as ``torch.bfloat16``; each value is rounded
             to it once. None: the dataset's own.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format`` for those images.
@@ -134,7 +133,7 @@ class Prefetch(Backend):
             inner = self._inner()
             plan = inner.explain(loader)
             device = device_of(self, loader)
-            tail = None if plan.obstacle is not None else remainder_of(self, loader, device)
+            left = None if plan.obstacle is not None else remainder_of(self, inner, loader, device)
         except DataLoadersError as error:
             return Plan(self.name, obstacle=str(error))
         except Exception as error:  # explaining must not fail, whatever the loader holds
@@ -144,12 +143,12 @@ class Prefetch(Backend):
         where = str(device or torch.device("cpu"))
         stages = (*plan.stages, self._transfer_stage(device))
         notes = (*plan.notes, *self._notes(loader, inner, device))
-        if isinstance(tail, tuple):
-            stages = (*stages, Stage("normalise", where, tail[0].describe()))
-        elif isinstance(tail, NoTail):
+        if isinstance(left, Remainder):
+            stages = (*stages, Stage("normalise", where, left.describe()))
+        elif left is not None:
             if self.shapes_images:
-                return Plan(self.name, obstacle=f"dtype= or memory_format=: {tail.reason}")
-            notes = (*notes, f"images are normalised before the copy: {tail.reason}")
+                return Plan(self.name, obstacle=f"dtype= or memory_format=: {left.reason}")
+            notes = (*notes, f"images are normalised before the copy: {left.reason}")
         delivers = plan.delivers if device is None else where
         return Plan(self.name, stages, delivers, notes=notes)
 

@@ -1,58 +1,83 @@
 """Which part of a loader's work is left for the prefetch thread.
 
-given ────────────────────────────────────────────────────┐
-tail wanted? ──> proved once on samples of this loader ───┴──> the loader without it, and the rest
+given ────────────────────────────────────────────────────────────────┐
+tail wanted? ──> proved once on samples of this loader ──> the tail ───┴──> what is left to do
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from dataloaders.backend import Remainder, Specification
-from dataloaders.transforms import NoTail, Tail, device_tail
+from dataloaders.backend import Backend, Remainder, Specification
+from dataloaders.replaying.tail import DeviceTail, device_tail
 
 if TYPE_CHECKING:
     from . import Prefetch
 
-__all__ = ["remainder_of"]
+__all__ = ["NoTail", "Recorded", "puts_off", "records", "remainder_of"]
 
-_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, Tail | NoTail]] = (
+
+class NoTail(NamedTuple):
+    """There is no device tail; ``reason`` says what stands in the way."""
+
+    reason: str
+
+
+_KNOWN: weakref.WeakKeyDictionary[Specification, tuple[Any, DeviceTail | NoTail]] = (
     weakref.WeakKeyDictionary()
 )
 """By loader, what was found; a proof reads samples, so it is made again only after a change."""
 
 
 def remainder_of(
-    options: Prefetch, loader: Specification, device: torch.device | None
-) -> tuple[Remainder, dict[str, Any]] | NoTail | None:
-    """Return what is left to do and what that changes of the loader for one epoch.
-
-    `NoTail` says why there is no tail.
+    options: Prefetch, inner: Backend, loader: Specification, device: torch.device | None
+) -> Remainder | NoTail | None:
+    """Return what is left to do for one epoch; `NoTail` says why there is no tail.
 
     None where no tail is wanted: by default on the CPU, where it would only move work from the
     workers to this process. Reads samples when it is asked the first time.
     """
     if isinstance(options.tail, Remainder):
-        changes = options.tail.changes(loader)
-        return NoTail("the loader has changed") if changes is None else (options.tail, changes)
+        return options.tail
     on_cpu = device is None or device.type == "cpu"
     if options.tail is False or (options.tail is None and on_cpu and not options.shapes_images):
         return None
+    if not (records(inner) or puts_off(inner)):
+        return NoTail(f"{inner.name} makes whole batches itself")
     wanted = (options.dtype, options.memory_format, id(loader.dataset), id(loader.collate_fn))
     known = _KNOWN.get(loader)
     if known is not None and known[0] == wanted:
-        tail = known[1]
-        if isinstance(tail, NoTail):
-            return tail
-        changes = tail.changes(loader)
-        if changes is not None:
-            return tail, changes
-    tail = device_tail(loader, dtype=options.dtype, memory_format=options.memory_format)
+        return known[1]
+    if puts_off(inner):
+        told = f"where {inner.name} makes whole batches: ToTensor, Normalize once a batch"
+        found: DeviceTail | str = DeviceTail(options.dtype, options.memory_format, told)
+    else:
+        found = device_tail(loader, options.dtype, options.memory_format)
+    tail = NoTail(found) if isinstance(found, str) else found
     _KNOWN[loader] = wanted, tail
-    if isinstance(tail, NoTail):
-        return tail
-    changes = tail.changes(loader)
-    return NoTail("the dataset changes while it is read") if changes is None else (tail, changes)
+    return tail
+
+
+def puts_off(inner: Backend) -> bool:
+    """Whether ``inner`` can leave images as bytes with the steps that are left, as h5 does."""
+    return "puts_off" in {field.name for field in fields(inner)}  # type: ignore[arg-type]
+
+
+def records(inner: Backend) -> bool:
+    """Whether ``inner`` iterates what its ``view`` makes of a loader, as stock does."""
+    return "view" in {field.name for field in fields(inner)} and inner.view is None  # type: ignore[arg-type, attr-defined]
+
+
+class Recorded:
+    """A view for `Stock`: the loader, whose workers record its tail while ``on``."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def __call__(self, loader: Specification) -> Specification:
+        """Return what is iterated in place of ``loader``."""
+        return DeviceTail.recorded(loader) if self.on else loader

@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from dataloaders.errors import BackendWarning
 
 from .device import has_streams
 from .epoch import PrefetchedEpoch, SynchronousEpoch
-from .remainders import remainder_of
+from .remainders import Recorded, puts_off, records, remainder_of
 from .thread import Epoch, PrefetchThread
 from .transfer import Transfer
 
@@ -43,7 +44,14 @@ class PrefetchSession(Session):
         self._changes: dict[str, Any] = {}
         self._specification = _same_class(loader)
         self._backend = inner
+        self._recorded = Recorded()
+        self._put_off = False
         self._refresh(loader, device_of(options, loader))
+        if records(inner):
+            inner = replace(inner, view=self._recorded)  # type: ignore[type-var]
+        self._put_off = self._remainder is not None and puts_off(inner)
+        if self._put_off:
+            inner = replace(inner, puts_off=True)  # type: ignore[type-var]
         self._inner = inner.open(self._specification)
         self._pipeline: _Pipeline | None = None
         self._warned = False
@@ -89,9 +97,12 @@ class PrefetchSession(Session):
         """Have the inner backend see the loader as it is now, with what changes for us."""
         # Persistent workers keep the dataset that they were started with.
         if not (loader.persistent_workers and vars(loader).get("_iterator") is not None):
-            found = remainder_of(self._options, loader, device)
+            left = remainder_of(self._options, self._backend, loader, device)
             before = self._remainder
-            self._remainder, self._changes = found if isinstance(found, tuple) else (None, {})
+            if not self._put_off:  # such a session's batches need it for ever
+                self._remainder = left if isinstance(left, Remainder) else None
+            self._recorded.on = self._remainder is not None
+            self._changes = {} if self._remainder is None else self._remainder.changes(loader)
             if self._remainder is not None and self._remainder is not before:
                 self._remainder.prepare(device or torch.device("cpu"))
         state = specification.state_of(loader)

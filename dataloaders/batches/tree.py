@@ -25,7 +25,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["Batch", "describe", "leaves", "map_tensors", "nbytes", "samples_in", "to_device"]
+__all__ = [
+    "Batch",
+    "describe",
+    "leaves",
+    "map_tensors",
+    "nbytes",
+    "same_bits",
+    "samples_in",
+    "to_device",
+]
 
 Batch: TypeAlias = Any
 """What the loader yields at each step: any nesting of tensors, or a custom type."""
@@ -100,6 +109,16 @@ def samples_in(batch: Batch) -> int | None:
     for leaf in leaves(batch):
         return int(leaf.shape[0]) if leaf.ndim else None
     return None
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two CPU tensors are equal to the bit: NaN equals itself, 0.0 is not -0.0."""
+    if one.shape != other.shape or one.dtype is not other.dtype:
+        return False
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, other)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    return torch.equal(one.contiguous().view(integer), other.contiguous().view(integer))
 
 
 def describe(batch: Batch) -> str:

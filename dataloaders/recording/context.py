@@ -28,6 +28,7 @@ class Recorder:
 
     Args:
         files: record only files that Pillow opens and turns into RGB, of any format.
+        tail: record only what follows from the bytes of an image on: `tail`.
 
     Attributes:
         sources: files and arrays for which a stand-in was handed out.
@@ -35,8 +36,9 @@ class Recorder:
         names: with ``files``, the name of each file that was read, by the id of its bytes.
     """
 
-    def __init__(self, *, files: bool = False) -> None:
+    def __init__(self, *, files: bool = False, tail: bool = False) -> None:
         self.files = files
+        self.tail = tail
         self.names: dict[int, str] = {}
         self.sources = 0
         self.looks: list[str] = []

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaders.recording import ops, program, tensor
+from dataloaders.recording import ops, program, tail, tensor
 from dataloaders.recording.context import Unrecordable, files_only, recorder
 from dataloaders.recording.program import Node
 
@@ -86,7 +86,7 @@ def _install_pillow() -> None:
     def opened(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
         own = recorder()
-        if own is None:
+        if own is None or own.tail:
             return found
         own.sources += 1
         return images.pose(found)
@@ -126,7 +126,7 @@ def _install_pillow() -> None:
 def _from_array(original: Any, obj: Any, mode: Any = None) -> Any:
     own = recorder()
     bytes_ = type(obj) is np.ndarray and obj.dtype == np.uint8 and obj.size
-    if own is not None and not own.files and bytes_:
+    if own is not None and not own.files and not own.tail and bytes_:
         from dataloaders.recording import image as images
 
         natural = {(): "L", (3,): "RGB", (4,): "RGBA"}.get(obj.shape[2:])
@@ -202,6 +202,11 @@ def _install_functional(module: Any) -> None:
     from dataloaders.recording import image as images
 
     def of_image(op: str, dtype: torch.dtype, original: Any, pic: Any) -> Any:
+        if op == "to_tensor" and torch.get_default_dtype() == torch.float32:
+            bytes_ = None if isinstance(pic, torch.Tensor) else tail.bytes_of(pic)
+            if bytes_ is not None:  # which are divided by 255 in either function
+                what = bytes_._node.what._replace(dtype=dtype)
+                return tensor.derived("v1t.convert_image_dtype", bytes_, (dtype,), {}, what)
         if isinstance(pic, images.Recorded) and pic.mode in images.MODES and not files_only():
             node = images.node_of(pic)
             if node is not None and torch.get_default_dtype() == torch.float32:
@@ -233,6 +238,8 @@ def _install_functional(module: Any) -> None:
 
 def _on_tensor(op: str, original: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Record a functional of torchvision on a stand-in; else run it."""
+    if op in _MAKE_FLOATS and tail.makes_floats(args, kwargs):
+        image = image if (bytes_ := tail.bytes_of(image)) is None else bytes_
     if not isinstance(image, tensor.Recorded):
         return original(image, *args, **kwargs)
     if image._real is None:
@@ -240,6 +247,11 @@ def _on_tensor(op: str, original: Any, image: Any, *args: Any, **kwargs: Any) ->
         inplace = named.pop("inplace", False)
         version, _, name = op.partition(".")
         try:
+            if name == "normalize":  # arrays and tensors would be inputs
+                lists = {
+                    key: each.tolist() for key, each in named.items() if hasattr(each, "tolist")
+                }
+                named.update(lists)
             if version == "v1t" and image._node.what.flavour != "Tensor":
                 raise Unrecordable(op)
             made = _outcome(name, image._node.what, args, named)
@@ -249,16 +261,20 @@ def _on_tensor(op: str, original: Any, image: Any, *args: Any, **kwargs: Any) ->
     return original(tensor.materialise(image, op), *args, **kwargs)
 
 
+_MAKE_FLOATS = ("v1t.convert_image_dtype", "v2.to_dtype")
+
+
 def _install_v2(module: Any) -> None:
     """Hook ``torchvision.transforms.v2.functional._utils``."""
 
     def get_kernel(original: Any, functional: Any, input_type: Any, **kwargs: Any) -> Any:
         kernel = original(functional, input_type, **kwargs)
-        if issubclass(input_type, tensor.Recorded):
-            name = functional.__name__
-            # Without a kernel of its flavour (a Mask has no normalize), the input passes through.
-            if name in _SIZES and input_type in module._KERNEL_REGISTRY.get(functional, {}):
-                return partial(_on_tensor, f"v2.{name}", kernel)
+        name, own = functional.__name__, recorder()
+        begins = name == "to_dtype" and own is not None and own.tail
+        hooked = name in _SIZES and (begins or issubclass(input_type, tensor.Recorded))
+        # Without a kernel of its flavour (a Mask has no normalize), the input passes through.
+        if hooked and input_type in module._KERNEL_REGISTRY.get(functional, {}):
+            return partial(_on_tensor, f"v2.{name}", kernel)
         return kernel
 
     swap(module._get_kernel, get_kernel)
@@ -284,9 +300,10 @@ def _install_torchcodec(module: Any) -> None:
 def _decoded(name: str, data: Any, mode: int = 0, *options: Any) -> Any:
     """Record an operator that decodes; ``options``: turned by EXIF data, or a code of a dtype."""
     own = recorder()
+    plain = not any(options) and type(data) is torch.Tensor
     if own is not None and own.files:
         own.looked(f"the decoder {name}")
-    elif own is not None and not any(options) and type(data) is torch.Tensor:
+    elif own is not None and not own.tail and plain:
         from dataloaders.recording import image as images
 
         encoded = data.numpy().tobytes()
@@ -364,7 +381,7 @@ def _outcome(name: str, what: Any, args: Any, named: Any) -> Any:
         good = isinstance(dtype, torch.dtype)
         good = good and (dtype.is_floating_point or flavour == "Mask" or not scale)
     elif name == "normalize":
-        mean, std = named["mean"], named["std"]
+        mean, std = (each if isinstance(each, (list, tuple)) else [each] for each in named.values())
         good = good and dtype.is_floating_point and all(std)
         good = good and {len(mean), len(std)} <= {1, shape[-3]}
     elif name == "rgb_to_grayscale":

@@ -204,10 +204,10 @@ def _constant(tensor: Any) -> Any:
     return new(made, strides=made.args[-1])
 
 
-def source(real: torch.Tensor) -> Node:
-    """Return the step that makes a copy of a tensor."""
+def source(real: torch.Tensor, *, copied: bool = False) -> Node:
+    """Return the step that makes a copy of a tensor; ``copied``: it is nobody else's, and dense."""
     what = program.Tensor(tuple(real.shape), real.dtype, posed(type(real)).__name__)
-    dense = real.as_subclass(torch.Tensor).clone()
+    dense = real if copied else real.as_subclass(torch.Tensor).clone()
     data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return Node("tensor", (), (data, *what, tuple(dense.stride())), (), what)
 

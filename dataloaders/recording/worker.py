@@ -23,12 +23,22 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker
 from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.tree import map_children
 from dataloaders.recording import hooks, ops, tensor
-from dataloaders.recording.context import Recorder, recording
+from dataloaders.recording.context import Recorder, recorder, recording, suspended
 from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, Node, ordered, pack
+from dataloaders.recording.tail import Trailing, obstacle, trailing
 from dataloaders.seeding.states import random_states_kept
 
-__all__ = ["ask_again", "describe_sample", "recording_changes", "self_test"]
+__all__ = [
+    "ask_again",
+    "describe_sample",
+    "equal",
+    "recorded",
+    "recording_changes",
+    "restore",
+    "self_test",
+    "states_now",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -38,18 +48,24 @@ def recording_changes(loader: Any, upto: str = "files") -> dict[str, Any]:
 
     Args:
         loader: as torch would iterate it; under ``seed=``, the seeded view.
-        upto: "files": encoded bytes travel. "tail": pixels do, and only what ends a sample is left
-            (to_tensor, normalisation, dtype) with what stacks them.
+        upto: "files": encoded bytes travel, as a `RecordedBatch`. "tail": the dataset's own code
+            runs up to the steps that make floats of bytes, and a `Trailing` stands for an image.
     """
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return {}  # torch seeds their shuffles by their class
-    state = _State()
-    kind = _Stream if loader._dataset_kind == _DatasetKind.Iterable else _Map
-    return {
-        "dataset": kind(loader.dataset, state),
-        "collate_fn": _Collate(loader.collate_fn, state, upto),
-        "worker_init_fn": _Start(loader.worker_init_fn),
-    }
+    streams = loader._dataset_kind == _DatasetKind.Iterable
+    dataset, collate_fn, _ = recorded(loader.dataset, loader.collate_fn, upto, streams=streams)
+    init = _Start(loader.worker_init_fn)
+    return {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init}
+
+
+def recorded(
+    dataset: Any, collate_fn: Callable[[Any], Any], upto: str, *, streams: bool = False
+) -> tuple[Any, Callable[[Any], Any], State]:
+    """Return ``dataset`` and ``collate_fn`` as workers use them that record, and their notes."""
+    state = State(upto == "tail")
+    kind = _Stream if streams else _Map
+    return kind(dataset, state), _Collate(collate_fn, state), state
 
 
 def ask_again(again: Again, loader: Any) -> Any:
@@ -60,28 +76,32 @@ def ask_again(again: Again, loader: Any) -> Any:
     """
     kind, batched = loader._dataset_kind, loader._auto_collation
     with random_states_kept(cuda=False):
-        _restore(again.states)
+        restore(again.states)
         fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             kind, loader.dataset, batched, loader.collate_fn, loader.drop_last
         )
         return fetcher.fetch(again.keys)
 
 
-class _State:
+class State:
     """This process's recording.
 
     Attributes:
+        tail: whether only tails are recorded.
         stopped: why nothing is recorded any more.
+        looks: what needed values in the dataset's code, of the last batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tail: bool) -> None:
+        self.tail = tail
         self.stopped: str | None = None
+        self.looks: list[str] = []
 
     def ready(self) -> bool:
         """Whether to record; hooks what has been imported by now."""
         if self.stopped is None:
             hooks.install()
-            self.stopped = self_test()
+            self.stopped = None if self.tail else self_test()  # of Pillow's stand-ins
         return self.stopped is None
 
     def for_real(self, again: Again, make: Callable[[], Any], error: Exception) -> Any:
@@ -90,7 +110,7 @@ class _State:
         Raises:
             Exception: the dataset's own, made without recording, too.
         """
-        _restore(again.states)
+        restore(again.states)
         made = make()
         self.stopped = f"{type(error).__name__}: {error}"
         _log.info("recording stopped: %s", self.stopped)
@@ -109,7 +129,7 @@ class _Taken(NamedTuple):
 class _Map:
     """A map dataset that records."""
 
-    def __init__(self, dataset: Any, state: _State) -> None:
+    def __init__(self, dataset: Any, state: State) -> None:
         self.dataset = dataset
         self._state = state
 
@@ -128,7 +148,7 @@ class _Map:
     def _taken(self, keys: Any, fetch: Callable[[], Any]) -> _Taken:
         if not self._state.ready():
             return _Taken(fetch(), None, None, None)
-        own, again = Recorder(), Again(keys, _states())
+        own, again = Recorder(tail=self._state.tail), Again(keys, states_now())
         try:
             with recording(own, everywhere=get_worker_info() is not None):
                 samples = fetch()
@@ -142,7 +162,7 @@ class _Map:
 class _Stream:
     """An iterable dataset that records."""
 
-    def __init__(self, dataset: Any, state: _State) -> None:
+    def __init__(self, dataset: Any, state: State) -> None:
         self.dataset = dataset
         self._state = state
 
@@ -161,7 +181,7 @@ class _Stream:
     def _next(self, action: Callable[[], Any]) -> tuple[Any, Recorder | None]:
         if not self._state.ready():
             return action(), None
-        own = Recorder()
+        own = Recorder(tail=self._state.tail)
         with recording(own, everywhere=get_worker_info() is not None):
             return action(), own
 
@@ -169,10 +189,9 @@ class _Stream:
 class _Collate(CollatesInto):
     """The user's collate_fn, run on stand-ins."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any], state: _State, upto: str) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], state: State) -> None:
         self._collate_fn = collate_fn
         self._state = state
-        self._upto = upto
         self._empty: Callable[[int], torch.Tensor | None] = _nothing
 
     def into(self, empty: Callable[[int], torch.Tensor | None]) -> Callable[[Any], Any]:
@@ -189,8 +208,9 @@ class _Collate(CollatesInto):
         samples, own, again, fetch = taken
         if own is None:
             return self._collate_fn(samples)
-        before = again or Again(None, _states())
+        before = again or Again(None, states_now())
         try:
+            self._state.looks = own.looks
             with recording(own, everywhere=get_worker_info() is not None):
                 return self._packed(self._collate_fn(samples), again)
         except Exception as error:
@@ -198,17 +218,9 @@ class _Collate(CollatesInto):
             return self._state.for_real(before, lambda: self._collate_fn(fetched()), error)
 
     def _packed(self, batch: Any, again: Again | None) -> Any:
-        cut: dict[Any, Any] = {}
-        if self._upto == "tail":
-            roots: list[Any] = []
-            _mapped(batch, lambda value: roots.append(_sent(value)))
-            cut = _tails([each for each in roots if isinstance(each, Node)])
-
-        def sent(value: Any) -> Any:
-            found = _sent(value)
-            return cut.get(found, found) if isinstance(found, Node) else found
-
-        return pack(batch, sent, again, self._memory)
+        if self._state.tail:
+            return _mapped(batch, _with_tail)
+        return pack(batch, _sent, again, self._memory)
 
     def _memory(self, size: int) -> torch.Tensor:
         given = self._empty(size)
@@ -261,6 +273,20 @@ def _real(value: Any) -> Any:
     return value
 
 
+def _with_tail(value: Any) -> Any:
+    """Return a stand-in's bytes with the steps that are left, or its tensor; others as they are."""
+    if not isinstance(value, tensor.Recorded):
+        return _real(value)
+    found = None if value._real is not None else trailing(value._node, _segment)
+    if found is None:
+        if value._real is None and (own := recorder()) is not None:
+            own.looks.append(f"{obstacle(value._node)}, after they are made")
+        with suspended():
+            real = tensor.materialise(value, "")
+        found = Trailing(real, ()) if real.is_floating_point() and real.ndim > 2 else real
+    return found
+
+
 def _nothing(size: int) -> None:
     """Return no memory."""
 
@@ -274,43 +300,13 @@ def _segment(size: int) -> torch.Tensor:
     return shared
 
 
-_TAIL = {
-    *("torch.stack", "to_tensor", "pil_to_tensor", "as_subclass", "v1t.normalize", "v2.normalize"),
-    *("v1t.convert_image_dtype", "v2.to_dtype", "tensor.float", "tensor.half", "tensor.to"),
-    *("tensor.div", "tensor.__truediv__", "tensor.contiguous"),
-}
-
-
-def _tails(roots: list[Node]) -> dict[Any, Any]:
-    """Return for each of ``roots`` its trailing pointwise steps over pixels, or what it makes."""
-    pending, inner, pixels = list(roots), set(), set()
-    while pending:
-        node = pending.pop()
-        if node.op in _TAIL:
-            inner.add(node)
-            pending += node.inputs
-        else:
-            pixels.add(node)
-    order = [node for node in ordered(roots) if node in pixels]
-    found: dict[Any, Any] = {}
-    values = dict(zip(order, ops.run(order), strict=True))
-    for node, value in values.items():
-        if isinstance(value, torch.Tensor):
-            found[node] = tensor.source(value)
-        else:
-            found[node] = Node("pixels", (), (value.tobytes(), *node.what), (), node.what)
-    for node in ordered(roots):
-        if node in inner:
-            inputs = tuple([found[each] for each in node.inputs])
-            found[node] = Node(node.op, inputs, node.args, node.kwargs, node.what)
-    return {**found, **{root: values[root] for root in roots if root in values}}
-
-
-def _states() -> tuple[Any, Any, Any]:
+def states_now() -> tuple[Any, Any, Any]:
+    """Return the states of torch's, NumPy's and ``random``'s generators."""
     return torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate()
 
 
-def _restore(states: tuple[Any, Any, Any]) -> None:
+def restore(states: tuple[Any, Any, Any]) -> None:
+    """Put back what `states_now` returned."""
     torch.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
     np.random.set_state(states[1])
     random.setstate(states[2])
@@ -332,12 +328,12 @@ def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:
     def sample() -> Any:
         return next(iter(dataset)) if key is None else dataset[key]
 
-    before, own, nodes = _states(), Recorder(), list[Any]()
-    expected, after = sample(), _states()
-    _restore(before)
+    before, own, nodes = states_now(), Recorder(), list[Any]()
+    expected, after = sample(), states_now()
+    restore(before)
     with recording(own, everywhere=True):
         made = sample()
-    differs = None if _equal(after, _states()) else "its code draws other random numbers"
+    differs = None if equal(after, states_now()) else "its code draws other random numbers"
     _mapped(made, lambda value: nodes.append(_sent(value)))
     steps = ordered([each for each in nodes if isinstance(each, Node)])
 
@@ -345,7 +341,7 @@ def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:
         found = _sent(value)
         return ops.run([found])[0] if isinstance(found, Node) else found
 
-    if not _equal(_mapped(made, replayed), expected):
+    if not equal(_mapped(made, replayed), expected):
         differs = "its pixels or other values differ"
     return {"calls": [_told(node) for node in steps], "looks": own.looks, "differs": differs}
 
@@ -356,7 +352,8 @@ def _told(node: Node) -> str:
     return f"{node.op}({', '.join(args)})"
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
+    """Whether two samples or batches are equal: types, strides, values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -365,9 +362,9 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and bool(np.array_equal(one, other))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     same = one == other
     return type(one).__eq__ is cast(Any, object.__eq__) or bool(same)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dataloaders.recording.program import Image, Input, Node, ordered
+from dataloaders.recording.tail import POINTWISE
 
 __all__ = ["Box", "Head", "Row", "Stack", "arguments", "heads_of", "plan"]
 
@@ -28,15 +29,6 @@ _FLIPS = {
     "vflip": (False, True),
     "vertical_flip": (False, True),
 }
-_POINTWISE = {
-    *("to_tensor", "pil_to_tensor", "as_subclass"),
-    *("v1t.convert_image_dtype", "v1t.normalize", "v2.normalize", "v2.to_dtype"),
-    *(f"tensor.{name}" for name in ("bfloat16", "double", "float", "half")),
-    *(f"tensor.__{name}__" for name in ("add", "mul", "sub", "truediv")),
-    *(f"{home}.{name}" for home in ("tensor", "torch") for name in ("add", "div", "mul", "sub")),
-}
-"""Steps of one image and numbers, whose values depend on a byte and its channel only."""
-
 _SAME = ("pil_to_tensor", "as_subclass", "v2.to_dtype")
 """Steps that make bytes of bytes, the same ones."""
 
@@ -167,7 +159,7 @@ def _stack(node: Node) -> Stack | None:
         path.reverse()
         end = 0
         for step in path[1:]:
-            if step.op not in _POINTWISE or len(step.inputs) > 1:
+            if step.op not in POINTWISE or len(step.inputs) > 1:
                 break
             end += 1
         tail = path[1 : end + 1]

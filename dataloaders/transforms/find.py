@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -22,7 +21,7 @@ from torch.utils.data import Dataset
 
 from dataloaders.transforms.read import Member, is_chain, read
 
-__all__ = ["Copies", "Found", "NotCopyable", "find_chains", "find_generators", "open_files_of"]
+__all__ = ["Copies", "Found", "NotCopyable", "find_chains", "find_generators"]
 
 _DEEPEST = 8
 _CONTAINERS = (list, tuple, dict)
@@ -76,16 +75,6 @@ def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any
     return list(found.values())
 
 
-def open_files_of(dataset: Any) -> None:
-    """Read a sample, so that copies made afterwards share the files it opened (LMDB).
-
-    For a process that ends soon.
-    """
-    many = getattr(dataset, "__getitems__", None)
-    with suppress(Exception):  # the comparison reports what is wrong with the sample
-        dataset[0] if many is None else many([0])
-
-
 class Copies:
     """A shallow copy of a dataset in which ``replace`` chose the chains.
 
@@ -110,21 +99,7 @@ class Copies:
     ) -> None:
         self._replace = replace
         self._copied = dict(known or {})
-        self._pairs: list[tuple[Any, Any, dict[str, Any]]] = []  # original, copy, what it held
         self.dataset = self._copy(dataset, 0)
-
-    def refresh(self) -> None:
-        """Copy attributes that were assigned on the originals since, epochs for instance."""
-        for original, clone, seen in self._pairs:
-            now = vars(original)
-            for name, value in now.items():
-                if name not in seen or seen[name] is not value:
-                    # A chain that is new here has not been proved: it comes as it is.
-                    clone.__dict__[name] = self._copied.get(id(value), value)
-            for name in seen.keys() - now.keys():
-                clone.__dict__.pop(name, None)
-            seen.clear()
-            seen.update(now)
 
     def _copy(self, value: Any, depth: int) -> Any:
         if id(value) in self._copied:
@@ -147,13 +122,12 @@ class Copies:
         if hasattr(kind, "__del__"):
             raise NotCopyable(
                 f"{kind.__name__} has a __del__, which would also run for the copy of it that the "
-                "device tail needs; release what it holds by weakref.finalize or a with block"
+                "cut needs; release what it holds by weakref.finalize or a with block"
             )
         clone = object.__new__(kind)  # not copy.copy: a __reduce__ may drop open files
         self._copied[id(value)] = clone  # before its attributes: one of them may lead back here
         for name, inner in vars(value).items():
             clone.__dict__[name] = self._copy(inner, depth + 1)
-        self._pairs.append((value, clone, dict(vars(value))))
         return clone
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.recording.worker import ask_again, describe_sample, recording_changes
 from dataloaders.replaying.evaluate import replayed
+from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
 from .pictures import smooth
@@ -30,6 +31,7 @@ __all__ = [
     "describe_sample",
     "encoded",
     "equal",
+    "finished",
     "is_recorded",
     "path",
     "recording",
@@ -95,6 +97,13 @@ class Code(Dataset[Any]):
         return value, states()
 
 
+def finished(batch: Any) -> Any:
+    """Return what becomes of a batch that a worker has sent."""
+    if is_recorded(batch):
+        return replayed(batch)
+    return DeviceTail().apply(batch, move=lambda each: each, empty_like=torch.empty_like)
+
+
 def first(batch: Any) -> Any:
     return batch
 
@@ -115,9 +124,9 @@ def as_recorded(dataset: Any, upto: str = "files", **options: Any) -> tuple[list
     batches = list(recording(loader, upto))
     kinds = list(map(is_recorded, batches))
     made = []
-    for batch, recorded in zip(batches, kinds, strict=True):
+    for batch in batches:
         try:
-            made.append(replayed(batch) if recorded else batch)
+            made.append(finished(batch))
         except Exception:  # the dataset's mistake, which it may catch itself
             made.append(ask_again(batch.again, loader))
     return made, sum(kinds)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dataloaders.batches.tree import leaves
+from dataloaders.batches.tree import leaves, same_bits
 from dataloaders.cache.build.failure import not_interrupted, told
 from dataloaders.cache.build.findings import Findings
 from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
@@ -38,7 +38,6 @@ from dataloaders.cache.sample.sample import (
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
-from dataloaders.transforms.table import same_bits
 
 __all__ = ["Study", "obstacle_to_packing", "same_samples"]
 

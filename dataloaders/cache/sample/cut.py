@@ -233,7 +233,7 @@ def _before_floats(members: Sequence[Member]) -> int:
     """The same, and before a run in front of it that makes floats."""
     end = _before_random(members)
     run = trailing(members[:end])
-    if isinstance(run, str):
+    if not run:
         return end
     converters = next(n for n, member in enumerate(run) if member.torchvision not in CONVERTERS)
     return end - len(run) + converters

@@ -12,19 +12,49 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dataloaders.transforms.table import Step, Table, every_byte, same_bits
+from dataloaders.batches.tree import same_bits
 
-__all__ = ["Arithmetic", "Lookup", "Way", "way_for"]
+__all__ = ["Arithmetic", "Lookup", "Step", "Table", "Way", "column", "every_byte", "way_for"]
+
+Step = tuple[str, torch.Tensor]
+""""div", "mul" or "sub", and by what: a float32 tensor of shape [C or 1, 1, 1]."""
 
 _CPU_ELEMENTS = 1 << 18
 """Values worked on at a time: on the CPU what stays in a core's cache between two steps,"""
 
 _DEVICE_ELEMENTS = 1 << 23
 """elsewhere what bounds a temporary tensor (32 MiB of float32)."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is made of each byte in each channel.
+
+    Attributes:
+        values: [channels, 256] in the dtype that comes out; on the CPU.
+        steps: the same in float32 arithmetic as torchvision's own code does it, for trying on a
+            device; None where there is no such form. Nothing relies on it untried.
+    """
+
+    values: Tensor
+    steps: tuple[Step, ...] | None
+
+
+def every_byte(channels: int) -> Tensor:
+    """Return a uint8 image [channels, 16, 16] with every byte in every channel, on the CPU."""
+    row = torch.arange(256, dtype=torch.uint8, device="cpu")
+    return row.reshape(1, 16, 16).repeat(channels, 1, 1)
+
+
+def column(numbers: Any) -> Tensor:
+    """Return one number, or one for each channel, as a `Step` takes them."""
+    return torch.as_tensor(numbers, dtype=torch.float32, device="cpu").reshape(-1, 1, 1)
 
 
 class Way(ABC):

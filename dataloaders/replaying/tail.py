@@ -1,0 +1,243 @@
+"""The tail of a dataset's samples, a batch at a time: bytes ──copy──> device ──steps──> floats.
+
+workers   the dataset's own code, up to ToTensor or ToDtype ──collate_fn──> Trailing
+here      Trailing ──move──> bytes on the device ──ways──> the steps' floats, to the bit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from dataloaders.backend import Remainder, Specification
+from dataloaders.batches.tree import Batch, map_children
+from dataloaders.errors import BackendUnavailable
+from dataloaders.recording import program
+from dataloaders.recording.ops import run
+from dataloaders.recording.program import Node
+from dataloaders.recording.tail import Step, Trailing
+from dataloaders.recording.worker import recording_changes
+from dataloaders.specification import view_of
+
+from .proof import prove
+from .ways import Step as Arithmetic
+from .ways import Table, Way, column, every_byte, way_for
+
+__all__ = ["DeviceTail", "Ways", "device_tail"]
+
+
+def device_tail(
+    loader: Specification,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> DeviceTail | str:
+    """Return a `DeviceTail` that is proved on samples of ``loader``; or say why there is none.
+
+    Args:
+        loader: any torch DataLoader.
+        dtype: a float dtype for the images, each value rounded to it once; None: the dataset's.
+        memory_format: of batches of images [N, C, H, W].
+    """
+    finish = partial(DeviceTail().apply, move=_same, empty_like=torch.empty_like)
+    proof = prove(loader, "tail", finish, _facts)
+    if isinstance(proof, str):
+        return proof
+    if proof.differs:
+        return proof.differs
+    facts = [fact for facts in proof.facts for fact in facts]
+    if facts:
+        saved = sum(saved for _, _, saved in facts) // proof.samples
+        tables = [_table_of(steps, channels) for steps, channels, _ in facts]
+        names = dict.fromkeys(step.op.rpartition(".")[2] for step in facts[0][0])
+        told = (
+            f"{', '.join(names)} once a batch on the device: {saved} bytes a sample less to "
+            f"collate and copy, equal to the bit on {proof.samples} samples of this dataset"
+        )
+        off = max(_difference(table.values, dtype) for table in tables)
+        if any(dtype not in (None, table.values.dtype) for table in tables):
+            told += f"; then rounded to {str(dtype).removeprefix('torch.')}, at most {off:.2g} off"
+        return DeviceTail(dtype, memory_format, told)
+    name = type(loader.dataset).__name__
+    if proof.looks:
+        return f"{name} or its collate_fn works on the floats: {proof.looks[0]}"
+    return (
+        f"no float image of {name} comes from torchvision's ToTensor, ConvertImageDtype or ToDtype "
+        "of an image of bytes"
+    )
+
+
+class DeviceTail(Remainder):
+    """Finish the images of batches whose workers recorded their tails; made by `device_tail`.
+
+    Args:
+        dtype: what floats are rounded to at last; None: they stay.
+        memory_format: of batches of images.
+        told: what `describe` says.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.preserve_format,
+        told: str = "",
+    ) -> None:
+        self._dtype = dtype
+        self._memory_format = memory_format
+        self._told = told
+        self._ways = Ways(dtype)
+
+    def changes(self, loader: Specification) -> dict[str, Any]:
+        """See `Remainder`; `recorded` changes the loader."""
+        return {}
+
+    @staticmethod
+    def recorded(loader: Specification) -> Specification:
+        """Return a view of ``loader``, which may be seeded, whose workers record tails."""
+        return view_of(loader, **recording_changes(loader, "tail"))
+
+    def prepare(self, device: torch.device) -> None:
+        """See `Remainder`."""
+
+    def apply(
+        self,
+        batch: Batch,
+        *,
+        move: Callable[[Batch], Batch],
+        empty_like: Callable[..., torch.Tensor],
+    ) -> Batch:
+        """See `Remainder`.
+
+        Raises:
+            BackendUnavailable: another dtype or memory order is asked for, and a batch has no image
+                of which it is known.
+        """
+        images = 0
+
+        def made(value: Any) -> Any:
+            nonlocal images
+            if isinstance(value, Trailing):
+                images += 1
+                return self._finished(value, empty_like)
+            return value if isinstance(value, torch.Tensor) else map_children(value, made)
+
+        finished = made(move(batch))
+        if not images and (self._dtype or self._memory_format is not torch.preserve_format):
+            raise BackendUnavailable(
+                "a batch has no image whose floats torchvision's ToTensor, ConvertImageDtype or "
+                "ToDtype made of bytes, so that none gets the dtype and memory_format of Prefetch; "
+                "leave these out"
+            )
+        return finished
+
+    def describe(self) -> str:
+        """See `Remainder`."""
+        return self._told
+
+    def _finished(self, value: Trailing, empty_like: Callable[..., torch.Tensor]) -> torch.Tensor:
+        pixels, steps = value
+        if pixels.ndim == 4 and self._memory_format is not torch.preserve_format:
+            pixels = pixels.contiguous(memory_format=self._memory_format)
+        if not steps:
+            return pixels if self._dtype is None else pixels.to(self._dtype)
+        way, dtype, _ = self._ways.of(steps, pixels.shape[-3], pixels.device)
+        out = empty_like(pixels, dtype=dtype)
+        way.run(pixels.as_subclass(torch.Tensor), out)
+        flavour = steps[-1].flavour
+        if flavour == "Tensor" or pixels.ndim == 4:
+            return out
+        from torchvision import tv_tensors
+
+        made: torch.Tensor = out.as_subclass(getattr(tv_tensors, flavour))
+        return made
+
+
+class Ways:
+    """How to write what steps make of bytes, each way made once.
+
+    Args:
+        dtype: what floats are rounded to at last; None: they stay.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
+        self._known: list[tuple[Any, tuple[Way, torch.dtype, int]]] = []
+
+    def of(
+        self, steps: tuple[Step, ...], channels: int, device: torch.device
+    ) -> tuple[Way, torch.dtype, int]:
+        """Return the way for images of so many channels; dtype and channels of what comes out.
+
+        Raises:
+            Exception: the steps cannot be done to such images.
+        """
+        key = steps, channels, device
+        for known, found in self._known:
+            if known == key:
+                return found
+        table = _table_of(steps, channels)
+        dtype = self._dtype or table.values.dtype
+        found = way_for(table, dtype, device), dtype, len(table.values)
+        self._known = [(key, found), *self._known[:7]]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": []}
+
+
+def _facts(batch: Batch) -> list[tuple[tuple[Step, ...], int, int]]:
+    """Return the steps, channels and bytes saved of each image whose tail is put off."""
+
+    def found(value: Any) -> Iterator[Any]:
+        if isinstance(value, Trailing) and value.steps:
+            pixels, steps = value
+            saved = (steps[-1].dtype.itemsize - 1) * pixels.numel()
+            yield steps, pixels.shape[-3], saved
+        elif not isinstance(value, (Trailing, torch.Tensor)):
+            children: list[Any] = []
+            map_children(value, children.append)
+            for child in children:
+                yield from found(child)
+
+    return list(found(batch))
+
+
+def _table_of(steps: tuple[Step, ...], channels: int) -> Table:
+    """Return what ``steps`` make of each byte, done by themselves."""
+    levels = every_byte(channels)
+    node = Node("tensor", (), (0, levels.shape, levels.dtype, "Tensor", levels.stride()), (), None)
+    for step in steps:
+        what = program.Tensor((channels, 16, 16), step.dtype, step.flavour)
+        node = Node(step.op, (node,), step.args, step.kwargs, what)
+    (made,) = run([node], [levels.numpy().tobytes()])
+    values = made.as_subclass(torch.Tensor).reshape(-1, 256).contiguous()
+    return Table(values, _arithmetic_of(steps))
+
+
+def _arithmetic_of(steps: tuple[Step, ...]) -> tuple[Arithmetic, ...] | None:
+    """Return ``steps`` as torchvision computes them; None if there are others."""
+    made: list[Arithmetic] = []
+    for op, args, kwargs, _, _ in steps:
+        named = dict(kwargs)
+        if op == "v1t.convert_image_dtype":
+            made.append(("div", column(255)))
+        elif op == "v2.to_dtype":
+            scale = named.get("scale", args[1] if len(args) > 1 else False)
+            made += [("mul", column(1 / 255))] if scale else []  # v2 multiplies where v1 divides
+        elif op.endswith(".normalize"):
+            mean, std = (*args, *(named[name] for name in ("mean", "std") if name in named))[:2]
+            made += [("sub", column(mean)), ("div", column(std))]
+        elif op != "as_subclass":
+            return None
+    return tuple(made)
+
+
+def _difference(values: torch.Tensor, dtype: torch.dtype | None) -> float:
+    off = (values.to(dtype or values.dtype).double() - values.double()).abs().nan_to_num(0.0)
+    return float(off.max())
+
+
+def _same(batch: Batch) -> Batch:
+    return batch
