@@ -63,7 +63,7 @@ def script(text: str) -> str:
     return SLOW + textwrap.dedent(text)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_ctrl_c_says_how_to_go_on(num_workers: int, tmp_path: Path) -> None:
     source = script(
         f"""

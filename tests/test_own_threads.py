@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dataloaders.machine import threads, waiting
+from helpers.processes import is_true_in_a_fork
 
 
 def in_a_thread(work):
@@ -122,3 +123,21 @@ def test_what_comes_late_is_given():
     assert waiting.get(queue) == "late"
     waiting.join(thread)
     assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_while_a_thread_is_told_its_share_may_tell_its_own():
+    ended = threading.Event()
+
+    def tell():
+        while not ended.is_set():
+            threads.limit_torch_threads(1)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    try:
+        for _ in range(20):
+            assert is_true_in_a_fork(lambda: threads.limit_torch_threads(1) is None)
+    finally:
+        ended.set()
+        thread.join()

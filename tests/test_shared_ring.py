@@ -68,7 +68,9 @@ def loaders(dataset, **options):
     [
         (Images(), {"num_workers": 2, "prefetch_factor": 1}),
         (Images(), {"persistent_workers": True, "timeout": 60}),
-        (Images(), {"multiprocessing_context": "forkserver"}),
+        pytest.param(
+            Images(), {"multiprocessing_context": "forkserver"}, marks=pytest.mark.nightly
+        ),
         (Sizes(60), {"num_workers": 2}),
     ],
     ids=["workers", "persistent", "no forks", "sizes that change"],

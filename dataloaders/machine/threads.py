@@ -7,6 +7,7 @@ use_thread_local_capture()    CUDA calls of this thread do not break another thr
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import Any
 
@@ -18,6 +19,12 @@ _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL in cuda.h."""
 
 _SETTING = threading.Lock()  # two threads at once would each restore what the other one set
+if hasattr(os, "register_at_fork"):  # a child forked meanwhile would wait for it for ever
+    os.register_at_fork(
+        before=_SETTING.acquire,
+        after_in_parent=_SETTING.release,
+        after_in_child=_SETTING.release,
+    )
 
 
 def limit_torch_threads(count: int) -> None:
