@@ -67,7 +67,7 @@ def built(folder: Path, scale: Scale, length: int, window: float | None = None) 
     length, batch = scale.pick(length, 24), scale.pick(64, 4)
     dataset = Photos(length, scale.pick(full=256, tiny=16), v2.Compose([v2.PILToTensor()]))
     path = folder / "photos.h5"
-    precompute(dataset, path)
+    precompute(dataset, path, single_file=True)
     rows, h5 = CachedDataset(path), H5(path, build="never")
     share = None if window is None else max(1, int(window * path.stat().st_size / rows.row_bytes))
     sampler = BlockShuffle(rows, window=share, seed=0)
