@@ -17,7 +17,13 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, complete_builds
+from dataloaders.cache.build.parts import (
+    BuildFolder,
+    Part,
+    complete_builds,
+    remove_unfinished,
+    unfinished,
+)
 from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
@@ -145,7 +151,8 @@ def combined(
     Raises:
         CacheError: as `join`.
     """
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    remove_unfinished(target)
+    path = unfinished(target)
     done = whole = 0
 
     def told(count: int) -> None:
@@ -167,7 +174,7 @@ def combined(
             structure = next((each.index.structure for each in maps if each.index.rows), None)
             numbers = range(0 if one_file else len(columns.entries))
             write_cache(
-                unfinished,
+                path,
                 about,
                 structure,
                 columns.rows,
@@ -177,10 +184,10 @@ def combined(
                 shards=() if one_file else [_shard(each) for each in maps],
                 progress=told,
             )
-            unfinished.rename(target)
+            path.rename(target)
             sync(target.parent)
     finally:
-        unfinished.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     return Index.parse(str(target))
 
 

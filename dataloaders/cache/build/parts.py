@@ -14,6 +14,7 @@ A part is named by its first sample. Builds that replace a finished cache have n
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -30,6 +31,16 @@ from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About
 from dataloaders.errors import CacheError
 
+__all__ = [
+    "BuildFolder",
+    "Names",
+    "Part",
+    "missing_in",
+    "parts_folder",
+    "range_of",
+    "remove_unfinished",
+    "unfinished",
+]
 __all__ = ["BuildFolder", "Names", "Part", "missing_in", "parts_folder", "range_of"]
 
 _DIGITS = 5
@@ -106,6 +117,7 @@ class BuildFolder:
 
     def __init__(self, target: Path) -> None:
         self.path = parts_folder(target)
+        self._target = target
         self.rows = 0
         self.names = Names(self.path, "", 0)
         self._settings = self.path / "build.json"
@@ -218,8 +230,9 @@ class BuildFolder:
     def keep_only(self, names: Iterable[str]) -> None:
         """End the build: remove all but these files, and the folder if nothing is left.
 
-        Only files that a build writes are removed.
+        Only files that a build writes are removed. The lock of the cache is held.
         """
+        remove_unfinished(self._target)
         kept = {*names}
         for name in self._listed():
             ours = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
@@ -256,6 +269,17 @@ class BuildFolder:
         samples = range(first, first + index.samples)
         is_ours = begins == first and says == self._fingerprint and not index.shards
         return Part(path, samples, index) if is_ours and samples.stop <= self.names.length else None
+
+
+def unfinished(target: Path) -> Path:
+    """Return where this process writes ``target``, which it renames when it is finished."""
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove what killed processes have left of ``target``; its lock is held."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def complete_builds(target: Path) -> list[Part]:
