@@ -391,7 +391,7 @@ def test_a_cache_is_whole_or_says_what_it_lacks() -> None:
 class CachesOfRanks(Caches):
     """Built by two ranks, too.
 
-    Known to fail at times (--hypothesis-seed=14): where one rank ends with an error, the other waits
+    Known to fail at times (--hypothesis-seed=14): where a rank ends with an error, another waits
     for its parts, with a warning a minute, for longer than a builder has here.
     """
 
