@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -55,19 +55,23 @@ def test_batches_are_the_datasets_own_to_the_bit(folder: Path, workers: dict[str
     assert_same(epochs(ours), epochs(torch.utils.data.DataLoader(**arguments)))
 
 
+class Watching(Prefetch):
+    """Notes the dtype of the first image of each batch that is sent."""
+
+    seen: ClassVar[list[torch.dtype]] = []
+
+    def transfer(self, device: Any) -> Any:
+        transfer = super().transfer(device)
+        send = transfer.send
+        transfer.send = lambda batch: (self.seen.append(batch[0][0].dtype), send(batch))[1]
+        return transfer
+
+
 def test_workers_send_bytes(folder: Path) -> None:
-    seen = []
-
-    class Watching(Prefetch):
-        def transfer(self, device: Any) -> Any:
-            transfer = super().transfer(device)
-            send = transfer.send
-            transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
-            return transfer
-
+    Watching.seen.clear()
     loader = DataLoader(images(folder), 4, num_workers=1, backend=Watching(tail=True))
     assert {batch[0].dtype for batch in loader} == {torch.float32}
-    assert set(seen) == {torch.uint8}
+    assert set(Watching.seen) == {torch.uint8}
 
 
 def test_other_dtypes_and_layouts(folder: Path) -> None:
@@ -125,22 +129,14 @@ def test_h5_leaves_its_tail_too(folder: Path, workers: int, tmp_path: Path) -> N
     pytest.importorskip("h5py")
     from backends.h5 import H5
 
-    seen = []
-
-    class Watching(Prefetch):
-        def transfer(self, device: Any) -> Any:
-            transfer = super().transfer(device)
-            send = transfer.send
-            transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
-            return transfer
-
     steps = [transforms.Resize(20), transforms.RandomCrop(16), transforms.ToTensor()]
     chain = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": workers}
     dataset, inner = datasets.ImageFolder(str(folder), chain), H5(tmp_path / "small.h5")
+    Watching.seen.clear()
     ours = DataLoader(dataset, 4, backend=Watching(inner=inner, tail=True), **options)
     assert_same(list(ours), list(DataLoader(dataset, 4, **options)))
-    assert set(seen) == {torch.uint8}
+    assert set(Watching.seen) == {torch.uint8}
 
 
 def test_a_class_of_the_users_own_without_transforms(folder: Path) -> None:

@@ -1,16 +1,13 @@
 """The last pass of a batch: what ToTensor, Normalize and the like make of each byte.
 
-    256 levels x 3 channels ──the recorded steps themselves──> table
-    uint8 [n, H, W, 3] ──looked up──> [n, 3, H, W], in its dtype and memory order
+    256 levels a channel ──the recorded steps themselves──> Table ──ways.py──> floats of a batch
 
-Exact by its nature, on any device, and one pass also for bfloat16 and channels_last. On the CPU
-float32 in torch's own order is computed, a third quicker, where that gives the table to the bit.
+Exact by its nature, on any device, and one pass also for bfloat16 and channels_last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +15,16 @@ from torch import Tensor
 from dataloaders.recording import program
 from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node
+from dataloaders.recording.tail import Step
 
-from .plan import arguments
+from .ways import Lookup, Table, Way, column, every_byte, way_for
+from .ways import Step as Arithmetic
 
-__all__ = ["Pointwise"]
+__all__ = ["Pointwise", "table_of"]
 
 
 class Pointwise:
-    """What ``tail`` makes of bytes.
+    """What ``tail`` makes of bytes of three channels.
 
     Args:
         tail: steps, each a function of a byte and its channel.
@@ -42,76 +41,72 @@ class Pointwise:
         of: program.Image | program.Tensor,
         dtype: torch.dtype | None = None,
     ) -> None:
-        levels = torch.arange(256, dtype=torch.uint8).view(16, 16, 1).expand(16, 16, 3).contiguous()
-        table = _made_of(levels, tail, of).reshape(-1)
-        self._table = table.to(dtype) if dtype and table.is_floating_point() else table
-        self.dtype = self._table.dtype
-        self._there: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._steps: list[tuple[Callable[..., Tensor], Tensor]] | None = None
-        steps = _arithmetic(tail)
-        if steps is not None and self.dtype in (torch.float32, torch.uint8):
-            out = torch.empty(3, 16, 16, dtype=self.dtype)
-            _compute(steps, levels.permute(2, 0, 1), out)
-            self._steps = steps if torch.equal(out.view(-1), self._table) else None
+        steps = [Step(e.op, e.args, e.kwargs, e.what.dtype, e.what.flavour) for e in tail]
+        flavour = None if isinstance(of, program.Image) else of.flavour
+        self._table = table_of(steps, 3, flavour)
+        values = self._table.values
+        self.dtype = dtype if dtype and values.is_floating_point() else values.dtype
+        self._ways: dict[tuple[torch.device, bool], Way] = {}
 
     def __call__(self, images: Tensor, out: Tensor) -> None:
         """Fill ``out``, [n, 3, H, W] dense in either order, of ``images``, uint8 [n, H, W, 3]."""
         planes = images.permute(0, 3, 1, 2)
-        if self._steps is not None and (not self._steps or (out.is_cpu and out.is_contiguous())):
-            _compute(self._steps, planes, out)
+        if self.dtype is torch.uint8 and self._table.steps == ():
+            out.copy_(planes)
             return
-        if images.device not in self._there:
-            starts = torch.arange(0, 768, 256, dtype=torch.int32)
-            self._there[images.device] = starts.to(images.device), self._table.to(images.device)
-        starts, table = self._there[images.device]
-        if out.is_contiguous():
-            places = planes.contiguous() + starts.view(3, 1, 1)
-        else:
-            places, out = images.contiguous() + starts, out.permute(0, 2, 3, 1)
-        torch.index_select(table, 0, places.view(-1), out=out.view(-1))
+        # Arithmetic is a third quicker than the lookup where it reads and writes planes.
+        is_plain = out.is_cpu and out.is_contiguous() and out.dtype is torch.float32
+        way = self._ways.get((images.device, is_plain))
+        if way is None:
+            if is_plain:
+                way = way_for(self._table, self.dtype, images.device)
+            else:
+                way = Lookup(self._table.values.to(self.dtype), images.device)
+            self._ways[images.device, is_plain] = way
+        way.run(planes, out)
 
 
-def _made_of(levels: Tensor, tail: Sequence[Node], of: program.Image | program.Tensor) -> Tensor:
-    """Return what ``tail`` makes of ``levels``, uint8 [16, 16, 3]."""
-    if isinstance(of, program.Image):
-        if not tail:
-            return levels.permute(2, 0, 1)
-        node = Node("array", (), (0, (16, 16, 3), "|u1", "RGB"), (), program.Image("RGB", (16, 16)))
+def table_of(steps: Sequence[Step], channels: int, flavour: str | None = "Tensor") -> Table:
+    """Return what ``steps`` make of each byte, done by themselves.
+
+    Args:
+        steps: in order.
+        channels: of the image.
+        flavour: of the tensor that the first step takes; None: it takes an image of Pillow's, RGB.
+    """
+    levels = every_byte(channels)
+    if not steps:
+        return Table(levels.reshape(-1, 256), ())
+    if flavour is None:
+        data = levels.permute(1, 2, 0).contiguous()
+        node = Node("array", (), (0, tuple(data.shape), "|u1", "RGB"), (), None)
     else:
-        levels = levels.permute(2, 0, 1).contiguous()
-        layout = (3, 16, 16), levels.dtype, of.flavour, levels.stride()
-        node = Node("tensor", (), (0, *layout), (), of)
-    for step in tail:
-        node = Node(step.op, (node,), step.args, step.kwargs, step.what)
-    made: Tensor = run([node], [levels.numpy().tobytes()])[0]
-    return made.as_subclass(Tensor)
+        data = levels
+        layout = data.shape, data.dtype, flavour, data.stride()
+        node = Node("tensor", (), (0, *layout), (), None)
+    for step in steps:
+        what = program.Tensor((channels, 16, 16), step.dtype, step.flavour)
+        node = Node(step.op, (node,), step.args, step.kwargs, what)
+    (made,) = run([node], [data.numpy().tobytes()])
+    values = made.as_subclass(Tensor).reshape(-1, 256).contiguous()
+    return Table(values, _arithmetic_of(steps))
 
 
-def _arithmetic(tail: Sequence[Node]) -> list[tuple[Callable[..., Tensor], Tensor]] | None:
-    """Return ``tail`` as torchvision computes it; None if it has other steps."""
-    steps: list[tuple[Callable[..., Tensor], Tensor]] = []
-    for step in tail:
-        if step.what[1] is torch.uint8:
+def _arithmetic_of(steps: Sequence[Step]) -> tuple[Arithmetic, ...] | None:
+    """Return ``steps`` as torchvision computes them; None if there are others."""
+    made: list[Arithmetic] = []
+    for op, args, kwargs, dtype, _ in steps:
+        named = dict(kwargs)
+        if dtype is torch.uint8:
             continue  # bytes as they are
-        if step.op in ("to_tensor", "v1t.convert_image_dtype"):
-            steps.append((torch.div, _column(255)))
-        elif step.op == "v2.to_dtype":
-            steps.append((torch.mul, _column(1 / 255)))
-        elif step.op.endswith(".normalize"):
-            given = arguments(step, ("mean", "std"))
-            steps += [(torch.sub, _column(given["mean"])), (torch.div, _column(given["std"]))]
-        elif step.op != "as_subclass":
+        if op in ("to_tensor", "v1t.convert_image_dtype"):
+            made.append(("div", column(255)))
+        elif op == "v2.to_dtype":
+            scale = named.get("scale", args[1] if len(args) > 1 else False)
+            made += [("mul", column(1 / 255))] if scale else []  # v2 multiplies where v1 divides
+        elif op.endswith(".normalize"):
+            mean, std = (*args, *(named[name] for name in ("mean", "std") if name in named))[:2]
+            made += [("sub", column(mean)), ("div", column(std))]
+        elif op != "as_subclass":
             return None
-    return steps
-
-
-def _column(numbers: Any) -> Tensor:
-    return torch.as_tensor(numbers, dtype=torch.float32).reshape(-1, 1, 1)
-
-
-def _compute(
-    steps: Sequence[tuple[Callable[..., Tensor], Tensor]], planes: Tensor, out: Tensor
-) -> None:
-    out.copy_(planes)
-    for function, number in steps:
-        function(out, number, out=out)
+    return tuple(made)

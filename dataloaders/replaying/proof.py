@@ -60,7 +60,7 @@ def prove(
         return f"{name} has no samples by index on which it could be proved"
     try:
         count = len(dataset)
-    except Exception:
+    except Exception:  # it is told below that there is no length
         count = 0
     if not count:
         return f"{name} has no len() or no samples, so that nothing could be proved on it"

@@ -15,16 +15,13 @@ import torch
 from dataloaders.backend import Remainder, Specification
 from dataloaders.batches.tree import Batch, map_children
 from dataloaders.errors import BackendUnavailable
-from dataloaders.recording import program
-from dataloaders.recording.ops import run
-from dataloaders.recording.program import Node
 from dataloaders.recording.tail import Step, Trailing
 from dataloaders.recording.worker import recording_changes
 from dataloaders.specification import view_of
 
+from .pointwise import table_of
 from .proof import prove
-from .ways import Step as Arithmetic
-from .ways import Table, Way, column, every_byte, way_for
+from .ways import Way, way_for
 
 __all__ = ["DeviceTail", "Ways", "device_tail"]
 
@@ -50,7 +47,7 @@ def device_tail(
     facts = [fact for facts in proof.facts for fact in facts]
     if facts:
         saved = sum(saved for _, _, saved in facts) // proof.samples
-        tables = [_table_of(steps, channels) for steps, channels, _ in facts]
+        tables = [table_of(steps, channels) for steps, channels, _ in facts]
         names = dict.fromkeys(step.op.rpartition(".")[2] for step in facts[0][0])
         told = (
             f"{', '.join(names)} once a batch on the device: {saved} bytes a sample less to "
@@ -177,7 +174,7 @@ class Ways:
         for known, found in self._known:
             if known == key:
                 return found
-        table = _table_of(steps, channels)
+        table = table_of(steps, channels)
         dtype = self._dtype or table.values.dtype
         found = way_for(table, dtype, device), dtype, len(table.values)
         self._known = [(key, found), *self._known[:7]]
@@ -202,36 +199,6 @@ def _facts(batch: Batch) -> list[tuple[tuple[Step, ...], int, int]]:
                 yield from found(child)
 
     return list(found(batch))
-
-
-def _table_of(steps: tuple[Step, ...], channels: int) -> Table:
-    """Return what ``steps`` make of each byte, done by themselves."""
-    levels = every_byte(channels)
-    node = Node("tensor", (), (0, levels.shape, levels.dtype, "Tensor", levels.stride()), (), None)
-    for step in steps:
-        what = program.Tensor((channels, 16, 16), step.dtype, step.flavour)
-        node = Node(step.op, (node,), step.args, step.kwargs, what)
-    (made,) = run([node], [levels.numpy().tobytes()])
-    values = made.as_subclass(torch.Tensor).reshape(-1, 256).contiguous()
-    return Table(values, _arithmetic_of(steps))
-
-
-def _arithmetic_of(steps: tuple[Step, ...]) -> tuple[Arithmetic, ...] | None:
-    """Return ``steps`` as torchvision computes them; None if there are others."""
-    made: list[Arithmetic] = []
-    for op, args, kwargs, _, _ in steps:
-        named = dict(kwargs)
-        if op == "v1t.convert_image_dtype":
-            made.append(("div", column(255)))
-        elif op == "v2.to_dtype":
-            scale = named.get("scale", args[1] if len(args) > 1 else False)
-            made += [("mul", column(1 / 255))] if scale else []  # v2 multiplies where v1 divides
-        elif op.endswith(".normalize"):
-            mean, std = (*args, *(named[name] for name in ("mean", "std") if name in named))[:2]
-            made += [("sub", column(mean)), ("div", column(std))]
-        elif op != "as_subclass":
-            return None
-    return tuple(made)
 
 
 def _difference(values: torch.Tensor, dtype: torch.dtype | None) -> float:

@@ -106,9 +106,12 @@ class Lookup(Way):
     def run(self, bytes_: Tensor, out: Tensor) -> None:
         """Fill ``out``."""
         for piece, target in _pieces(bytes_, out):
-            indices = torch.add(piece, self._offsets)
-            if target.is_contiguous() and indices.is_contiguous():
-                torch.index_select(self._flat, 0, indices.view(-1), out=target.view(-1))
+            indices = torch.empty_like(target, dtype=torch.int32)
+            torch.add(piece, self._offsets, out=indices)
+            if indices.stride() == target.stride():  # both dense, in one order of memory
+                flat = (target.numel(),), (1,)
+                places, made = indices.as_strided(*flat), target.as_strided(*flat)
+                torch.index_select(self._flat, 0, places, out=made)
             else:
                 found = torch.index_select(self._flat, 0, indices.reshape(-1))
                 target.copy_(found.view(indices.shape))
