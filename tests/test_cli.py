@@ -549,6 +549,7 @@ def test_wrong_command_lines_are_told_apart(words, says, command):
     done = command(*words)
     assert done.status == 2
     assert says in done.err
+    assert "trains its model" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -571,3 +572,10 @@ def test_without_words_the_help_is_shown(command):
     done = command()
     assert done.status == 2
     assert "dataloaders check train.py" in done.out
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    listing = f"{sys.executable} -m dataloaders backends"
+    words = ["bash", "-c", f"{listing} | true; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("141\n", "")

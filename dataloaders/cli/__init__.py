@@ -11,6 +11,7 @@ dataloaders demo                        all of it on images made on the spot
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -113,10 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dataloaders.errors import DataLoadersError
 
     try:
-        return _carry_out(parsed, program)
+        status = _carry_out(parsed, program)
+        sys.stdout.flush()
+        return status
     except DataLoadersError as error:
         print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as in `dataloaders backends | head -3`: enough was read
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141
     except KeyboardInterrupt as error:
         if error.args:  # what of its work is kept
             print(f"dataloaders {parsed.command}: {error}", file=sys.stderr)

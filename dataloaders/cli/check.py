@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaders.cli.running import (
     no_loader,
-    refuse_hidden,
-    refuse_launcher,
     refuse_missing_folders,
+    refuse_unfit,
     run_shown,
     say_that_it_trains,
     untouched_files,
@@ -64,9 +63,8 @@ def check(target: Target, args: list[str], options: Options) -> int:
     import dataloaders.bottleneck  # noqa: F401  # first of all it says which package is missing
     from dataloaders.scripts.children import children_run_by
 
-    refuse_hidden(target)
-    refuse_launcher(target, "check")
     refuse_missing_folders(options.json, options.html)
+    refuse_unfit(target, "check")
     if not _is_rank_0():
         options = replace(options, quiet=True)
     say_that_it_trains(target, "check", quiet=options.quiet)

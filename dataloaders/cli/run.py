@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dataloaders.cli.running import refuse_hidden, refuse_launcher
+from dataloaders.cli.running import refuse_unfit
 
 if TYPE_CHECKING:
     from dataloaders.scripts.target import Target
@@ -20,8 +20,7 @@ def run(target: Target, args: list[str], *, backend: str, explain: bool = False)
     from dataloaders.scripts.loops import replaced_iter
     from dataloaders.scripts.switch import BackendSwitch
 
-    refuse_hidden(target)
-    refuse_launcher(target, f"run --backend {backend}")
+    refuse_unfit(target, f"run --backend {backend}")
     registry.load(backend)  # a wrong name or a missing package is told before the script starts
     os.environ[BACKEND_VARIABLE] = backend
     with replaced_iter(BackendSwitch(explain=explain)):

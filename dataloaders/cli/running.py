@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "NOTHING_MEASURED",
     "no_loader",
-    "refuse_hidden",
-    "refuse_launcher",
     "refuse_missing_folders",
+    "refuse_unfit",
     "run_shown",
     "say_that_it_trains",
     "untouched_files",
@@ -39,8 +38,12 @@ _LAUNCHERS = {
 }
 
 
-def refuse_hidden(target: Target) -> None:
-    """Raise DataLoadersError if the script's folder has a ``dataloaders`` of its own."""
+def refuse_unfit(target: Target, command: str) -> None:
+    """Raise DataLoadersError if the script cannot be run, said before anything is begun.
+
+    It is not there, it only starts the processes that train, or its folder has a ``dataloaders``
+    of its own.
+    """
     from dataloaders.scripts.target import hidden_by
 
     hidden = hidden_by(target.folder, "dataloaders")
@@ -49,10 +52,6 @@ def refuse_hidden(target: Target) -> None:
             f"{hidden} has the same name as this package, {Path(__file__).resolve().parents[1]}: "
             f"{target.name} can import only one of them as 'dataloaders'; rename yours"
         )
-
-
-def refuse_launcher(target: Target, command: str) -> None:
-    """Raise OptionError if ``target`` only starts the processes that train."""
     name = target.name if target.kind == "module" else Path(target.name).name
     launcher = _LAUNCHERS.get(name)
     if launcher is not None:
@@ -60,6 +59,7 @@ def refuse_launcher(target: Target, command: str) -> None:
             f"{target.name} starts the processes that train; put it first, so that {command} runs "
             f"in each of them: {launcher} ... -m dataloaders {command} train.py -- ARGS"
         )
+    target.refuse_missing()
 
 
 def refuse_missing_folders(*paths: str | None) -> None:

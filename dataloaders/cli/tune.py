@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
-    refuse_hidden,
-    refuse_launcher,
     refuse_missing_folders,
+    refuse_unfit,
     run_shown,
     say_that_it_trains,
     untouched_files,
@@ -53,9 +52,8 @@ def tune(
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.tuning.run import tuning_steps
 
-    refuse_hidden(target)
-    refuse_launcher(target, "tune")
     refuse_missing_folders(json)
+    refuse_unfit(target, "tune")
     if backend is not None:
         registry.load(backend)
         os.environ[BACKEND_VARIABLE] = backend

@@ -78,6 +78,15 @@ class Target:
         """The folder that becomes ``sys.path[0]``: the file's own, or the current one."""
         return Path(self.name).resolve().parent if self.kind == "file" else Path.cwd()
 
+    def refuse_missing(self) -> None:
+        """Raise ScriptError if it is a file that is not there."""
+        path = Path(self.name)
+        if self.kind == "file" and not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise ScriptError(
+                f"{self.name!r} {what}; give the path of a Python file, or -m and a module's name"
+            )
+
     def run(self, args: list[str]) -> Outcome:
         """Run the program to its end with ``args`` as its command line.
 
@@ -98,12 +107,8 @@ class Target:
         return _execute(code, main)
 
     def _load_file(self, main: ModuleType) -> CodeType:
+        self.refuse_missing()
         path = Path(self.name).resolve()
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
-            raise ScriptError(
-                f"{self.name!r} {what}; give the path of a Python file, or -m and a module's name"
-            )
         with io.open_code(str(path)) as file:
             source = file.read()
         main.__dict__.update(
