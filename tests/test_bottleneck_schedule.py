@@ -46,6 +46,21 @@ class TestRhythm:
         assert rhythm.cycle == (cycle if cycle > 2 else 1)  # every second: not far longer than most
         assert rhythm_of([0.01] * 50).cycle == 1
 
+    @pytest.mark.parametrize(
+        ("optimizer_every", "gaps"), [(4, [0.01] * 16), (0, [0, 0, 0, 0.2] * 6)]
+    )
+    def test_the_first_batch_of_a_cycle_is_known(
+        self, optimizer_every: int, gaps: list[float]
+    ) -> None:
+        rhythm = rhythm_of(gaps, optimizer_every)
+        aligned = []
+        for turn in range(8):
+            if optimizer_every and turn % 4 == 3:
+                rhythm.stepped()
+            rhythm.asked(gaps[turn])
+            aligned.append(rhythm.aligned)
+        assert aligned == [False, False, False, True] * 2
+
 
 class TestWarmUp:
     @staticmethod
@@ -107,6 +122,55 @@ class TestPlan:
         assert settle >= 16
         slow = numbers._replace(step_s=1.0, real_s=1.0)
         assert Schedule(30, workers=4, in_flight=8).plan("real", slow).settle == 5
+
+    @pytest.mark.parametrize(("length", "whole"), [(23, True), (24, False), (None, False)])
+    def test_epochs_without_a_steady_state_are_measured_whole(
+        self, length: int | None, whole: bool
+    ) -> None:
+        """Four batches in flight: eight to settle and four to measure, twice."""
+        assert Schedule(30, workers=2, in_flight=4, length=length).whole_epochs == whole
+
+    def test_a_real_block_that_the_epoch_cannot_hold_begins_in_the_next_one(self) -> None:
+        def settle(left: float) -> int:
+            schedule = Schedule(30, workers=2, in_flight=4, length=100)
+            return schedule.plan("real", Numbers(30, 0.02, 0.02, left=left)).settle
+
+        assert settle(10) == settle(90) + 10
+
+    def test_blocks_last_a_third_of_a_second_half_more_or_less(self) -> None:
+        """A ninetieth of a budget of 30 s, so that many rounds fit in."""
+        schedule = Schedule(30)
+        counts = [schedule.plan("synthetic", Numbers(30, 0.001, 0.001)).batches for _ in range(200)]
+        assert 0.001 * min(counts) >= 1 / 6
+        assert 0.001 * max(counts) <= 0.51
+        assert abs(0.001 * sum(counts) / 200 - 1 / 3) < 0.03
+
+    def test_marks_are_two_milliseconds_apart_or_four_in_a_block(self) -> None:
+        numbers = Numbers(30, 1e-5, 1e-5)
+        assert Schedule(30).plan("synthetic", numbers).lap == 200
+        assert Schedule(30).plan("synthetic", numbers._replace(cycle=64)).lap == 256
+        assert Schedule(30).plan("synthetic", numbers._replace(varied=1)).lap == 1
+        assert Schedule(30).plan("synthetic", Numbers(30, 5e-3, 5e-3)).lap == 1
+
+    def test_a_loop_that_ends_early_gets_blocks_of_half_the_length(self) -> None:
+        numbers = Numbers(30, 0.001, 0.001)
+
+        def batches(times: int) -> int:
+            schedule = Schedule(30)
+            for _ in range(times):
+                schedule.shorten()
+            assert schedule.cut_short == bool(times)
+            return schedule.plan("synthetic", numbers).batches
+
+        assert batches(1) == pytest.approx(batches(0) / 2, abs=1)
+        assert batches(3) == pytest.approx(batches(0) / 8, abs=1)
+
+    def test_time_goes_to_arms_by_their_spread(self) -> None:
+        steady, bursts, uneven = Schedule(30), Schedule(30), Schedule(30)
+        assert steady.adapt(3, 0.01, 0.01) == 1
+        assert bursts.adapt(3, 0.03, 0.12) == pytest.approx((2 + 4) / 3)  # real blocks alone
+        assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(2)  # all of them
+        assert uneven.adapt(3, 0.12, 0.12) == pytest.approx(30 / 12 / 3 / (2 / 3))  # at most
 
     def test_the_deadline_is_looked_at_after_each_lap_alone_and_rarely_together(self) -> None:
         assert Schedule(30).late(3, 2.0, most_s=1.0)

@@ -299,3 +299,128 @@ class TestWaits:
         assert bound is None or 0 < bound.low <= bound.high <= 3.0 * bound.low
         if analysis is not None and bound is None:
             assert analysis.verdict == "inconclusive"
+
+
+def bound_of(rounds: list[dict[str, Timed]], **options: Any) -> Interval:
+    bound = analysed(rounds, **options).speedup_bound
+    assert bound is not None
+    return bound
+
+
+def marked(**arms: Lap) -> list[dict[str, Timed]]:
+    """Rounds without noise, of four laps an arm."""
+    blocks = {arm: Timed(4 * lap.seconds, 4 * lap.steps, (lap,) * 4) for arm, lap in arms.items()}
+    return [dict(blocks) for _ in range(6)]
+
+
+class TestAllowances:
+    """What is known to be off is put right, by numbers that can be computed by hand."""
+
+    PLAIN = rounds_of(0.02, synthetic=1.0, real=1.5)
+
+    @staticmethod
+    def held(share: float, real: float, busy: float = 1.0) -> list[dict[str, Timed]]:
+        def struck(block: Timed, share: float, busy: float) -> Timed:
+            return Timed(block.seconds, block.steps, held=share * block.seconds, busy=busy)
+
+        return [
+            {
+                "synthetic": struck(one["synthetic"], share, 1.0),
+                "real": struck(one["real"], real, busy),
+            }
+            for one in TestAllowances.PLAIN
+        ]
+
+    @pytest.mark.parametrize(
+        ("options", "share", "real", "busy", "low", "high"),
+        [
+            ({"parallel": True}, 0.2, 0.1, 1.0, 1.0, 1 / 0.8),  # the step may be shorter by it
+            ({"parallel": True}, 0.1, 0.2, 0.9, 1.0, 0.9 / 0.8),  # and so may a worker's batch
+            ({"parallel": True}, 0.2, 0.1, 0.4, 1.0, 1.0),  # workers had time to spare
+            ({"parallel": False}, 0.2, 0.1, 1.0, 1.0, 0.9 / 0.8),
+            ({"parallel": False}, 0.1, 0.2, 1.0, 0.8 / 0.9, 1.0),
+            ({"parallel": True, "behind": True}, 0.2, 0.1, 0.4, 0.8, 1.0),
+            ({"parallel": False, "behind": True}, 0.2, 0.1, 1.0, 0.9, 0.9 / 0.8),
+            ({"parallel": True}, 0.004, 0.004, 1.0, 1.0, 1.0),  # no machine has less
+        ],
+    )
+    def test_what_others_held_up_widens_the_bound(
+        self,
+        options: dict[str, bool],
+        share: float,
+        real: float,
+        busy: float,
+        low: float,
+        high: float,
+    ) -> None:
+        plain, got = (
+            bound_of(self.PLAIN, **options),
+            bound_of(self.held(share, real, busy), **options),
+        )
+        assert got.low == pytest.approx(plain.low * low)
+        assert got.high == pytest.approx(plain.high * high)
+        assert got.estimate == plain.estimate
+
+    def test_starts_of_epochs_are_shared_by_their_batches(self) -> None:
+        """An epoch of 20 batches starts in 4 s where the loop waits 0.5 s for each batch anyway."""
+        rounds = rounds_of(0.0, synthetic=1.0, real=1.5)
+        with_starts = bound_of(rounds, epoch_starts=[3.0, 5.0], batches=20)
+        assert with_starts.estimate == pytest.approx(1.5 + (4 - 0.5) / 20, rel=0.01)
+        assert bound_of(rounds, epoch_starts=[0.4, 0.3], batches=20).estimate == 1.5
+
+    def test_waits_for_another_loader_are_input(self) -> None:
+        arms = {"synthetic": Lap(1.0, 1, elsewhere=0.2), "real": Lap(1.3, 1, 0.3, elsewhere=0.2)}
+        got = bound_of(marked(**arms), parallel=False)
+        assert got.estimate == pytest.approx(1.3 / 0.8, rel=0.02)
+
+    def test_on_a_device_such_a_wait_may_be_hidden(self) -> None:
+        arms = {"synthetic": Lap(1.0, 1), "real": Lap(1.3, 1)}
+        plain = bound_of(marked(**arms), behind=True)
+        arms = {arm: lap._replace(elsewhere=0.2) for arm, lap in arms.items()}
+        got = bound_of(marked(**arms), behind=True)
+        assert (got.low, got.estimate) == (plain.low, plain.estimate)
+        assert got.high == pytest.approx(plain.high / 0.8)
+
+    def test_on_a_device_the_wait_and_what_workers_cost_are_the_most(self) -> None:
+        """Blocks differ by 30 % of a step; the host waited for 1 %, workers cost 4 %."""
+        step = 0.1
+        rounds = blocks_of(step, 0.0, noise=0.3, rounds=3, laps=2, seed=2)
+        for one in rounds:
+            waited = tuple(lap._replace(waited=0.001) for lap in one["real"].laps)
+            one["real"] = Timed(one["real"].seconds, 2, waited)
+            one["synthetic"] = Timed(2 * step, 2, (Lap(step, 1),) * 2)
+            one["contended"] = Timed(2.08 * step, 2, (Lap(1.04 * step, 1),) * 2)
+        analysis = analysed(rounds, behind=True)
+        assert (analysis.verdict, analysis.evidence) == ("step-bound", "waits")
+        assert analysis.speedup_bound is not None
+        assert analysis.speedup_bound.high == pytest.approx(1.06, abs=0.005)
+
+    def test_a_shape_seen_first_costs_no_arm_alone(self) -> None:
+        usual, first = Lap(1.0, 1), Lap(9.0, 1, fresh=True)
+        block = Timed(12.0, 4, (usual, first, usual, usual))
+        rounds = [{**one, "real": block} for one in marked(synthetic=usual, real=usual)]
+        analysis = analysed(rounds, behind=True)
+        assert (analysis.verdict, analysis.left_out) == ("step-bound", 6)
+        assert bound_of(rounds, behind=True).estimate == pytest.approx(1.0)
+
+    def test_batches_of_different_sizes_are_compared_at_the_usual_one(self) -> None:
+        """A step of 1 ms a byte: resident batches are smaller than the loader's by chance."""
+        rounds = []
+        for seed in range(6):
+            sizes = np.random.default_rng(seed).integers(50, 150, (2, 4))
+            own, real = ([Lap(1e-3 * n, 1, nbytes=int(n)) for n in those] for those in sizes)
+            rounds.append(
+                {
+                    "synthetic": Timed(sum(lap.seconds for lap in own), 4, tuple(own)),
+                    "real": Timed(sum(lap.seconds for lap in real), 4, tuple(real)),
+                }
+            )
+        assert bound_of(rounds, parallel=False).estimate == pytest.approx(1.0)
+
+    @pytest.mark.parametrize(("spread", "settled"), [(0.005, True), (0.06, False)])
+    def test_it_is_settled_once_the_interval_is_narrow(self, spread: float, settled: bool) -> None:
+        analysis = analysed(rounds_of(spread, synthetic=1.0, real=1.1))
+        bound = analysis.speedup_bound
+        assert bound is not None
+        assert analysis.smallest_gap == (bound.high - bound.low) / 2 / bound.estimate
+        assert analysis.settled == settled == (bound.half_width <= 0.02)
