@@ -1,0 +1,76 @@
+"""The verdict in sentences, and figures as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dataloaders.bottleneck.arms import Verdict
+from dataloaders.measuring.intervals import Interval
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
+
+__all__ = ["MEANS", "Change", "bound_of", "change_of", "milliseconds", "range_of", "times"]
+
+MEANS: dict[Verdict, str] = {
+    "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
+    "input-bound": "the step waits for batches to be prepared",
+    "transfer-bound": "the step waits for batches to be copied to the device",
+    "contention-bound": "the loader's workers take cores that the step needs",
+    "inconclusive": "the measurement does not carry a verdict",
+}
+_EVIDENCE = {
+    "blocks": "",
+    "steps": " Few rounds fitted in: this is from single steps.",
+    "waits": " This is from what the loop waits for batches, measured at each step.",
+}
+
+
+class Change(NamedTuple):
+    """Holds the one change to make: ``code`` as a user writes it or "", and why."""
+
+    code: str
+    why: str
+
+
+def bound_of(report: Report) -> str:
+    """Return what a perfect input would gain, in a sentence; "" where it is not known."""
+    bound = report.speedup_bound
+    if bound is None:
+        return ""
+    return (
+        f"A perfect input would make this loop {bound.estimate:.2f} x as fast "
+        f"(95 % interval {bound.low:.2f} to {bound.high:.2f})."
+        f"{_EVIDENCE[report.evidence or 'blocks']}"
+    )
+
+
+def change_of(report: Report) -> Change:
+    """Return the candidate that gains most, if one surely gains; else the first advice."""
+    best: Any = None
+    most = Interval(1.0, 1.0, 1.0)
+    for one in getattr(report, "candidates", ()):
+        gain = one.measured or one.predicted
+        if not one.reason and gain is not None and gain.low > 1 and gain.estimate > most.estimate:
+            best, most = one, gain
+    if best is None:
+        return Change("", report.advice[0] if report.advice else "")
+    how = "measured" if best.measured else "predicted"
+    return Change(best.change, f"{best.name}: {times(most)} as fast, {how}")
+
+
+def times(gain: Interval | None) -> str:
+    """Return a ratio as "1.50 x (1.40 to 1.60)", "" for None."""
+    return "" if gain is None else f"{gain.estimate:.2f} x ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds, with about three digits."""
+    value = seconds * 1000
+    digits = 3 if value < 1 else 2 if value < 10 else 1
+    return f"{value:.{digits}f}"
+
+
+def range_of(seconds: Interval) -> str:
+    """Return an interval of seconds in milliseconds, "1.23 to 4.56"."""
+    return f"{milliseconds(max(0.0, seconds.low))} to {milliseconds(seconds.high)}"
