@@ -1,0 +1,222 @@
+"""The page's charts: matplotlib's SVG, in the colours of the page that it stands in."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from dataloaders.bottleneck.arms import ARMS, STALLS
+from dataloaders.bottleneck.outputs.words import milliseconds
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.outputs.against import Comparison
+    from dataloaders.bottleneck.report import Report
+    from dataloaders.measuring.intervals import Interval
+
+__all__ = ["charts"]
+
+_INK = "#010203"  # becomes currentColor: black on white, or the other way round
+# Okabe and Ito's colours: told apart by colour-blind readers, on white and on black.
+_STEP, _LOOP = "#009e73", "#8b949e"
+_COLOURS = {
+    "prep": "#e69f00",
+    "fetch": "#d55e00",
+    "transfer": "#56b4e9",
+    "contention": "#cc79a7",
+    "launch": "#999999",
+}
+_WIDTH = 3.6  # inches; text keeps a legible size on a phone
+_SHOWN_STEPS = 8
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "ytick.left": False,
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+    ),
+}
+
+
+def charts(report: Report, comparison: Comparison | None) -> dict[str, str]:
+    """Return SVG elements by the page's sections, for those that have something to show."""
+    made = {
+        "arms": _arms(report),
+        "stalls": _waterfall(report),
+        "preparation": _preparation(report),
+        "candidates": _candidates(report),
+        "timeline": _timeline(report),
+        "compared": None if comparison is None else _compared(comparison),
+    }
+    return {name: svg for name, svg in made.items() if svg}
+
+
+def _arms(report: Report) -> str | None:
+    shown = [
+        (arm.name, report.seconds_per_batch[arm.name])
+        for arm in (*ARMS[1:], ARMS[0])
+        if arm.name in report.seconds_per_batch
+    ]
+
+    def draw(axes: Any) -> None:
+        for row, (name, took) in enumerate(shown):
+            colour = _LOOP if name == "real" else _STEP
+            error = [
+                [1e3 * (took.estimate - max(0.0, took.low))],
+                [1e3 * (took.high - took.estimate)],
+            ]
+            axes.barh(row, 1e3 * took.estimate, 0.55, color=colour)
+            axes.errorbar(1e3 * took.estimate, row, xerr=error, color=_INK, capsize=3, lw=1)
+            _label(axes, 1e3 * took.high, row, milliseconds(took.estimate))
+
+    return _drawn(draw, [name for name, _ in shown], "ms a batch, 95 % interval")
+
+
+def _waterfall(report: Report) -> str | None:
+    real, alone = (report.seconds_per_batch.get(name) for name in ("real", "synthetic"))
+    lost = [
+        (one.name, report.stalls[one.name].estimate) for one in STALLS if one.name in report.stalls
+    ]
+    lost = [(name, seconds) for name, seconds in lost if seconds > 0]
+    if real is None or alone is None or not lost:
+        return None
+    bars = [("step alone", 0.0, alone.estimate, _STEP)]
+    at = alone.estimate
+    for name, seconds in lost:
+        bars.append((name, at, seconds, _COLOURS[name]))
+        at += seconds
+    bars.append(("real", 0.0, real.estimate, _LOOP))
+
+    def draw(axes: Any) -> None:
+        for row, (_, begin, seconds, colour) in enumerate(bars):
+            axes.barh(row, 1e3 * seconds, 0.55, 1e3 * begin, color=colour)
+            share = f"{milliseconds(seconds)}, {seconds / real.estimate:.0%}"
+            _label(axes, 1e3 * (begin + seconds), row, share)
+            if 0 < row < len(bars) - 1:
+                axes.plot([1e3 * begin] * 2, [row - 1, row], color=_INK, lw=0.5, ls=":")
+
+    return _drawn(draw, [name for name, *_ in bars], "ms of a batch, and share of the loop")
+
+
+def _preparation(report: Report) -> str | None:
+    rows = [tuple(row) for row in getattr(report, "preparation", ())]
+
+    def draw(axes: Any) -> None:
+        for row, (_, seconds, share) in enumerate(rows):
+            axes.barh(row, 1e3 * seconds, 0.55, color=_COLOURS["prep"])
+            _label(axes, 1e3 * seconds, row, f"{share:.0%}")
+
+    return _drawn(draw, [call for call, *_ in rows], "CPU ms a sample, and share")
+
+
+def _candidates(report: Report) -> str | None:
+    rows = [
+        one for one in getattr(report, "candidates", ())
+        if not one.reason and (one.predicted or one.measured)
+    ]  # fmt: skip
+
+    def draw(axes: Any) -> None:
+        axes.axvline(1, color=_INK, lw=0.5, ls=":")
+        for row, one in enumerate(rows):
+            _point(axes, row - 0.12, one.predicted, _COLOURS["transfer"], "predicted")
+            _point(axes, row + 0.12, one.measured, _COLOURS["fetch"], "measured")
+        _legend(axes)
+
+    return _drawn(
+        draw, [one.name for one in rows], "times as fast as now, 95 % interval", legend=True
+    )
+
+
+def _compared(comparison: Comparison) -> str | None:
+    ratios = {arm: ratio for arm, (_, _, ratio) in comparison.arms.items()}
+
+    def draw(axes: Any) -> None:
+        axes.axvline(1, color=_INK, lw=0.5, ls=":")
+        for row, ratio in enumerate(ratios.values()):
+            _point(axes, row, ratio, _STEP, "")
+
+    return _drawn(draw, list(ratios), "times as fast as before, 95 % interval")
+
+
+def _timeline(report: Report) -> str | None:
+    arms = [name for name in (one.name for one in ARMS) if report.timeline.get(name)]
+    if "real" not in arms:
+        return None
+    lasts = report.timeline["real"][-_SHOWN_STEPS:]
+    window = lasts[-1].begin + lasts[-1].wait + lasts[-1].transfer + lasts[-1].step - lasts[0].begin
+
+    def draw(axes: Any) -> None:
+        colours = {"wait": _COLOURS["prep"], "transfer": _COLOURS["transfer"], "step": _STEP}
+        for row, arm in enumerate(arms):
+            steps = report.timeline[arm]
+            first = len(steps) - 1
+            end = steps[-1].begin + sum(steps[-1][1:])
+            while first and end - steps[first - 1].begin <= window:
+                first -= 1
+            zero = steps[first].begin
+            bars: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
+            for one in steps[first:]:
+                at = one.begin - zero
+                for name, seconds in zip(colours, one[1:], strict=True):
+                    bars[name].append((1e3 * at, 1e3 * seconds))
+                    at += seconds
+            for name, colour in colours.items():
+                label = name if any(seconds for _, seconds in bars[name]) else None
+                axes.broken_barh(bars[name], (row - 0.3, 0.6), color=colour, lw=0, label=label)
+            axes.vlines([at for at, _ in bars["wait"]], row - 0.4, row + 0.4, _INK, lw=0.6)
+        _legend(axes)
+        axes.set_xlim(0, 1e3 * window)
+
+    return _drawn(draw, arms, "ms, on the host's clock", legend=True)
+
+
+def _point(axes: Any, row: float, value: Interval | None, colour: str, label: str) -> None:
+    if value is not None:
+        error = [[value.estimate - value.low], [value.high - value.estimate]]
+        marked = {"fmt": "o", "ms": 5, "capsize": 3, "lw": 1.5, "color": colour}
+        axes.errorbar(value.estimate, row, xerr=error, label=label, **marked)
+
+
+def _label(axes: Any, x: float, row: float, text: str) -> None:
+    axes.annotate(text, (x, row), (4, 0), textcoords="offset points", va="center")
+
+
+def _legend(axes: Any) -> None:
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(handles.values(), handles.keys(), ncols=3, frameon=False, loc="lower left",
+                bbox_to_anchor=(0, 1), borderaxespad=0)  # fmt: skip
+
+
+def _drawn(
+    draw: Callable[[Any], None], names: list[str], unit: str, *, legend: bool = False
+) -> str | None:
+    """Return a chart with a row for each name, from the top."""
+    if not names:
+        return None
+    short = [name if len(name) <= 26 else f"{name[:25]}…" for name in names]
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name in a script that its font lacks
+        figure = Figure((_WIDTH, 0.55 + 0.27 * len(names) + 0.2 * legend), layout="constrained")
+        axes = figure.add_subplot()
+        axes.margins(x=0.02)
+        draw(axes)
+        axes.set_yticks(range(len(names)), short)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_xlabel(unit)
+        file = io.StringIO()
+        none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        with matplotlib.rc_context({"svg.hashsalt": unit}):
+            figure.savefig(file, format="svg", transparent=True, metadata=none)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r' id="[A-Za-z.]+_\d+"', "", svg)  # the same in each chart
+    return svg.replace("<svg", f'<svg role="img" aria-label="{unit}"', 1)
