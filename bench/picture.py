@@ -64,7 +64,8 @@ def main() -> None:
 def _checked(report: Path) -> Path:
     from dataloaders.cli.demo import _made
 
-    script = [str(ROOT / "examples" / "train_images.py"), "--", "--data", str(_made())]
+    script = ["examples/train_images.py", "--", "--data", str(_made())]
+    script += ["--epochs", "100", "--batch-size", "8"]
     command = [sys.executable, "-m", "dataloaders", "check", "--json", str(report), *script]
     subprocess.run(command, cwd=ROOT, check=True)
     return report

@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from dataloaders.bottleneck.arms import ARMS, STALLS
+from dataloaders.bottleneck.outputs.tables import LEAST_SHARE, in_order
 from dataloaders.bottleneck.outputs.words import milliseconds
 
 if TYPE_CHECKING:
@@ -61,15 +62,11 @@ def charts(report: Report, comparison: Comparison | None) -> dict[str, str]:
 
 
 def _arms(report: Report) -> str | None:
-    shown = [
-        (arm.name, report.seconds_per_batch[arm.name])
-        for arm in (*ARMS[1:], ARMS[0])
-        if arm.name in report.seconds_per_batch
-    ]
+    shown = in_order(report.seconds_per_batch, [arm.name for arm in (*ARMS[1:], ARMS[0])])
 
     def draw(axes: Any) -> None:
         for row, (name, took) in enumerate(shown):
-            colour = _LOOP if name == "real" else _STEP
+            colour = _LOOP if name in ("real", "cold") else _STEP
             error = [
                 [1e3 * (took.estimate - max(0.0, took.low))],
                 [1e3 * (took.high - took.estimate)],
@@ -83,39 +80,40 @@ def _arms(report: Report) -> str | None:
 
 def _waterfall(report: Report) -> str | None:
     real, alone = (report.seconds_per_batch.get(name) for name in ("real", "synthetic"))
-    lost = [
-        (one.name, report.stalls[one.name].estimate) for one in STALLS if one.name in report.stalls
-    ]
-    lost = [(name, seconds) for name, seconds in lost if seconds > 0]
-    if real is None or alone is None or not lost:
+    if real is None or alone is None or not report.stalls:
         return None
     bars = [("step alone", 0.0, alone.estimate, _STEP)]
     at = alone.estimate
-    for name, seconds in lost:
-        bars.append((name, at, seconds, _COLOURS[name]))
-        at += seconds
-    bars.append(("real", 0.0, real.estimate, _LOOP))
+    for name, lost in in_order(report.stalls, [stall.name for stall in STALLS]):
+        if name == "fetch":  # beyond the loop as it was measured, with its files in memory
+            bars.append(("real", 0.0, real.estimate, _LOOP))
+            at = real.estimate
+        if lost.estimate > 0:
+            bars.append((name, at, lost.estimate, _COLOURS.get(name, _LOOP)))
+            at += lost.estimate
+    if "real" not in [name for name, *_ in bars]:
+        bars.append(("real", 0.0, real.estimate, _LOOP))
 
     def draw(axes: Any) -> None:
         for row, (_, begin, seconds, colour) in enumerate(bars):
             axes.barh(row, 1e3 * seconds, 0.55, 1e3 * begin, color=colour)
             share = f"{milliseconds(seconds)}, {seconds / real.estimate:.0%}"
             _label(axes, 1e3 * (begin + seconds), row, share)
-            if 0 < row < len(bars) - 1:
+            if begin:
                 axes.plot([1e3 * begin] * 2, [row - 1, row], color=_INK, lw=0.5, ls=":")
 
     return _drawn(draw, [name for name, *_ in bars], "ms of a batch, and share of the loop")
 
 
 def _preparation(report: Report) -> str | None:
-    rows = [tuple(row) for row in getattr(report, "preparation", ())]
+    rows = [one for one in getattr(report, "preparation", ()) if one.share >= LEAST_SHARE]
 
     def draw(axes: Any) -> None:
-        for row, (_, seconds, share) in enumerate(rows):
-            axes.barh(row, 1e3 * seconds, 0.55, color=_COLOURS["prep"])
-            _label(axes, 1e3 * seconds, row, f"{share:.0%}")
+        for row, one in enumerate(rows):
+            axes.barh(row, 1e3 * one.seconds_per_sample, 0.55, color=_COLOURS["prep"])
+            _label(axes, 1e3 * one.seconds_per_sample, row, f"{one.share:.0%}")
 
-    return _drawn(draw, [call for call, *_ in rows], "CPU ms a sample, and share")
+    return _drawn(draw, [one.call for one in rows], "CPU ms a sample, and share")
 
 
 def _candidates(report: Report) -> str | None:

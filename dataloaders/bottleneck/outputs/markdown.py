@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dataloaders.bottleneck.outputs import tables
 from dataloaders.bottleneck.outputs.against import Comparison
 from dataloaders.bottleneck.outputs.tables import Table
-from dataloaders.bottleneck.outputs.words import MEANS, bound_of, change_of, times
+from dataloaders.bottleneck.outputs.words import MEANS, bound_of, change_of, findings_of, saved
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
@@ -33,8 +33,7 @@ def markdown(report: Report, comparison: Comparison | None = None) -> str:
     for make in (tables.arms, tables.stalls, tables.preparation, tables.candidates):
         parts.append(_table(make(report)))
     findings = [
-        f"{one.where}: {one.message}" + f" ({times(one.gain)})" * (one.gain is not None)
-        for one in getattr(report, "findings", ())
+        f"{one.where or one.name}: {one.message} {saved(one.gain)}" for one in findings_of(report)
     ]
     facts = [
         f"loader: {report.loader}",

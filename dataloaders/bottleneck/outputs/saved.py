@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +63,11 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    return int(value) if isinstance(value, Integral) else str(value)  # a sampler's keys may be both
 
 
 def _restored(hint: Any, value: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dataloaders.bottleneck.arms import ARMS, STALLS
 from dataloaders.bottleneck.outputs.words import milliseconds, range_of, times
@@ -12,7 +13,23 @@ if TYPE_CHECKING:
     from dataloaders.bottleneck.outputs.against import Comparison
     from dataloaders.bottleneck.report import Report
 
-__all__ = ["Table", "arms", "candidates", "compared", "preparation", "slow", "stalls", "waits"]
+__all__ = [
+    "LEAST_SHARE",
+    "Table",
+    "arms",
+    "candidates",
+    "compared",
+    "in_order",
+    "preparation",
+    "slow",
+    "stalls",
+    "waits",
+]
+
+LEAST_SHARE = 0.01
+"""Of preparation, for a row of its own."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,10 +51,10 @@ class Table:
 
 def arms(report: Report) -> Table:
     """Return the arms that were measured, the whole loop last."""
+    tells = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0])}
     rows = [
-        (arm.name, milliseconds(took.estimate), range_of(took), arm.tells)
-        for arm in (*ARMS[1:], ARMS[0])
-        if (took := report.seconds_per_batch.get(arm.name)) is not None
+        (name, milliseconds(took.estimate), range_of(took), tells.get(name, ""))
+        for name, took in in_order(report.seconds_per_batch, tells)
     ]
     return Table(("input", "ms a batch", "95 % interval", "what it is"), tuple(rows))
 
@@ -47,17 +64,24 @@ def stalls(report: Report) -> Table:
     real = report.seconds_per_batch.get("real")
     if real is None or report.verdict == "step-bound":
         return Table((), ())
+    tells = {cause.name: cause.tells for cause in STALLS}
     rows = [
         (
-            cause.name,
+            name,
             milliseconds(lost.estimate),
             f"{lost.estimate / real.estimate:.0%}",
-            cause.tells,
+            tells.get(name, ""),
         )
-        for cause in STALLS
-        if (lost := report.stalls.get(cause.name)) is not None and lost.estimate > 0
+        for name, lost in in_order(report.stalls, tells)
+        if lost.estimate > 0
     ]
     return Table(("lost to", "ms a batch", "of the loop", "what it is"), tuple(rows))
+
+
+def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]]:
+    """Return what was found in the order of ``names``, others last."""
+    order = dict.fromkeys((*names, *found))
+    return [(name, found[name]) for name in order if name in found]
 
 
 def waits(report: Report) -> Table:
@@ -77,15 +101,23 @@ def slow(report: Report) -> Table:
 
 def preparation(report: Report) -> Table:
     """Return what the calls of one sample cost."""
-    found = getattr(report, "preparation", ())
-    rows = [(call, milliseconds(seconds), f"{share:.0%}") for call, seconds, share in found]
+    rows = [
+        (one.call, milliseconds(one.seconds_per_sample), f"{one.share:.0%}")
+        for one in getattr(report, "preparation", ())
+        if one.share >= LEAST_SHARE
+    ]
     return Table(("call", "ms a sample", "share"), tuple(rows))
 
 
 def candidates(report: Report) -> Table:
     """Return what could be changed, with what it gains or why not."""
     rows = [
-        (one.name, times(one.predicted), times(one.measured), one.reason or f"`{one.change}`")
+        (
+            one.name,
+            times(one.predicted),
+            times(one.measured),
+            one.reason or (one.change and f"`{one.change}`"),
+        )
         for one in getattr(report, "candidates", ())
     ]
     return Table(("change", "predicted", "measured", "how, or why not"), tuple(rows))

@@ -10,7 +10,17 @@ from dataloaders.measuring.intervals import Interval
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
-__all__ = ["MEANS", "Change", "bound_of", "change_of", "milliseconds", "range_of", "times"]
+__all__ = [
+    "MEANS",
+    "Change",
+    "bound_of",
+    "change_of",
+    "findings_of",
+    "milliseconds",
+    "range_of",
+    "saved",
+    "times",
+]
 
 MEANS: dict[Verdict, str] = {
     "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
@@ -49,14 +59,35 @@ def change_of(report: Report) -> Change:
     """Return the candidate that gains most, if one surely gains; else the first advice."""
     best: Any = None
     most = Interval(1.0, 1.0, 1.0)
-    for one in getattr(report, "candidates", ()):
+    for one in () if report.verdict == "step-bound" else getattr(report, "candidates", ()):
         gain = one.measured or one.predicted
-        if not one.reason and gain is not None and gain.low > 1 and gain.estimate > most.estimate:
+        if (
+            one.change
+            and not one.reason
+            and gain is not None
+            and gain.low > 1
+            and gain.estimate > most.estimate
+        ):
             best, most = one, gain
     if best is None:
         return Change("", report.advice[0] if report.advice else "")
     how = "measured" if best.measured else "predicted"
     return Change(best.change, f"{best.name}: {times(most)} as fast, {how}")
+
+
+def findings_of(report: Report) -> list[Any]:
+    """Return what of the step could be faster; where it is not the limit, what holds anyway."""
+    found = getattr(report, "findings", ())
+    return [one for one in found if one.anyway or report.verdict == "step-bound"]
+
+
+def saved(gain: Interval | None) -> str:
+    """Return seconds that a change would save, as a sentence; "" for None."""
+    return (
+        ""
+        if gain is None
+        else f"Saves {milliseconds(gain.estimate)} ms a batch ({range_of(gain)})."
+    )
 
 
 def times(gain: Interval | None) -> str:
