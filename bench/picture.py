@@ -62,9 +62,9 @@ def main() -> None:
 
 
 def _checked(report: Path) -> Path:
-    from dataloaders.cli.demo import _made
+    from dataloaders.cli.demo import made_photos
 
-    script = ["examples/train_images.py", "--", "--data", str(_made())]
+    script = ["examples/train_images.py", "--", "--data", str(made_photos())]
     script += ["--epochs", "100", "--batch-size", "8"]
     command = [sys.executable, "-m", "dataloaders", "check", "--json", str(report), *script]
     subprocess.run(command, cwd=ROOT, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_it_fits_and_can_be_read(opened, width, scheme):
     assert beyond == []
     assert page.locator("h1").inner_text().startswith("Input-bound: the step waits")
     assert page.locator("h2").all_inner_texts() == HEADINGS
-    assert page.locator("svg").count() == 6
+    assert page.locator("svg").count() == 5
     paper, ink, chart = colours(page)
     assert chart == ink
     assert paper - ink > 500 if scheme == "light" else ink - paper > 500
@@ -151,12 +152,13 @@ def test_a_report_of_little_is_a_page_too(opened):
     assert page.locator("h2").all_inner_texts() == ["Environment"]
 
 
-def test_a_stall_alone_and_a_single_arm_have_charts(opened):
+def test_little_and_intervals_without_an_end_have_charts(opened):
     report = replace(
         nothing_known(),
         verdict="input-bound",
-        seconds_per_batch={"real": about(2.0), "synthetic": about(1e-5)},
+        seconds_per_batch={"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)},
         stalls={"prep": about(1.99999)},
+        candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
     )
     page = opened(report.to_html())
-    assert page.locator("svg").count() == 2
+    assert page.locator("svg").count() == 3

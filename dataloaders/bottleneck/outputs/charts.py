@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -16,9 +17,8 @@ from dataloaders.bottleneck.outputs.tables import LEAST_SHARE, in_order
 from dataloaders.bottleneck.outputs.words import milliseconds
 
 if TYPE_CHECKING:
-    from dataloaders.bottleneck.outputs.against import Comparison
     from dataloaders.bottleneck.report import Report
-    from dataloaders.measuring.intervals import Interval
+    from dataloaders.measuring.intervals import Interval, Step
 
 __all__ = ["charts"]
 
@@ -48,7 +48,7 @@ _STYLE: Any = {
 }
 
 
-def charts(report: Report, comparison: Comparison | None) -> dict[str, str]:
+def charts(report: Report) -> dict[str, str]:
     """Return SVG elements by the page's sections, for those that have something to show."""
     made = {
         "arms": _arms(report),
@@ -56,7 +56,6 @@ def charts(report: Report, comparison: Comparison | None) -> dict[str, str]:
         "preparation": _preparation(report),
         "candidates": _candidates(report),
         "timeline": _timeline(report),
-        "compared": None if comparison is None else _compared(comparison),
     }
     return {name: svg for name, svg in made.items() if svg}
 
@@ -67,13 +66,10 @@ def _arms(report: Report) -> str | None:
     def draw(axes: Any) -> None:
         for row, (name, took) in enumerate(shown):
             colour = _LOOP if name in ("real", "cold") else _STEP
-            error = [
-                [1e3 * (took.estimate - max(0.0, took.low))],
-                [1e3 * (took.high - took.estimate)],
-            ]
             axes.barh(row, 1e3 * took.estimate, 0.55, color=colour)
-            axes.errorbar(1e3 * took.estimate, row, xerr=error, color=_INK, capsize=3, lw=1)
-            _label(axes, 1e3 * took.high, row, milliseconds(took.estimate))
+            ends = [1e3 * max(0.0, took.low), 1e3 * took.high]
+            axes.plot(ends, [row, row], "|-", color=_INK, lw=1)
+            _label(axes, max(ends[1], 1e3 * took.estimate), row, milliseconds(took.estimate))
 
     return _drawn(draw, [name for name, _ in shown], "ms a batch, 95 % interval")
 
@@ -117,10 +113,8 @@ def _preparation(report: Report) -> str | None:
 
 
 def _candidates(report: Report) -> str | None:
-    rows = [
-        one for one in getattr(report, "candidates", ())
-        if not one.reason and (one.predicted or one.measured)
-    ]  # fmt: skip
+    found = getattr(report, "candidates", ())
+    rows = [one for one in found if not one.reason and (one.predicted or one.measured)]
 
     def draw(axes: Any) -> None:
         axes.axvline(1, color=_INK, lw=0.5, ls=":")
@@ -129,40 +123,24 @@ def _candidates(report: Report) -> str | None:
             _point(axes, row + 0.12, one.measured, _COLOURS["fetch"], "measured")
         _legend(axes)
 
-    return _drawn(
-        draw, [one.name for one in rows], "times as fast as now, 95 % interval", legend=True
-    )
-
-
-def _compared(comparison: Comparison) -> str | None:
-    ratios = {arm: ratio for arm, (_, _, ratio) in comparison.arms.items()}
-
-    def draw(axes: Any) -> None:
-        axes.axvline(1, color=_INK, lw=0.5, ls=":")
-        for row, ratio in enumerate(ratios.values()):
-            _point(axes, row, ratio, _STEP, "")
-
-    return _drawn(draw, list(ratios), "times as fast as before, 95 % interval")
+    names = [one.name for one in rows]
+    return _drawn(draw, names, "times as fast as now, 95 % interval", legend=True)
 
 
 def _timeline(report: Report) -> str | None:
     arms = [name for name in (one.name for one in ARMS) if report.timeline.get(name)]
     if "real" not in arms:
         return None
-    lasts = report.timeline["real"][-_SHOWN_STEPS:]
-    window = lasts[-1].begin + lasts[-1].wait + lasts[-1].transfer + lasts[-1].step - lasts[0].begin
+    real = _last_run(report.timeline["real"], math.inf)[-_SHOWN_STEPS:]
+    window = sum(real[-1]) - real[0].begin
 
     def draw(axes: Any) -> None:
         colours = {"wait": _COLOURS["prep"], "transfer": _COLOURS["transfer"], "step": _STEP}
         for row, arm in enumerate(arms):
-            steps = report.timeline[arm]
-            first = len(steps) - 1
-            end = steps[-1].begin + sum(steps[-1][1:])
-            while first and end - steps[first - 1].begin <= window:
-                first -= 1
-            zero = steps[first].begin
+            steps = real if arm == "real" else _last_run(report.timeline[arm], window)
+            zero = steps[0].begin
             bars: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
-            for one in steps[first:]:
+            for one in steps:
                 at = one.begin - zero
                 for name, seconds in zip(colours, one[1:], strict=True):
                     bars[name].append((1e3 * at, 1e3 * seconds))
@@ -177,11 +155,20 @@ def _timeline(report: Report) -> str | None:
     return _drawn(draw, arms, "ms, on the host's clock", legend=True)
 
 
+def _last_run(steps: Sequence[Step], most_s: float) -> list[Step]:
+    """Return the last steps that follow each other, as one block measured them."""
+    run, end = [steps[-1]], sum(steps[-1])
+    for one in reversed(steps[:-1]):
+        if end - one.begin > most_s or run[0].begin - sum(one) > sum(one[1:]):
+            break
+        run.insert(0, one)
+    return run
+
+
 def _point(axes: Any, row: float, value: Interval | None, colour: str, label: str) -> None:
     if value is not None:
-        error = [[value.estimate - value.low], [value.high - value.estimate]]
-        marked = {"fmt": "o", "ms": 5, "capsize": 3, "lw": 1.5, "color": colour}
-        axes.errorbar(value.estimate, row, xerr=error, label=label, **marked)
+        axes.plot([value.low, value.high], [row, row], "|-", color=colour)
+        axes.plot(value.estimate, row, "o", ms=5, color=colour, label=label)
 
 
 def _label(axes: Any, x: float, row: float, text: str) -> None:

@@ -19,11 +19,11 @@ __all__ = ["markdown"]
 def markdown(report: Report, comparison: Comparison | None = None) -> str:
     """Return a summary: verdict, the change to make, tables; notes folded away."""
     parts = [f"### {report.verdict}: {MEANS[report.verdict]}", bound_of(report)]
-    change = change_of(report)
-    if change.code:
-        parts += [f"**The one change to make** ({_escaped(change.why)}):", _fenced(change.code)]
-    elif change.why:
-        parts.append(f"**Next:** {_escaped(change.why)}")
+    code, why = change_of(report)
+    if code:
+        parts += [f"**The one change to make** ({_escaped(why)}):", _fenced(code)]
+    elif why:
+        parts.append(f"**Next:** {_escaped(why)}")
     if comparison is not None:
         parts += [
             f"**Compared with before:** {_escaped(comparison.sentence)}",

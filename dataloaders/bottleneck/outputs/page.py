@@ -30,9 +30,10 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
             raise
         drawn, hint = {}, "Charts need matplotlib: pip install 'gpu-dataloaders[check]'"
     else:
-        drawn, hint = charts(report, comparison), ""
+        drawn, hint = charts(report), ""
     makers = (tables.arms, tables.stalls, tables.waits, tables.slow, tables.preparation,
               tables.candidates)  # fmt: skip
+    change, why = words.change_of(report)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
@@ -40,7 +41,8 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         report=report,
         means=words.MEANS[report.verdict],
         bound=words.bound_of(report),
-        change=words.change_of(report),
+        change=change,
+        why=why,
         tables={make.__name__: make(report) for make in makers},
         charts={name: Markup(svg) for name, svg in drawn.items()},
         findings=[(one, _line_at(one.where or "")) for one in words.findings_of(report)],

@@ -8,7 +8,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,28 +79,18 @@ def _restored(hint: Any, value: Any) -> Any:
         kinds = [each for each in args if each is not types.NoneType]
         return _restored(kinds[0] if len(kinds) == 1 else Any, value)
     if hint is Interval:
-        ends = {"low": -math.inf, "estimate": math.nan, "high": math.inf}
-        return Interval(
-            **{key: end if value[key] is None else value[key] for key, end in ends.items()}
-        )
+        gone = {"low": -math.inf, "estimate": math.nan, "high": math.inf}
+        return Interval(**{key: gone[key] if end is None else end for key, end in value.items()})
     if is_dataclass(hint):
         hints = typing.get_type_hints(hint)
-        needed = {
-            each.name for each in fields(hint) if each.default is each.default_factory is MISSING
-        }
-        if missing := needed - set(value):
-            raise ValueError(f"{', '.join(sorted(missing))} missing")
-        named = {each.name: each for each in fields(hint) if each.name in value}
-        return hint(**{key: _restored(hints[key], value[key]) for key in named})  # type: ignore[operator]
+        named = [each.name for each in fields(hint) if each.name in value]
+        return hint(**{name: _restored(hints[name], value[name]) for name in named})  # type: ignore[operator]
     if isinstance(value, list):
-        if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-            kinds = list(typing.get_type_hints(hint).values())
+        if isinstance(hint, type) and hasattr(hint, "_fields"):
+            kinds = [*typing.get_type_hints(hint).values()]
             return hint(*(_restored(kind, each) for kind, each in zip(kinds, value, strict=True)))
-        if origin is tuple and args[1:] != (...,):
-            return tuple(_restored(kind, each) for kind, each in zip(args, value, strict=True))
         return tuple(_restored(args[0] if origin is tuple else Any, each) for each in value)
     if isinstance(value, dict):
-        return {
-            key: _restored(args[1] if len(args) == 2 else Any, each) for key, each in value.items()
-        }
+        kind = args[1] if len(args) == 2 else Any
+        return {key: _restored(kind, each) for key, each in value.items()}
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.measuring.intervals import Interval
@@ -11,15 +11,8 @@ if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
 
 __all__ = [
-    "MEANS",
-    "Change",
-    "bound_of",
-    "change_of",
-    "findings_of",
-    "milliseconds",
-    "range_of",
-    "saved",
-    "times",
+    *("MEANS", "bound_of", "change_of", "findings_of"),
+    *("milliseconds", "range_of", "saved", "times"),
 ]
 
 MEANS: dict[Verdict, str] = {
@@ -36,13 +29,6 @@ _EVIDENCE = {
 }
 
 
-class Change(NamedTuple):
-    """Holds the one change to make: ``code`` as a user writes it or "", and why."""
-
-    code: str
-    why: str
-
-
 def bound_of(report: Report) -> str:
     """Return what a perfect input would gain, in a sentence; "" where it is not known."""
     bound = report.speedup_bound
@@ -55,24 +41,16 @@ def bound_of(report: Report) -> str:
     )
 
 
-def change_of(report: Report) -> Change:
-    """Return the candidate that gains most, if one surely gains; else the first advice."""
-    best: Any = None
-    most = Interval(1.0, 1.0, 1.0)
-    for one in () if report.verdict == "step-bound" else getattr(report, "candidates", ()):
-        gain = one.measured or one.predicted
-        if (
-            one.change
-            and not one.reason
-            and gain is not None
-            and gain.low > 1
-            and gain.estimate > most.estimate
-        ):
-            best, most = one, gain
-    if best is None:
-        return Change("", report.advice[0] if report.advice else "")
+def change_of(report: Report) -> tuple[str, str]:
+    """Return the one change to make, as code, and its gain; or "" and the first advice."""
+    found = () if report.verdict == "step-bound" else getattr(report, "candidates", ())
+    gains = [(one.measured or one.predicted, one) for one in found if one.change and not one.reason]
+    gains = [(gain, one) for gain, one in gains if gain is not None and gain.low > 1]
+    if not gains:
+        return "", report.advice[0] if report.advice else ""
+    gain, best = max(gains, key=lambda pair: pair[0].estimate)
     how = "measured" if best.measured else "predicted"
-    return Change(best.change, f"{best.name}: {times(most)} as fast, {how}")
+    return best.change, f"{best.name}: {times(gain)} as fast, {how}"
 
 
 def findings_of(report: Report) -> list[Any]:
@@ -83,11 +61,9 @@ def findings_of(report: Report) -> list[Any]:
 
 def saved(gain: Interval | None) -> str:
     """Return seconds that a change would save, as a sentence; "" for None."""
-    return (
-        ""
-        if gain is None
-        else f"Saves {milliseconds(gain.estimate)} ms a batch ({range_of(gain)})."
-    )
+    if gain is None:
+        return ""
+    return f"Saves {milliseconds(gain.estimate)} ms a batch ({range_of(gain)})."
 
 
 def times(gain: Interval | None) -> str:
