@@ -130,7 +130,7 @@ def test_it_fits_and_can_be_read(opened, width, scheme):
         " one.getBoundingClientRect().right > innerWidth).map(one => one.outerHTML.slice(0, 80))"
     )
     assert beyond == []
-    assert page.locator("h1").inner_text().startswith("Input-bound: the step waits")
+    assert page.locator("h1").inner_text().startswith("INPUT-BOUND: the step waits")
     assert page.locator("h2").all_inner_texts() == HEADINGS
     assert page.locator("svg").count() == 5
     paper, ink, chart = colours(page)
@@ -148,7 +148,7 @@ def test_it_prints_dark_on_white(opened):
 
 def test_a_report_of_little_is_a_page_too(opened):
     page = opened(nothing_known().to_html(), 360)
-    assert page.locator("h1").inner_text().startswith("Inconclusive")
+    assert page.locator("h1").inner_text().startswith("INCONCLUSIVE")
     assert page.locator("h2").all_inner_texts() == ["Environment"]
 
 
