@@ -21,7 +21,7 @@ def markdown(report: Report, comparison: Comparison | None = None) -> str:
     parts = [f"### {report.verdict}: {MEANS[report.verdict]}", bound_of(report)]
     code, why = change_of(report)
     if code:
-        parts += [f"**The one change to make** ({_escaped(why)}):", _fenced(code)]
+        parts += [f"**The one change to make** ({_escaped(why)}):", f"```python\n{code}\n```"]
     elif why:
         parts.append(f"**Next:** {_escaped(why)}")
     if comparison is not None:
@@ -55,11 +55,6 @@ def _table(table: Table) -> str:
 
 def _listed(lines: tuple[str, ...] | list[str]) -> str:
     return "\n".join(f"- {_escaped(line)}" for line in lines)
-
-
-def _fenced(code: str) -> str:
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
-    return f"{fence}python\n{code}\n{fence}"
 
 
 def _escaped(text: str) -> str:

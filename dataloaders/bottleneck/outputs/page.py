@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-_WHERE = re.compile(r"(.+):(\d+)")
+_WHERE = re.compile(r"(.+\.py):(\d+)")
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
