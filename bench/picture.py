@@ -13,11 +13,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-HEIGHT = 1000
 
 
 @contextmanager
@@ -51,11 +51,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = options.report or _checked(Path(folder, "report.json"))
         page = Path(folder, "report.html")
-        Report.from_json(report).to_html(page)
+        found = Report.from_json(report)
+        system = found.machine["system"].split()[0]  # without its build
+        replace(found, machine={**found.machine, "system": system}).to_html(page)
         with browser() as chromium:
-            view = chromium.new_page(viewport={"width": 1000, "height": HEIGHT})
+            view = chromium.new_page(viewport={"width": 1000, "height": 600})
             view.goto(page.as_uri())
-            shot = view.screenshot()
+            shot = view.screenshot(full_page=True)
     image = Image.open(io.BytesIO(shot)).convert("RGB").quantize(64)
     image.save(options.picture, optimize=True)
     print(f"{options.picture}: {options.picture.stat().st_size / 1000:.0f} kB")
