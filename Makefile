@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 QUIET := --quiet --disable-pip-version-check
 HELD := $(QUIET) -c constraints.txt
 
-.PHONY: demo test test-all lint package format bench fuzz mutants coverage gpu constraints clean
+.PHONY: demo test test-all lint package format bench fuzz mutants coverage picture gpu constraints clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
@@ -55,6 +55,10 @@ TESTS :=
 
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python .ci/covered.py $(RENEW) $(TESTS)
+
+# README's picture: a check of the demo's script, its page in a headless Chromium
+picture: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.picture docs/check.png
 
 # pytest -m gpu, then the bench cases for a GPU, 8 minutes at most: bench/results/gpu.json. Machines
 # with a GPU come with a torch of their own: this takes the python that is there.

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ def examine(
                 clock=getattr(step, "clock", None),
             )
         found["check_s"] = time.perf_counter() - start
-        found["report"] = json.loads(report.to_json())
+        found["report"] = json.loads(replace(report, timeline={}).to_json())
         del loader
     found["truth"] = None
     if workload.computed is not None:

@@ -142,6 +142,31 @@ def test_a_slow_step_is_not_input_bound_and_quiet_is_one_line(command, tmp_path)
     assert done.err == ""
 
 
+def test_a_report_is_written_in_every_form_and_compared_with_an_earlier_one(command, tmp_path):
+    text = HEAD + "for batch in DataLoader(Slow(0.001)): pass\n"
+    script, at = write(tmp_path, text), tmp_path / "report"
+    done = command(
+        *("check", "--budget", 0.5, "--json", f"{at}.json", "--markdown", "-", "--quiet", script)
+    )
+    assert done.status == 0
+    assert done.out.startswith("### ")
+    assert "measured in loader 1" in done.out
+    forms = [f"--{form}={at}.{form}" for form in ("html", "markdown", "trace")]
+    done = command("check", "--budget", 0.5, "--against", f"{at}.json", *forms, script)
+    assert "COMPARED WITH BEFORE: " in done.out
+    assert "Compared with before" in Path(f"{at}.html").read_text()
+    assert Path(f"{at}.markdown").read_text().startswith("### ")
+    assert json.loads(Path(f"{at}.trace").read_text())["traceEvents"]
+
+
+def test_a_file_to_compare_with_that_is_no_report_is_refused_at_once(command, tmp_path):
+    script = write(tmp_path, "raise SystemExit('it ran')")
+    done = command("check", "--against", script, script)
+    assert done.status == 2
+    assert "train.py: no report of a check" in done.err
+    assert "it ran" not in done.err
+
+
 def test_a_script_that_ends_too_early_says_so(command, tmp_path):
     text = HEAD + (
         "loader = DataLoader(Slow(0.001))\n"

@@ -7,7 +7,8 @@ schedule   how long blocks are, when enough is known: decided from numbers
 blocks     one block: batches out, marks of the clock between them
 resident   a few real batches, kept where the step wants them
 verdict    what the intervals carry, and by which evidence
-summary    advice and notes        report   text, JSON, HTML
+summary    advice and notes        report   the result: data and text
+outputs/   JSON, page, Markdown, trace, two reports compared
 """
 
 from dataloaders.errors import MissingDependency
@@ -22,15 +23,18 @@ except ImportError as error:
 
 from dataloaders.bottleneck.check import Check, Progress
 from dataloaders.bottleneck.inline import bottleneck_check, check_bottleneck
+from dataloaders.bottleneck.outputs.against import Comparison
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import Verdict
-from dataloaders.measuring.intervals import Interval
+from dataloaders.measuring.intervals import Interval, Step
 
 __all__ = [
     "Check",
+    "Comparison",
     "Interval",
     "Progress",
     "Report",
+    "Step",
     "Verdict",
     "bottleneck_check",
     "check_bottleneck",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,7 +21,7 @@ from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Numbers, Plan, Rhythm, Schedule
 from dataloaders.measuring.clocks import Clock, HostTime
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Lap, Timed
+from dataloaders.measuring.intervals import Lap, Step, Timed
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ Block: TypeAlias = Generator[Batch, None, "Timed | None"]
 
 _MOST_SPOILT = 3
 _LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
+_KEPT_STEPS = 100  # of each arm, for the timeline
 
 
 class Blocks:
@@ -79,6 +81,11 @@ class Blocks:
         self._busy: list[float] = []  # shares of workers at work in it
         self._elsewhere_s = 0.0
         self._gaps: list[float] = []  # of unmeasured steps of the block under way
+        self._copied_at = -math.inf
+        # When each of the last steps asked for its batch, got it, had it copied, and was done.
+        self._steps: dict[str, deque[tuple[float, float, float, float]]] = {
+            arm.name: deque(maxlen=_KEPT_STEPS) for arm in ARMS
+        }
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
     @property
@@ -90,6 +97,21 @@ class Blocks:
     def arms(self) -> list[Arm]:
         """Return the arms that say something about this loop, in the order of a round."""
         return [arm for arm in ARMS if arm.exists(self)]
+
+    def timeline(self) -> dict[str, tuple[Step, ...]]:
+        """Return the last measured steps of each arm; the first one of all begins at 0."""
+        kept = {arm: list(steps) for arm, steps in self._steps.items() if steps}
+        zero = min((steps[0][0] for steps in kept.values()), default=0.0)
+        timeline: dict[str, tuple[Step, ...]] = {}
+        for arm, steps in kept.items():
+            rows = []
+            for begin, given, copied, done in steps:
+                waited = 0.0 if arm == "host" else given - begin  # there it is the copy
+                copied = max(given, copied)
+                seconds = (begin - zero, waited, copied - begin - waited, done - copied)
+                rows.append(Step(*(round(each, 6) for each in seconds)))
+            timeline[arm] = tuple(rows)
+        return timeline
 
     def waited_elsewhere(self, name: str, seconds: float) -> None:
         """Count ``seconds`` of waiting for another loader."""
@@ -162,7 +184,11 @@ class Blocks:
     def delivered(self, batch: Batch) -> Batch:
         """Return ``batch`` as the loader hands it over: copied, if the loader copies."""
         to = self.feed.copies_to
-        return batch if to is None else to_device(batch, to)
+        if to is None:
+            return batch
+        copied = to_device(batch, to)
+        self._copied_at = self._now()
+        return copied
 
     def _part(
         self, arm: Arm, plan: Plan, batches: int, began: float
@@ -219,10 +245,11 @@ class Blocks:
         self, arm: Arm, take: Take, plan: Plan, count: int, per_lap: int, began: float
     ) -> Generator[Batch, None, list[Lap] | None]:
         feed, now, mark, asked = self.feed, self._now, self.clock.mark, self.rhythm.asked
+        kept = self._steps[arm.name]
         real, varied = arm.name == "real", self.pool.varied
         if real:
             take = feed.take
-        copies = feed.copies_to if real else None
+        copies = real and feed.copies_to is not None
         ended = False
         before, used, looked = self.held_up(), feed.cpu_s(), -math.inf
         marks = [mark()]
@@ -250,8 +277,10 @@ class Blocks:
                     if varied:
                         size += nbytes(batch)
                         fresh = self._is_fresh(batch) or fresh
-                    yield batch if copies is None else to_device(batch, copies)
-                    asked(now() - given)
+                    yield self.delivered(batch) if copies else batch
+                    done = now()
+                    asked(done - given)
+                    kept.append((begin, given, self._copied_at, done))
                 marks.append(mark())
                 facts.append((waited, self._elsewhere_s - elsewhere, size, fresh))
                 if lap < count and self._schedule.late(lap, now() - began, plan.most_s):
@@ -306,8 +335,9 @@ class Blocks:
                 given = now()
                 yield self.delivered(batch)
                 self.salvaged = None
-                begin = now()
+                asked, begin = begin, now()
                 self.rhythm.asked(begin - given)
+                self._steps["real"].append((asked, given, self._copied_at, begin))
                 if done >= 2 * length:
                     break  # it has far more batches than its length says
                 try:

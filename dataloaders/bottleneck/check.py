@@ -168,6 +168,7 @@ class Check:
             batch=self._batch_text,
             rounds=rounds,
             seconds=self._seconds(),
+            timeline=self._blocks.timeline(),
             notes=notes_of(
                 analysis, self._blocks, rounds=rounds, finished=self.finished, derived=derived
             ),

@@ -1,37 +1,30 @@
-"""The check's result: text for a person, HTML for a notebook, JSON for a program."""
+"""The check's result: data, and text for a person; other forms are in outputs/."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
+from dataloaders.bottleneck.arms import Verdict
+from dataloaders.bottleneck.outputs import saved, tables
+from dataloaders.bottleneck.outputs.against import Comparison, compare
+from dataloaders.bottleneck.outputs.markdown import markdown
+from dataloaders.bottleneck.outputs.trace import trace
+from dataloaders.bottleneck.outputs.words import MEANS, bound_of
 from dataloaders.machine.facts import machine_facts
-from dataloaders.measuring.intervals import Interval
+from dataloaders.measuring.intervals import Interval, Step
 
 __all__ = ["Report"]
 
-_MEANS: dict[Verdict, str] = {
-    "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
-    "input-bound": "the step waits for batches to be prepared",
-    "transfer-bound": "the step waits for batches to be copied to the device",
-    "contention-bound": "the loader's workers take cores that the step needs",
-    "inconclusive": "the measurement does not carry a verdict",
-}
-_EVIDENCE = {
-    "blocks": "",
-    "steps": " Few rounds fitted in: this is from single steps.",
-    "waits": " This is from what the loop waits for batches, measured at each step.",
-}
+R = TypeVar("R", bound="Report")
 
 
 @dataclass(frozen=True)
@@ -56,6 +49,7 @@ class Report:
         evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
             same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
+        timeline: arm -> its last measured steps, as the host's clock saw them.
     """
 
     verdict: Verdict
@@ -71,6 +65,7 @@ class Report:
     seconds: float
     evidence: str | None = None
     machine: Mapping[str, str] = field(default_factory=machine_facts)
+    timeline: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
@@ -82,23 +77,16 @@ class Report:
     def __rich__(self) -> Group:
         """Return the report as rich shows it in a terminal."""
         parts: list[Any] = [
-            Text.assemble((self.verdict.upper(), "bold"), f": {_MEANS[self.verdict]}")
+            Text.assemble((self.verdict.upper(), "bold"), f": {MEANS[self.verdict]}")
         ]
         if self.speedup_bound is not None:
-            bound = self.speedup_bound
-            parts.append(
-                f"A perfect input would make this loop {bound.estimate:.2f} x as fast "
-                f"(95 % interval {bound.low:.2f} to {bound.high:.2f})."
-                f"{_EVIDENCE[self.evidence or 'blocks']}"
-            )
+            parts.append(bound_of(self))
         if self.smallest_gap is not None:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
         parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
-        if self.seconds_per_batch:
-            parts += [self._arms(), ""]
-        lost = [name for name, stall in self.stalls.items() if stall.estimate > 0]
-        if lost and self.verdict != "step-bound":
-            parts += [self._stall_table(), ""]
+        for table in (tables.arms(self), tables.stalls(self)):
+            if table:
+                parts += [_table(table), ""]
         parts += [Text(f"-> {line}") for line in self.advice]
         parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())
@@ -107,62 +95,67 @@ class Report:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as JSON text; write it to ``path`` too, if one is given."""
-        data = asdict(self)
-        data["machine"] = dict(self.machine)
-        text = json.dumps(data, indent=2)
-        if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        return text
+        return _written(saved.text(self), path)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as one HTML page without any other file."""
-        Path(path).write_text(self._recorded().export_html(), encoding="utf-8")
+    @classmethod
+    def from_json(cls: type[R], path: str | os.PathLike[str]) -> R:
+        """Return the report that `to_json` wrote to ``path``.
+
+        Raises:
+            OptionError: the file is not there, no report, or one of another format.
+        """
+        return saved.read(cls, path)
+
+    def against(self, before: Report) -> Comparison:
+        """Return this report compared with an earlier one, with intervals."""
+        return compare(before, self)
+
+    def to_markdown(
+        self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
+    ) -> str:
+        """Return a summary as Markdown, compared with ``against``; write it to ``path`` too."""
+        return _written(markdown(self, self._beside(against)), path)
+
+    def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the timeline as Chrome's trace events (open it in ui.perfetto.dev); write it."""
+        return _written(trace(self), path)
+
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
+    ) -> str:
+        """Return the report as one HTML page without any other file; write it to ``path`` too.
+
+        Without matplotlib it has tables and no charts. ``against`` is an earlier report, with
+        which the page compares this one.
+        """
+        # Charts take a second to import, and few checks want them.
+        from dataloaders.bottleneck.outputs.page import page
+
+        return _written(page(self, self._beside(against)), path)
+
+    def _beside(self, before: Report | None) -> Comparison | None:
+        return None if before is None else self.against(before)
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
-        code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
-        return self._recorded().export_html(inline_styles=True, code_format=code)
-
-    def _recorded(self) -> Console:
         console = Console(file=io.StringIO(), width=96, record=True)
         console.print(self.__rich__())
-        return console
-
-    def _arms(self) -> Table:
-        rows = [
-            (arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
-            for arm in (*ARMS[1:], ARMS[0])  # the whole loop last
-            if (took := self.seconds_per_batch.get(arm.name)) is not None
-        ]
-        return _table(("input", "ms a batch", "95 % interval", "what it is"), rows)
-
-    def _stall_table(self) -> Table:
-        real = self.seconds_per_batch["real"].estimate
-        lost = [(cause, self.stalls[cause.name].estimate) for cause in STALLS]
-        rows = [
-            (cause.name, _ms(seconds), f"{seconds / real:.0%}", cause.tells)
-            for cause, seconds in lost
-            if seconds > 0
-        ]
-        return _table(("lost to", "ms a batch", "of the loop", "what it is"), rows)
+        code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=code)
 
 
-def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+def _table(shown: tables.Table) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for number, heading in enumerate(headings):
-        last = number == len(headings) - 1
+    for number, heading in enumerate(shown.headings):
+        last = number == len(shown.headings) - 1
         table.add_column(heading, justify="right" if number > 0 and not last else "left",
                          style="dim" if last else None)  # fmt: skip
-    for row in rows:
+    for row in shown.rows:
         table.add_row(*row)
     return table
 
 
-def _ms(seconds: float) -> str:
-    milliseconds = seconds * 1000
-    digits = 3 if milliseconds < 1 else 2 if milliseconds < 10 else 1
-    return f"{milliseconds:.{digits}f}"
-
-
-def _range_ms(interval: Interval) -> str:
-    return f"{_ms(max(0.0, interval.low))} to {_ms(interval.high)}"
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        Path(path).write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    return text

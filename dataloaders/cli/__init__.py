@@ -65,7 +65,9 @@ examples:
   dataloaders check train.py
   dataloaders check --budget 60 --json report.json train.py -- --data photos --epochs 5
   dataloaders check -m mypackage.train -- --config small.yaml
-  dataloaders check --quiet --fail-if input-bound,transfer-bound train.py
+  dataloaders check --json before.json train.py
+  dataloaders check --against before.json --html report.html train.py   (after a change)
+  dataloaders check --markdown "$GITHUB_STEP_SUMMARY" --fail-if input-bound train.py
 """
 
 _TUNE = """\
@@ -87,7 +89,11 @@ loader, and checks again; if it still waits for input, also with a cache of the 
 Takes less than two minutes on two cores, without a GPU.
 """
 
-_VALUED = ("--budget", "--json", "--html", "--loader", "--backend", "--fail-if")
+_WRITTEN = ("json", "html", "markdown", "trace")
+_VALUED = (
+    *("--budget", "--loader", "--backend", "--fail-if", "--against"),
+    *(f"--{name}" for name in _WRITTEN),
+)
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
 
 
@@ -179,8 +185,8 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
     options = Options(
         parsed.budget,
         number=parsed.loader,
-        json=parsed.json,
-        html=parsed.html,
+        written={name: getattr(parsed, name) for name in _WRITTEN if getattr(parsed, name)},
+        against=parsed.against,
         quiet=parsed.quiet,
         let_write=parsed.let_write,
         fail_if=parsed.fail_if,
@@ -225,13 +231,23 @@ def _parser() -> argparse.ArgumentParser:
     check = add(
         "check",
         "is the input pipeline what holds a script back?",
-        "[--budget S] [--json F] [--html F] [--loader N] [--let-write]\n"
-        f"{' ' * 25}[--fail-if VERDICTS] [--quiet] {script}",
+        "[--budget S] [--loader N] [--let-write] [--fail-if VERDICTS] [--quiet]\n"
+        f"{' ' * 25}[--html F] [--json F] [--against F] [--markdown F] [--trace F]\n"
+        f"{' ' * 25}{script}",
         _CHECK,
         _CHECK_EPILOG,
     )
     _add_measuring(check)
-    check.add_argument("--html", metavar="F", help="write the report as one HTML page, too")
+    check.add_argument("--html", metavar="F", help="write a page with charts, one file")
+    check.add_argument(
+        "--against", metavar="F", help="compare with the report in an earlier --json"
+    )
+    check.add_argument(
+        "--markdown", metavar="F", help="write a summary for a pull request; -: print that instead"
+    )
+    check.add_argument(
+        "--trace", metavar="F", help="write the last measured steps for ui.perfetto.dev"
+    )
     check.add_argument(
         "--fail-if",
         type=_verdicts,

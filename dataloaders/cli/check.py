@@ -6,9 +6,9 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,9 @@ class Options:
     Attributes:
         budget_s: the most seconds to measure.
         number: of the loader to take, or None for the one that trains.
-        json, html: where to write the report, too.
+        written: where to write the report, too, by the name of its form: "json", "html",
+            "markdown" ("-": on standard output, in place of the text), "trace".
+        against: JSON of an earlier report to compare with.
         quiet: no progress, and the result in one line.
         let_write: let the script write its files in place.
         fail_if: verdicts for which the exit status is 1.
@@ -46,8 +48,8 @@ class Options:
 
     budget_s: float
     number: int | None = None
-    json: str | None = None
-    html: str | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
+    against: str | None = None
     quiet: bool = False
     let_write: bool = False
     fail_if: tuple[str, ...] = ()
@@ -60,10 +62,12 @@ def check(target: Target, args: list[str], options: Options) -> int:
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
-    import dataloaders.bottleneck  # noqa: F401  # first of all it says which package is missing
+    from dataloaders.bottleneck import Report  # first of all it says which package is missing
     from dataloaders.scripts.children import children_run_by
 
-    refuse_missing_folders(options.json, options.html)
+    refuse_missing_folders(*options.written.values())
+    if options.against is not None:
+        Report.from_json(options.against)  # refused now, not once all is measured
     refuse_unfit(target, "check")
     if not _is_rank_0():
         options = replace(options, quiet=True)
@@ -182,14 +186,7 @@ class _Measuring:
         if not self.reports:
             return 0
         notes += [] if self._scratch is None else self._scratch.notes()
-        _print_report(report, quiet=options.quiet)
-        if not options.quiet:
-            for sentence in notes:
-                print(f"note: {sentence}")
-        if options.json is not None:
-            report.to_json(options.json)
-        if options.html is not None:
-            report.to_html(options.html)
+        _show(report, notes, options)
         if outcome.ending == "interrupted":
             return outcome.status
         if outcome.status != 0 and not check.finished and not takeover.beyond:
@@ -238,11 +235,30 @@ def _is_rank_0() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _print_report(report: Report, *, quiet: bool) -> None:
-    if quiet:
+def _show(report: Report, notes: list[str], options: Options) -> None:
+    """Print the report and write its other forms, which have the notes in them."""
+    whole = replace(report, notes=(*report.notes, *notes))
+    before = None if options.against is None else type(report).from_json(options.against)
+    written = dict(options.written)
+    if written.get("markdown") == "-":
+        del written["markdown"]
+        print(whole.to_markdown(against=before), end="")
+    elif options.quiet:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
-    elif sys.stdout.isatty():
+    else:
+        _print(report)
+        for sentence in notes:
+            print(f"note: {sentence}")
+        if before is not None:
+            print(report.against(before))
+    for form, path in written.items():
+        beside = {"against": before} if form in ("html", "markdown") else {}
+        getattr(whole, f"to_{form}")(path, **beside)
+
+
+def _print(report: Report) -> None:
+    if sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(report)

@@ -43,7 +43,7 @@ def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
     """
     example = _example()
     _need_vision()
-    folder = _given(images) if images is not None else _made()
+    folder = _given(images) if images is not None else made_photos()
     script = [str(example), "--", "--data", str(folder), "--epochs", _MANY_EPOCHS]
     script += ["--batch-size", "8"]  # 37 batches an epoch: enough of them for a steady state
     with tempfile.TemporaryDirectory() as results:
@@ -189,7 +189,7 @@ def _given(images: str) -> Path:
     return folder
 
 
-def _made() -> Path:
+def made_photos() -> Path:
     from dataloaders.cli.photos import make_photos
     from dataloaders.cli.progress import ProgressLine
 

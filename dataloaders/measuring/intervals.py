@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Lap", "Timed", "interval_of", "picked", "ratio_draws"]
+__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "picked", "ratio_draws"]
 
 _DRAWS = 1000
 
@@ -58,6 +58,22 @@ class Lap(NamedTuple):
     elsewhere: float = 0.0
     nbytes: int = 0
     fresh: bool = False
+
+
+class Step(NamedTuple):
+    """Holds one measured step as the host's clock saw it, in seconds.
+
+    Attributes:
+        begin: when the loop asked for the batch, after the first step that is kept.
+        wait: in ``next()`` of the loader.
+        transfer: in the copy to the device, where the loader makes it.
+        step: from there until the next batch was asked for; a device may still be at work then.
+    """
+
+    begin: float
+    wait: float
+    transfer: float
+    step: float
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""Two reports compared: how many times as fast the loop is as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dataloaders.bottleneck.arms import Verdict
+from dataloaders.bottleneck.outputs.words import times
+from dataloaders.measuring.intervals import Interval
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Holds what changed between two reports.
+
+    Attributes:
+        verdicts: before, now.
+        arms: arm -> seconds a batch before, now, and before / now, each with a 95 % interval;
+            above 1 is faster.
+        differs: what the two were measured on and is not the same, a sentence each.
+    """
+
+    verdicts: tuple[Verdict, Verdict]
+    arms: Mapping[str, tuple[Interval, Interval, Interval]]
+    differs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"COMPARED WITH BEFORE: {self.sentence}",
+            *(f"  {arm}: {times(each[2])}" for arm, each in self.arms.items()),
+        ]
+        return "\n".join([*lines, *(f"note: {line}" for line in self.differs)])
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdicts, and what became of the loop, in a sentence."""
+        before, now = self.verdicts
+        verdicts = f"still {now}" if before == now else f"{before} before, {now} now"
+        if "real" not in self.arms:
+            return f"{verdicts}; one of the two has no figure for the loop."
+        ratio = self.arms["real"][2]
+        if ratio.low <= 1 <= ratio.high:
+            loop = f"no difference that the two show: {times(ratio)} as fast"
+        else:
+            loop = f"the loop is {times(ratio)} as fast as before"
+        return f"{verdicts}; {loop}."
+
+
+def compare(before: Report, now: Report) -> Comparison:
+    """Return ``now`` compared with ``before``.
+
+    The two are measured apart, so that their errors are independent: the half widths of the
+    logarithms' intervals add as squares, above and below the estimate each on its own.
+    """
+    arms = {
+        arm: (then, took, _ratio(then, took))
+        for arm, took in now.seconds_per_batch.items()
+        if (then := before.seconds_per_batch.get(arm)) is not None
+    }
+    facts = [("loader", before.loader, now.loader), ("batch", before.batch, now.batch)]
+    keys = dict.fromkeys((*before.machine, *now.machine))
+    facts += [(key, before.machine.get(key, ""), now.machine.get(key, "")) for key in keys]
+    differs = [f"{name}: {then or '?'} before, {here or '?'} now" for name, then, here in facts
+               if then != here]  # fmt: skip
+    return Comparison((before.verdict, now.verdict), arms, tuple(differs))
+
+
+def _ratio(above: Interval, below: Interval) -> Interval:
+    ratio = above.estimate / below.estimate
+    down = math.hypot(_log(above.estimate, above.low), _log(below.high, below.estimate))
+    up = math.hypot(_log(above.high, above.estimate), _log(below.estimate, below.low))
+    return Interval(ratio * math.exp(-down), ratio, ratio * math.exp(min(up, 700.0)))
+
+
+def _log(high: float, low: float) -> float:
+    return math.log(high / low) if low > 0 else math.inf

@@ -1,0 +1,67 @@
+"""The report as Markdown, for a pull request or $GITHUB_STEP_SUMMARY."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dataloaders.bottleneck.outputs import tables
+from dataloaders.bottleneck.outputs.against import Comparison
+from dataloaders.bottleneck.outputs.tables import Table
+from dataloaders.bottleneck.outputs.words import MEANS, bound_of, change_of, findings_of, saved
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
+
+__all__ = ["markdown"]
+
+
+def markdown(report: Report, comparison: Comparison | None = None) -> str:
+    """Return a summary: verdict, the change to make, tables; notes folded away."""
+    parts = [f"### {report.verdict}: {MEANS[report.verdict]}", bound_of(report)]
+    code, why = change_of(report)
+    if code:
+        parts += [f"**The one change to make** ({_escaped(why)}):", f"```python\n{code}\n```"]
+    elif why:
+        parts.append(f"**Next:** {_escaped(why)}")
+    if comparison is not None:
+        parts += [
+            f"**Compared with before:** {_escaped(comparison.sentence)}",
+            _table(tables.compared(comparison)),
+        ]
+        parts += [_listed(comparison.differs)]
+    for make in (tables.arms, tables.stalls, tables.preparation, tables.candidates):
+        parts.append(_table(make(report)))
+    findings = [
+        f"{one.where or one.name}: {one.message} {saved(one.gain)}" for one in findings_of(report)
+    ]
+    facts = [
+        f"loader: {report.loader}",
+        f"batch: {report.batch}",
+        ", ".join(report.machine.values()),
+    ]
+    parts += [_listed(findings), "<details><summary>Notes and machine</summary>"]
+    parts += [_listed((*report.notes, *facts)), "</details>"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(table: Table) -> str:
+    if not table:
+        return ""
+    rule = ("---:" if numeric else "---" for numeric in table.numeric)
+    rows = (table.headings, rule, *([_escaped(cell) for cell in row] for row in table.rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _listed(lines: tuple[str, ...] | list[str]) -> str:
+    return "\n".join(f"- {_escaped(line)}" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """Return ``text`` with nothing in it that Markdown, a table or HTML takes for its own.
+
+    What stands between backquotes stays code.
+    """
+    parts = re.split(r"(`[^`|<]+`)", " ".join(text.split()))
+    parts[::2] = [re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts)

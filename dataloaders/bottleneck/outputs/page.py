@@ -1,0 +1,64 @@
+"""The report as one self-contained HTML page: page.html, filled in."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+from markupsafe import Markup, escape
+
+from dataloaders.bottleneck.outputs import tables, words
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.outputs.against import Comparison
+    from dataloaders.bottleneck.report import Report
+
+__all__ = ["page"]
+
+_WHERE = re.compile(r"(.+\.py):(\d+)")
+
+
+def page(report: Report, comparison: Comparison | None = None) -> str:
+    """Return the page; with tables alone, and the command that adds charts, without matplotlib."""
+    try:
+        from dataloaders.bottleneck.outputs.charts import charts
+    except ImportError as error:
+        if not (error.name or "").startswith("matplotlib"):
+            raise
+        drawn, hint = {}, "Charts need matplotlib: pip install 'gpu-dataloaders[check]'"
+    else:
+        drawn, hint = charts(report), ""
+    makers = (tables.arms, tables.stalls, tables.waits, tables.slow, tables.preparation,
+              tables.candidates)  # fmt: skip
+    change, why = words.change_of(report)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["code"] = _code
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        report=report,
+        means=words.MEANS[report.verdict],
+        bound=words.bound_of(report),
+        change=change,
+        why=why,
+        tables={make.__name__: make(report) for make in makers},
+        charts={name: Markup(svg) for name, svg in drawn.items()},
+        findings=[(one, _line_at(one.where or "")) for one in words.findings_of(report)],
+        saved=words.saved,
+        comparison=comparison,
+        compared=comparison and tables.compared(comparison),
+        hint=hint,
+    )
+
+
+def _code(text: str) -> Markup:
+    """Return text with what stands between backquotes as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _line_at(where: str) -> str:
+    """Return the line of code that "file.py:12" names, "" where it is not at hand."""
+    found = _WHERE.match(where)
+    return linecache.getline(found[1], int(found[2])).strip() if found else ""

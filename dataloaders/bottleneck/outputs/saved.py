@@ -1,0 +1,96 @@
+"""A dataclass as JSON text, and back: lists are tuples again, numbers that JSON lacks are null."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dataloaders.errors import OptionError
+from dataloaders.measuring.intervals import Interval
+
+__all__ = ["FORMAT", "read", "text"]
+
+FORMAT = 1
+"""Changes when a reader of the older format would misunderstand; further fields do not count."""
+
+T = TypeVar("T")
+
+
+def text(saved: Any) -> str:
+    """Return a dataclass as JSON with its format's number, a line for each field."""
+    lines = [f'  "{key}": {json.dumps(value)}' for key, value in _plain(saved).items()]
+    return "\n".join(["{", ",\n".join([f'  "format": {FORMAT}', *lines]), "}"])
+
+
+def read(kind: type[T], path: str | os.PathLike[str]) -> T:
+    """Return the ``kind`` whose `text` is in a file; fields that are not there keep defaults.
+
+    Raises:
+        OptionError: the file is not there, holds something else, or another format.
+    """
+    name = os.fspath(path)
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = data["format"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise OptionError(
+            f"{name}: no report of a check ({error!r}); give a file that "
+            "`dataloaders check --json` wrote"
+        ) from error
+    if found != FORMAT:
+        raise OptionError(
+            f"{name}: a report of format {found!r}, and this version reads format {FORMAT}; "
+            "check again with this version"
+        )
+    try:
+        return typing.cast("T", _restored(kind, data))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise OptionError(f"{name}: a damaged report: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    return int(value) if isinstance(value, Integral) else str(value)  # a sampler's keys may be both
+
+
+def _restored(hint: Any, value: Any) -> Any:
+    """Return ``value`` as ``hint`` says; what it does not say is left, with tuples for lists."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if value is None:
+        return None
+    if origin in (typing.Union, types.UnionType):
+        kinds = [each for each in args if each is not types.NoneType]
+        return _restored(kinds[0] if len(kinds) == 1 else Any, value)
+    if hint is Interval:
+        gone = {"low": -math.inf, "estimate": math.nan, "high": math.inf}
+        return Interval(**{key: gone[key] if end is None else end for key, end in value.items()})
+    if is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        named = [each.name for each in fields(hint) if each.name in value]
+        return hint(**{name: _restored(hints[name], value[name]) for name in named})  # type: ignore[operator]
+    if isinstance(value, list):
+        if isinstance(hint, type) and hasattr(hint, "_fields"):
+            kinds = [*typing.get_type_hints(hint).values()]
+            return hint(*(_restored(kind, each) for kind, each in zip(kinds, value, strict=True)))
+        return tuple(_restored(args[0] if origin is tuple else Any, each) for each in value)
+    if isinstance(value, dict):
+        kind = args[1] if len(args) == 2 else Any
+        return {key: _restored(kind, each) for key, each in value.items()}
+    return value

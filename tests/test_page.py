@@ -1,0 +1,164 @@
+"""The page of a check: what stands on it, and that a browser shows it as it is meant."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import picture
+from dataloaders.bottleneck import Interval
+from helpers.reports import HOSTILE, a_report, about
+
+HEADINGS = [
+    "What the step takes on each input",
+    "Where the time of a batch goes",
+    "What preparing a sample costs",
+    "How long single batches are waited for",
+    "What each change would gain",
+    "Some steps",
+    "What slows the step down",
+    "Compared with before",
+    "Advice and notes",
+    "Environment",
+]
+
+
+def nothing_known():
+    """A report of a check that was interrupted."""
+    found = {"speedup_bound": None, "smallest_gap": None, "evidence": None, "waits": None}
+    empty = {"seconds_per_batch": {}, "stalls": {}, "timeline": {}, "machine": {}}
+    rows = dict.fromkeys(("advice", "notes", "preparation", "candidates", "findings"), ())
+    return replace(a_report(verdict="inconclusive"), **found, **empty, **rows)
+
+
+# Without a browser --------------------------------------------------------------------------------
+
+
+def test_what_comes_from_the_user_is_escaped():
+    page = a_report().to_html(against=a_report(loader=HOSTILE))
+    assert "<b onclick" not in page
+    assert "</script" not in page
+    assert "$a_b$" in page  # no mathematics in a chart's labels
+
+
+def test_without_matplotlib_the_page_has_tables_and_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "dataloaders.bottleneck.outputs.charts", raising=False)
+    page = a_report().to_html()
+    assert "pip install &#39;gpu-dataloaders[check]&#39;" in page
+    assert "<svg" not in page
+    assert page.count("<table>") == 6
+
+
+def test_the_change_to_make_is_the_candidate_that_surely_gains_most():
+    page = a_report().to_html()
+    assert "<pre><code>DataLoader(..., backend=&#34;h5&#34;)</code></pre>" in page
+    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured" in page
+    report = a_report()
+    open_ones = tuple(
+        replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None) for one in report.candidates
+    )
+    page = replace(report, candidates=open_ones).to_html()
+    assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
+
+
+def test_findings_have_their_code_and_gain_and_those_of_the_step_wait_for_its_verdict():
+    page = a_report().to_html()
+    assert "&#34;&#34;&#34;A report with everything in it" in page  # the line that it names
+    assert "Saves 1.10 ms a batch (1.06 to 1.14)." in page
+    assert "matmul_precision" not in page
+    assert "matmul_precision" in a_report(verdict="step-bound").to_html()
+
+
+# In a browser ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    pytest.importorskip("playwright.sync_api")
+    try:
+        with picture.browser() as found:
+            yield found
+    except LookupError as error:
+        pytest.skip(f"{error}: see CONTRIBUTING.md")
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Open a page; return it and what the browser complained about or asked for."""
+    contexts = []
+
+    def open_page(text: str, width: int = 1000, scheme: str = "light"):
+        path = Path(tmp_path, "report.html")
+        path.write_text(text, encoding="utf-8")
+        contexts.append(
+            chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        )
+        page, heard = contexts[-1].new_page(), []
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda request: heard.append(request.url))
+        page.goto(path.as_uri())
+        assert heard == [path.as_uri()]
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def colours(page):
+    """Return the brightness of the page, its text, and a chart's text: 0 to 765."""
+    found = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
+        " getComputedStyle(document.querySelector('svg text')).fill]"
+    )
+    return [sum(map(int, one[one.index("(") + 1 : -1].split(",")[:3])) for one in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1000])
+def test_it_fits_and_can_be_read(opened, width, scheme):
+    page = opened(a_report().to_html(against=a_report(stalls={})), width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    beyond = page.evaluate(
+        "[...document.querySelectorAll('main *')].filter(one => !one.closest('defs') &&"
+        " one.getBoundingClientRect().right > innerWidth).map(one => one.outerHTML.slice(0, 80))"
+    )
+    assert beyond == []
+    assert page.locator("h1").inner_text().startswith("INPUT-BOUND: the step waits")
+    assert page.locator("h2").all_inner_texts() == HEADINGS
+    assert page.locator("svg").count() == 5
+    paper, ink, chart = colours(page)
+    assert chart == ink
+    assert paper - ink > 500 if scheme == "light" else ink - paper > 500
+
+
+def test_it_prints_dark_on_white(opened):
+    page = opened(a_report().to_html(), scheme="dark")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.emulate_media(media="print", color_scheme="dark")
+    _, ink, chart = colours(page)
+    assert ink == chart < 200
+
+
+def test_a_report_of_little_is_a_page_too(opened):
+    page = opened(nothing_known().to_html(), 360)
+    assert page.locator("h1").inner_text().startswith("INCONCLUSIVE")
+    assert page.locator("h2").all_inner_texts() == ["Environment"]
+
+
+def test_little_and_intervals_without_an_end_have_charts(opened):
+    report = replace(
+        nothing_known(),
+        verdict="input-bound",
+        seconds_per_batch={"real": about(2.0), "synthetic": Interval(-math.inf, 1e-5, math.inf)},
+        stalls={"prep": about(1.99999)},
+        candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
+    )
+    page = opened(report.to_html())
+    assert page.locator("svg").count() == 3

@@ -1,0 +1,186 @@
+"""What a report is written as: JSON and back, Markdown, a trace, a comparison."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from bench.played import HostOn, VirtualTime
+from dataloaders.bottleneck import Interval, Report, check_bottleneck
+from dataloaders.errors import OptionError
+from helpers.reports import FullReport, a_report, about
+from helpers.waits import Waiting
+
+seconds = st.floats(0, 1e6)
+texts = st.text(max_size=8)
+intervals = st.builds(
+    Interval,
+    seconds | st.just(-math.inf),
+    seconds,
+    seconds | st.just(math.inf),
+)
+reports = st.builds(
+    Report,
+    speedup_bound=st.none() | intervals,
+    seconds_per_batch=st.dictionaries(st.sampled_from(["real", "synthetic"]), intervals),
+    stalls=st.dictionaries(st.sampled_from(["prep", "fetch"]), intervals),
+    smallest_gap=st.none() | seconds,
+    loader=texts,
+    advice=st.lists(texts, max_size=3).map(tuple),
+    notes=st.lists(texts, max_size=3).map(tuple),
+    seconds=seconds,
+    evidence=st.none() | st.just("steps"),
+    machine=st.dictionaries(texts, texts, max_size=3),
+    timeline=st.builds(lambda one: a_report(loader=one).timeline, texts),
+)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """A report of a real check, on played time."""
+    time = VirtualTime()
+    loader = DataLoader(Waiting(4000, 0.004, time.sleep))
+    return check_bottleneck(
+        loader, lambda _: time.sleep(0.001), budget_s=4, device="cpu", clock=HostOn(time)
+    )
+
+
+@given(report=reports)
+def test_a_report_comes_back_from_its_json(tmp_path_factory, report):
+    path = tmp_path_factory.getbasetemp() / "report.json"
+    text = report.to_json(path)
+    assert Report.from_json(path) == report
+    standard = json.loads(text, parse_constant=pytest.fail)  # no Infinity, no NaN
+    assert standard["format"] == 1
+
+
+def test_fields_of_later_versions_come_back_and_may_be_missing(tmp_path):
+    path = tmp_path / "report.json"
+    report = a_report()
+    report.to_json(path)
+    assert FullReport.from_json(path) == report
+    assert Report.from_json(path).verdict == "input-bound"
+    data = json.loads(path.read_text())
+    del data["waits"], data["timeline"]
+    path.write_text(json.dumps(data))
+    assert FullReport.from_json(path) == replace(report, waits=None, timeline={})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no report of a check"),
+        ("not json", "no report of a check"),
+        ("[1]", "no report of a check"),
+        ('{"format": 2}', "format 2, and this version reads format 1; check again"),
+        ('{"format": 1, "verdict": "step-bound"}', "damaged report: .*speedup_bound"),
+        ('{"format": 1, "seconds_per_batch": {"real": 3}}', "damaged report"),
+    ],
+)
+def test_a_file_that_is_no_report_says_so(tmp_path, text, message):
+    path = tmp_path / "report.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match=f"report.json: .*{message}"):
+        Report.from_json(path)
+
+
+def test_the_timeline_has_the_measured_steps_of_each_arm(measured):
+    assert set(measured.timeline) == {"real", "synthetic"}
+    real, alone = measured.timeline["real"], measured.timeline["synthetic"]
+    assert 50 <= len(real) <= 100
+    assert min(real[0].begin, alone[0].begin) == 0
+    for one in real:
+        assert (one.wait, one.transfer, one.step) == (0.004, 0, 0.001)
+    for one in alone:
+        assert (one.wait, one.step) == (0, 0.001)
+
+
+def test_a_loaders_own_copy_is_transfer():
+    from dataloaders import wrap
+
+    loader = wrap(DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 4))), device="meta")
+    report = check_bottleneck(loader, lambda batch: None, budget_s=0.5, device="meta")
+    assert any(one.transfer > 0 for one in report.timeline["real"])
+
+
+def test_the_trace_has_a_row_an_arm_and_its_events_follow_each_other(measured, tmp_path):
+    measured.to_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert list(rows.values()) == list(measured.timeline)
+    complete = [one for one in events if one["ph"] == "X"]
+    for row, arm in rows.items():
+        own = [one for one in complete if one["tid"] == row]
+        assert {one["name"] for one in own} == ({"wait", "step"} if arm == "real" else {"step"})
+        for one, after in itertools.pairwise(own):
+            assert one["ts"] + one["dur"] <= after["ts"] + 1
+
+
+# Two reports ------------------------------------------------------------------------------------
+
+
+def test_a_ratio_has_the_intervals_of_both():
+    then = a_report(verdict="step-bound", seconds_per_batch={"real": Interval(9.0, 10.0, 11.0)})
+    now = a_report(seconds_per_batch={"real": Interval(4.0, 5.0, 6.0), "host": about(1.0)})
+    comparison = now.against(then)
+    assert set(comparison.arms) == {"real"}
+    ratio = comparison.arms["real"][2]
+    assert ratio.estimate == 2.0
+    down = math.hypot(math.log(10 / 9), math.log(6 / 5))
+    up = math.hypot(math.log(11 / 10), math.log(5 / 4))
+    assert ratio.low == pytest.approx(2 * math.exp(-down))
+    assert ratio.high == pytest.approx(2 * math.exp(up))
+    assert "step-bound before, input-bound now; the loop is 2.00 x (1.6" in str(comparison)
+
+
+def test_a_report_against_itself_shows_no_difference():
+    report = a_report()
+    comparison = report.against(report)
+    assert "still input-bound; no difference that the two show" in str(comparison)
+    assert comparison.differs == ()
+
+
+def test_what_differs_besides_is_said():
+    then, now = a_report(machine={"torch": "torch 2.11"}), a_report(batch="[int64 8]")
+    text = str(now.against(then))
+    assert "note: torch: torch 2.11 before, torch 2.15 now" in text
+    assert "note: batch: [float32 8x3x128x128, int64 8] before, [int64 8] now" in text
+    assert "note: cores: ? before, 2 cores now" in text
+
+
+def test_intervals_without_an_end_and_missing_figures_compare():
+    open_ended = a_report(seconds_per_batch={"real": Interval(-math.inf, 1.0, math.inf)})
+    ratio = a_report().against(open_ended).arms["real"][2]
+    assert ratio.low == 0
+    assert ratio.high > 1e300
+    assert "no figure for the loop" in str(a_report().against(a_report(seconds_per_batch={})))
+
+
+# Markdown ---------------------------------------------------------------------------------------
+
+
+def test_markdown_has_the_verdict_the_change_and_whole_tables(tmp_path):
+    text = a_report().to_markdown(tmp_path / "summary.md", against=a_report())
+    assert (tmp_path / "summary.md").read_text() == text
+    assert text.startswith("### input-bound: the step waits for batches to be prepared\n")
+    assert '```python\nDataLoader(..., backend="h5")\n```' in text
+    assert "still input-bound" in text
+    for line in text.splitlines():
+        if line.startswith("|"):  # nothing in a cell opens another one
+            cells = line.replace(r"\|", "").count("|")
+            assert cells in (4, 5)
+    assert "<b onclick" not in text.replace(r"\<b", "")
+    assert "no GPU, and two cores are taken" in text
+
+
+def test_markdown_of_little(measured):
+    nothing = replace(measured, speedup_bound=None, seconds_per_batch={}, stalls={}, advice=())
+    assert nothing.to_markdown().startswith("### input-bound")
+    assert "**Next:** let worker processes" in measured.to_markdown()
