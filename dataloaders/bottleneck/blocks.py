@@ -9,10 +9,13 @@ loading behind the device's work, as training does.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import statistics
+from collections import deque
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataloaders.batches.tree import Batch, leaves, nbytes, to_device
 from dataloaders.bottleneck.arms import ARMS, Arm, Take
@@ -25,13 +28,40 @@ from dataloaders.measuring.intervals import Lap, Timed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Block", "Blocks"]
+__all__ = ["Block", "Blocks", "Waits"]
 
 Block: TypeAlias = Generator[Batch, None, "Timed | None"]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
 _MOST_SPOILT = 3
 _LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
+_MOST_WAITS = 100_000
+_SLOWEST = 4
+
+
+class Waits:
+    """Holds what single batches were waited for, and which batches were waited for the longest.
+
+    Attributes:
+        seconds: of the last 100,000 batches.
+        slowest: (seconds, number, keys) of those batches whose keys are known.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=_MOST_WAITS)
+        self.slowest: list[tuple[float, int, Any]] = []  # a heap; numbers, for keys do not compare
+        self._count = itertools.count()
+
+    def add(self, seconds: float, keys: Any) -> None:
+        """Note one batch."""
+        self.seconds.append(seconds)
+        if keys is None:
+            return
+        entry = (seconds, next(self._count), keys)
+        if len(self.slowest) < _SLOWEST:
+            heapq.heappush(self.slowest, entry)
+        elif seconds > self.slowest[0][0]:
+            heapq.heapreplace(self.slowest, entry)
 
 
 class Blocks:
@@ -51,6 +81,7 @@ class Blocks:
         cycle: batches of an accumulation cycle, as the last block had it.
         writes: whether the step writes into its batch.
         held_up: tells what other processes did, as `HostTime.held_up` does.
+        waits: seconds that the host waited for single batches of real blocks, with their keys.
         salvaged: the real block of a whole epoch whose consumer left after its last batch.
     """
 
@@ -71,6 +102,7 @@ class Blocks:
         self.given = 0
         self.cycle = 1
         self.writes = False
+        self.waits = Waits()
         self.salvaged: Timed | None = None
         self._schedule = schedule
         self._now = time.now
@@ -247,6 +279,8 @@ class Blocks:
                         batch = feed.next()
                     given = now()
                     waited += given - begin
+                    if real:
+                        self.waits.add(given - begin, feed.keys)
                     if varied:
                         size += nbytes(batch)
                         fresh = self._is_fresh(batch) or fresh
@@ -297,6 +331,8 @@ class Blocks:
             waited = now() - begin
             while True:
                 done += 1
+                if done > 1:  # what starting an epoch takes is no batch's own
+                    self.waits.add(now() - begin, feed.keys)
                 if schedule.cut_short and done == length:
                     # A consumer that counts batches never asks for more than these: this is the
                     # last that the clock is read, and the last step counts as an ordinary one.

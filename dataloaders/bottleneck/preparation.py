@@ -1,0 +1,307 @@
+"""What preparing a sample takes, by calls; which files it reads; which samples are slow.
+
+    this process               a process started as torch starts a worker of the loader (observing)
+    prepared(loader) ────────> dataset[i] x n, collate_fn, pickling for the queue   on a clock
+                               a thread looks 1,000 times a second where they are
+                     <─ facts  an audit hook notes the files that are opened
+
+A call is what a user would take out: a transform by its class, decoding, reading, a function of
+the user's. The thread asks for the interpreter's lock, so it sees a long call in C as that call
+ends, and counts all the time since it looked last: shares are right although looks are not evenly
+spaced. Datasets that cannot be recorded are profiled as well as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from dataloaders.measuring.clocks import HostTime
+from dataloaders.observing import observe
+
+__all__ = ["Call", "Prepared", "prepared"]
+
+_LOOK_EVERY_S = 0.001
+_BATCHES = 8
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
+_READS = tuple(
+    os.path.join(*parts)
+    for parts in (
+        ("h5py", ""), ("zarr", ""), ("numpy", "lib", "npyio"), ("numpy", "lib", "_npyio"),
+        ("zipfile",), ("tarfile.py",),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """Names one part of preparation.
+
+    Attributes:
+        call: a transform's class, "decode", "read", "collate", "passing between processes",
+            "pinning", or a function with its file and line.
+        seconds_per_sample: of one worker's time.
+        share: of all preparation, from 0 to 1.
+    """
+
+    call: str
+    seconds_per_sample: float
+    share: float
+
+
+@dataclass
+class Prepared:
+    """Holds what was seen of some samples.
+
+    Attributes:
+        samples: seconds of each, in the order of ``keys``.
+        keys: their indices; empty for an iterable dataset.
+        files: those that each sample opened.
+        shared: those that the dataset held open, or mapped, all the while.
+        cores: the share of the samples' seconds that wanted a core; the rest waited for a disk, a network.
+        collate_s, pass_s: seconds of a sample in collation, and in pickling its batch.
+        by_call: call -> seconds a sample, of the dataset's own.
+    """
+
+    samples: list[float] = field(default_factory=list)
+    keys: list[Any] = field(default_factory=list)
+    files: list[list[str]] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)
+    cores: float = 1.0
+    collate_s: float = 0.0
+    pass_s: float = 0.0
+    by_call: dict[str, float] = field(default_factory=dict)
+
+    def rows(self, *, passing: bool, pin_s: float) -> tuple[Call, ...]:
+        """Return the parts of preparation, the largest first; ``pin_s`` seconds a sample pin."""
+        parts = {**self.by_call, "collate": self.collate_s}
+        if passing:
+            parts["passing between processes"] = self.pass_s
+        if pin_s:
+            parts["pinning"] = pin_s
+        total = sum(parts.values()) or 1.0
+        rows = (Call(call, seconds, seconds / total) for call, seconds in parts.items() if seconds)
+        return tuple(sorted(rows, key=lambda row: -row.seconds_per_sample))
+
+
+def prepared(
+    loader: Any, batch: int, *, seconds: float, first: list[Any], now: Callable[[], float]
+) -> Prepared:
+    """Return what is seen of samples of ``loader``, in a process of their own.
+
+    Args:
+        loader: a torch DataLoader.
+        batch: samples of a batch.
+        seconds: the most to spend, but for what has begun.
+        first: indices to begin with, for half of the time at the most.
+        now: the clock of samples.
+
+    Raises:
+        Unobserved: see `observe`.
+        Exception: the dataset's own, as torch raises errors of workers.
+    """
+    return observe(loader, _Look(loader.collate_fn, batch, seconds, first, now))
+
+
+@dataclass(frozen=True)
+class _Look:
+    collate_fn: Callable[[Any], Any]
+    batch: int
+    seconds: float
+    first: list[Any]
+    now: Callable[[], float]
+
+    def __call__(self, dataset: Any) -> Prepared:
+        found, now = Prepared(), self.now
+        fetches = self._fetches(dataset)
+        waiting: list[Any] = []
+        collated = spent = computed = 0.0
+        next(fetches)[1]()  # it imports and opens things
+        until = time.perf_counter() + self.seconds
+        opened = _opened()
+        with _profiled() as profile:
+            for key, fetch in fetches:
+                opened.clear()
+                begin, cpu = now(), _wanted_s()
+                profile.watching = True
+                sample = fetch()
+                profile.watching = False
+                took = now() - begin
+                computed += _wanted_s() - cpu
+                spent += took
+                found.samples.append(took)
+                found.files.append(list(dict.fromkeys(opened)))
+                found.keys += [] if key is None else [key]
+                waiting.append(sample)
+                late = time.perf_counter() > until or spent > self.seconds
+                if len(waiting) == self.batch or (late and not collated):
+                    collated += len(waiting)
+                    self._collate(waiting, found)
+                    waiting = []
+                if late:
+                    break
+        found.collate_s /= max(1.0, collated)
+        found.pass_s /= max(1.0, collated)
+        looks = sum(profile.seconds.values()) or 1.0
+        mean = spent / max(1, len(found.samples))
+        found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
+        found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
+        found.shared = _held_open()
+        return found
+
+    def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any]]]:
+        """Yield the index of a sample, and what makes it."""
+        if isinstance(dataset, IterableDataset):
+            samples = iter(dataset)
+            for _ in range(1 + _BATCHES * self.batch):
+                yield None, lambda: next(samples)
+            return
+        bulk = getattr(dataset, "__getitems__", None)
+        one = dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
+        half = time.perf_counter() + self.seconds / 2
+        for number, key in enumerate(self.first[:1] + self.first):
+            if number < 2 or time.perf_counter() < half:
+                yield key, functools.partial(one, key)
+        if self.first and not isinstance(self.first[0], int):
+            return  # keys of the sampler's own kind
+        count = len(dataset)
+        for key in random.Random(0).sample(range(count), min(count, 1 + _BATCHES * self.batch)):
+            yield key, functools.partial(one, key)
+
+    def _collate(self, samples: list[Any], found: Prepared) -> None:
+        begin = self.now()
+        batch = self.collate_fn(samples if self.batch > 1 else samples[0])
+        done = self.now()
+        found.collate_s += done - begin
+        try:
+            ForkingPickler.dumps(batch)
+        except Exception:  # torch fails as well when it sends such a batch
+            return
+        found.pass_s += self.now() - done
+
+
+class _profiled:
+    """Looks from a thread at what this one does while ``watching``; ``seconds`` by call."""
+
+    def __init__(self) -> None:
+        self.watching = False
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def __enter__(self) -> _profiled:
+        self._ended = threading.Event()
+        self._before = sys.getswitchinterval()
+        sys.setswitchinterval(_LOOK_EVERY_S / 2)
+        args = (threading.get_ident(),)
+        self._thread = threading.Thread(target=self._run, args=args, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        sys.setswitchinterval(self._before)
+
+    def _run(self, watched: int) -> None:
+        last = time.perf_counter()
+        while not self._ended.wait(_LOOK_EVERY_S):
+            frame = sys._current_frames().get(watched)
+            now = time.perf_counter()
+            if frame is not None and self.watching:
+                self.seconds[_call_of(frame)] += now - last
+            last = now
+
+
+def _call_of(frame: FrameType | None) -> str:
+    """Return what ``frame`` is at work for, in a user's words."""
+    stack: list[FrameType] = []  # the innermost first
+    while frame is not None and frame.f_code is not _Look.__call__.__code__:
+        stack.append(frame)
+        frame = frame.f_back
+    for each in stack:
+        file = each.f_code.co_filename
+        if any(part in file for part in _DECODES):
+            return "decode"
+        if any(part in file for part in _READS):
+            return "read"
+    called = [each for each in stack if each.f_code.co_name in ("__call__", "forward")]
+    owners = [each.f_locals.get(each.f_code.co_varnames[0]) for each in called]
+    kinds = [type(one) for one in owners if not _holds_others(one)]
+    if kinds:
+        theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
+        return (theirs or kinds)[-1].__name__
+    own = [each.f_code for each in stack if not _is_code(each.f_code.co_filename, "")]
+    if not own:
+        return "read"  # a library's dataset
+    return f"{own[0].co_name} ({os.path.basename(own[0].co_filename)}:{own[0].co_firstlineno})"
+
+
+def _holds_others(transform: Any) -> bool:
+    kind = type(transform).__name__
+    return hasattr(transform, "transforms") or kind in ("Sequential", "StandardTransform")
+
+
+def _opened() -> list[str]:
+    """Return a list to which each file that is opened for reading is added, from now on."""
+    opened: list[str] = []
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str) and not _is_code(args[0]):
+            opened.append(os.path.abspath(args[0]))
+
+    sys.addaudithook(note)
+    module: Any = sys.modules.get("torchvision.io.image")
+    if module is not None:  # it opens them in C++
+        inner = module.read_file
+
+        def read_file(path: str) -> Any:
+            opened.append(os.path.abspath(path))
+            return inner(path)
+
+        module.read_file = read_file
+    return opened
+
+
+def _wanted_s() -> float:
+    """Return the seconds for which this thread had a core, or waited for one."""
+    return time.thread_time() + HostTime().held_up()[0]
+
+
+def _held_open() -> list[str]:
+    """Return the files that this process has open for reading, or mapped."""
+    found = set()
+    try:
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{number}") as info:
+                if not int(info.read().split()[3], 8) & os.O_ACCMODE:
+                    found.add(os.readlink(f"/proc/self/fd/{number}"))
+        with open("/proc/self/maps") as maps:
+            words = [line.rstrip().split(maxsplit=5) for line in maps]
+        found |= {each[5] for each in words if len(each) == 6 and each[1].endswith("s")}
+    except OSError:
+        return []
+    return sorted(path for path in found if os.path.isfile(path) and not _is_code(path))
+
+
+def _is_code(path: str, system: str = "/usr/") -> bool:
+    """Whether ``path`` is a library's, Python's or the system's."""
+    return (
+        path.startswith(("/proc/", "/dev/", "/sys/", "/etc/", "<", *_INSTALLED))
+        or (system != "" and (path.startswith(system) or path.endswith((".py", ".pyc"))))
+        or "-packages" in path
+        or ".so" in os.path.basename(path)
+    )

@@ -1,0 +1,9 @@
+"""What a remedy would gain, computed from short measured runs of a loop's stages.
+
+model.py       torch's queue between workers and the step, batch by batch
+candidates.py  what-if: each remedy's speed-up with an interval, or why it is out
+"""
+
+from dataloaders.predicting.model import Overhead, seconds_per_batch
+
+__all__ = ["Overhead", "seconds_per_batch"]
