@@ -13,6 +13,7 @@ import heapq
 import itertools
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -81,12 +82,13 @@ class Blocks:
         cycle: batches of an accumulation cycle, as the last block had it.
         writes: whether the step writes into its batch.
         held_up: tells what other processes did, as `HostTime.held_up` does.
+        step_cores: cores that this process computes on during a step.
         waits: seconds that the host waited for single batches of real blocks, with their keys.
         salvaged: the real block of a whole epoch whose consumer left after its last batch.
     """
 
     def __init__(
-        self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, time: HostTime
+        self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
     ) -> None:
         self.feed: Feed = feed
         self.pool: Pool = pool
@@ -102,11 +104,12 @@ class Blocks:
         self.given = 0
         self.cycle = 1
         self.writes = False
+        self.step_cores = 1.0
         self.waits = Waits()
         self.salvaged: Timed | None = None
         self._schedule = schedule
-        self._now = time.now
-        self.held_up = getattr(time, "held_up", HostTime().held_up)
+        self._now = host.now
+        self.held_up = getattr(host, "held_up", HostTime().held_up)
         self._held_s = 0.0  # by other processes, in the block under way
         self._busy: list[float] = []  # shares of workers at work in it
         self._elsewhere_s = 0.0
@@ -257,6 +260,7 @@ class Blocks:
         copies = feed.copies_to if real else None
         ended = False
         before, used, looked = self.held_up(), feed.cpu_s(), -math.inf
+        started, computed = now(), time.process_time()
         marks = [mark()]
         facts: list[tuple[float, float, int, bool]] = []
         try:
@@ -292,6 +296,8 @@ class Blocks:
                     break
         finally:
             self.given += per_lap * len(facts)
+        if arm.name == "synthetic" and now() > started:
+            self.step_cores = (time.process_time() - computed) / (now() - started)
         waited, others = (b - a for a, b in zip(before, self.held_up(), strict=True))
         self._held_s += max(0.0, min(waited, others - (feed.cpu_s() - used)))
         begin = now()

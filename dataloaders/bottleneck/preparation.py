@@ -28,6 +28,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.measuring.clocks import HostTime
@@ -70,15 +72,19 @@ class Prepared:
 
     Attributes:
         samples: seconds of each, in the order of ``keys``.
+        chosen: how many of them, at the beginning, were asked for.
+        random: whether random numbers were drawn for them.
         keys: their indices; empty for an iterable dataset.
         files: those that each sample opened.
         shared: those that the dataset held open, or mapped, all the while.
-        cores: the share of the samples' seconds that wanted a core; the rest waited for a disk, a network.
+        cores: the share of the samples' seconds that wanted a core; the others waited for data.
         collate_s, pass_s: seconds of a sample in collation, and in pickling its batch.
         by_call: call -> seconds a sample, of the dataset's own.
     """
 
     samples: list[float] = field(default_factory=list)
+    chosen: int = 0
+    random: bool = False
     keys: list[Any] = field(default_factory=list)
     files: list[list[str]] = field(default_factory=list)
     shared: list[str] = field(default_factory=list)
@@ -86,6 +92,11 @@ class Prepared:
     collate_s: float = 0.0
     pass_s: float = 0.0
     by_call: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def usual(self) -> list[float]:
+        """Return the seconds of samples that were drawn at random, if there are any."""
+        return self.samples[self.chosen :] or self.samples
 
     def rows(self, *, passing: bool, pin_s: float) -> tuple[Call, ...]:
         """Return the parts of preparation, the largest first; ``pin_s`` seconds a sample pin."""
@@ -131,19 +142,24 @@ class _Look:
         fetches = self._fetches(dataset)
         waiting: list[Any] = []
         collated = spent = computed = 0.0
+        usual = 0
         next(fetches)[1]()  # it imports and opens things
+        states = _states()
         until = time.perf_counter() + self.seconds
         opened = _opened()
         with _profiled() as profile:
-            for key, fetch in fetches:
+            for key, fetch, chosen in fetches:
                 opened.clear()
                 begin, cpu = now(), _wanted_s()
-                profile.watching = True
+                profile.watching = not chosen
                 sample = fetch()
                 profile.watching = False
                 took = now() - begin
-                computed += _wanted_s() - cpu
-                spent += took
+                if not chosen:
+                    computed += _wanted_s() - cpu
+                    spent += took
+                    usual += 1
+                found.chosen += chosen
                 found.samples.append(took)
                 found.files.append(list(dict.fromkeys(opened)))
                 found.keys += [] if key is None else [key]
@@ -158,30 +174,32 @@ class _Look:
         found.collate_s /= max(1.0, collated)
         found.pass_s /= max(1.0, collated)
         looks = sum(profile.seconds.values()) or 1.0
-        mean = spent / max(1, len(found.samples))
+        mean = spent / max(1, usual)
+        found.random = _states() != states
         found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
         found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
         found.shared = _held_open()
         return found
 
-    def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any]]]:
-        """Yield the index of a sample, and what makes it."""
+    def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
+        """Yield the index of a sample, what makes it, and whether it was chosen."""
         if isinstance(dataset, IterableDataset):
             samples = iter(dataset)
             for _ in range(1 + _BATCHES * self.batch):
-                yield None, lambda: next(samples)
+                yield None, lambda: next(samples), False
             return
         bulk = getattr(dataset, "__getitems__", None)
         one = dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
+        own = bool(self.first) and not isinstance(self.first[0], int)  # keys of the sampler's kind
         half = time.perf_counter() + self.seconds / 2
         for number, key in enumerate(self.first[:1] + self.first):
-            if number < 2 or time.perf_counter() < half:
-                yield key, functools.partial(one, key)
-        if self.first and not isinstance(self.first[0], int):
-            return  # keys of the sampler's own kind
+            if number < 2 or own or time.perf_counter() < half:
+                yield key, functools.partial(one, key), not own
+        if own:
+            return
         count = len(dataset)
         for key in random.Random(0).sample(range(count), min(count, 1 + _BATCHES * self.batch)):
-            yield key, functools.partial(one, key)
+            yield key, functools.partial(one, key), False
 
     def _collate(self, samples: list[Any], found: Prepared) -> None:
         begin = self.now()
@@ -219,9 +237,9 @@ class _profiled:
     def _run(self, watched: int) -> None:
         last = time.perf_counter()
         while not self._ended.wait(_LOOK_EVERY_S):
-            frame = sys._current_frames().get(watched)
+            watching, frame = self.watching, sys._current_frames().get(watched)
             now = time.perf_counter()
-            if frame is not None and self.watching:
+            if frame is not None and watching and self.watching:
                 self.seconds[_call_of(frame)] += now - last
             last = now
 
@@ -274,6 +292,12 @@ def _opened() -> list[str]:
 
         module.read_file = read_file
     return opened
+
+
+def _states() -> tuple[Any, ...]:
+    """Return what tells whether the process's random generators were drawn from."""
+    drawn: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), drawn[1].tobytes(), drawn[2], random.getstate()
 
 
 def _wanted_s() -> float:

@@ -14,9 +14,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
+from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, STALLS, Verdict
+from dataloaders.bottleneck.preparation import Call
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting.candidates import Candidate
 
 __all__ = ["Report"]
 
@@ -34,6 +36,10 @@ _EVIDENCE = {
 }
 
 
+_LEAST_SHARE = 0.01
+"""Of preparation, for a row of its own."""
+
+
 @dataclass(frozen=True)
 class Report:
     """Holds what a bottleneck check found.
@@ -44,8 +50,9 @@ class Report:
         speedup_bound: real / synthetic with its 95 % interval: how many times faster the loop
             would be if batches cost nothing. 1.0 means nothing to gain.
         seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended",
-            "real"; arms that say nothing here are missing).
-        stalls: "prep", "transfer", "contention" -> seconds a batch lost to it.
+            "real", "cold"; arms that say nothing here are missing).
+        stalls: "prep", "transfer", "contention" -> seconds a batch lost to it, which add up to real
+            minus synthetic; "fetch" -> seconds that an epoch from the disk loses beyond these.
         smallest_gap: the smallest share of time that this run could have seen.
         loader: the loader in one line.
         batch: one batch in one line: dtypes and shapes.
@@ -56,6 +63,11 @@ class Report:
         evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
             same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
+        waits: what single batches were waited for: "p50", "p99" and "longest", in seconds, and
+            "slow": (index, file or "", seconds) of samples that take far longer than most; None if
+            no batch of the loader was measured.
+        preparation: what a sample's preparation consists of, the largest part first.
+        candidates: changes of the input: what each would gain, or why it is out.
     """
 
     verdict: Verdict
@@ -71,6 +83,9 @@ class Report:
     seconds: float
     evidence: str | None = None
     machine: Mapping[str, str] = field(default_factory=machine_facts)
+    waits: Mapping[str, Any] | None = None
+    preparation: tuple[Call, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
@@ -99,6 +114,12 @@ class Report:
         lost = [name for name, stall in self.stalls.items() if stall.estimate > 0]
         if lost and self.verdict != "step-bound":
             parts += [self._stall_table(), ""]
+        if self.waits is not None and self.verdict != "step-bound":
+            parts += [*self._waits(), ""]
+        if self.preparation:
+            parts += [self._preparation_table(), ""]
+        if self.candidates:
+            parts += [self._candidate_table(), ""]
         parts += [Text(f"-> {line}") for line in self.advice]
         parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())
@@ -109,7 +130,7 @@ class Report:
         """Return the report as JSON text; write it to ``path`` too, if one is given."""
         data = asdict(self)
         data["machine"] = dict(self.machine)
-        text = json.dumps(data, indent=2)
+        text = json.dumps(data, indent=2, default=str)  # a sampler's keys may be anything
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
@@ -131,20 +152,48 @@ class Report:
     def _arms(self) -> Table:
         rows = [
             (arm.name, _ms(took.estimate), _range_ms(took), arm.tells)
-            for arm in (*ARMS[1:], ARMS[0])  # the whole loop last
+            for arm in (*ARMS[1:], ARMS[0], COLD)  # the whole loop last
             if (took := self.seconds_per_batch.get(arm.name)) is not None
         ]
         return _table(("input", "ms a batch", "95 % interval", "what it is"), rows)
 
     def _stall_table(self) -> Table:
         real = self.seconds_per_batch["real"].estimate
-        lost = [(cause, self.stalls[cause.name].estimate) for cause in STALLS]
+        causes = [cause for cause in (*STALLS, FETCH) if cause.name in self.stalls]
+        lost = [(cause, self.stalls[cause.name].estimate) for cause in causes]
         rows = [
             (cause.name, _ms(seconds), f"{seconds / real:.0%}", cause.tells)
             for cause, seconds in lost
             if seconds > 0
         ]
         return _table(("lost to", "ms a batch", "of the loop", "what it is"), rows)
+
+    def _waits(self) -> list[str]:
+        assert self.waits is not None
+        p50, p99, longest = (_ms(self.waits[name]) for name in ("p50", "p99", "longest"))
+        lines = [f"waits for a batch, ms: half up to {p50}, 99 % up to {p99}, longest {longest}"]
+        for index, file, seconds in self.waits["slow"]:
+            lines.append(f"slow: sample {index}, {_ms(seconds)} ms{' ' + file if file else ''}")
+        return lines
+
+    def _preparation_table(self) -> Table:
+        rows = [
+            (row.call, _ms(row.seconds_per_sample), f"{row.share:.0%}", "")
+            for row in self.preparation
+            if row.share >= _LEAST_SHARE
+        ]
+        return _table(("preparation", "ms a sample", "of it", ""), rows)
+
+    def _candidate_table(self) -> Table:
+        rows = [
+            (one.name, _times(one.predicted), _times(one.measured), one.reason or one.change)
+            for one in self.candidates
+        ]
+        return _table(("what if", "predicted", "measured", "the change, or why not"), rows)
+
+
+def _times(gain: Interval | None) -> str:
+    return "" if gain is None else f"{gain:.2f}"
 
 
 def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:

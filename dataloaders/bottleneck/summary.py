@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
+from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting.candidates import Candidate, best_of
 
 __all__ = ["advice", "notes_of", "summarise"]
 
 _HELD_FROM = 0.03
 
 
-def summarise(analysis: Analysis | None, *, loader: Any, feed: Feed, **told: Any) -> Report:
+def summarise(
+    analysis: Analysis | None, causes: Causes, *, loader: Any, feed: Feed, **told: Any
+) -> Report:
     """Return the report of a check, finished or not; ``told`` are fields of it."""
     known = analysis or Analysis("inconclusive", None, None, {}, {}, None, settled=False)
+    arms, stalls, tips = dict(known.seconds_per_batch), dict(known.stalls), list[str]()
+    if analysis is not None:
+        tips = [*advice(analysis, loader, feed), *_change(causes.candidates)]
+    if causes.cold is not None and "real" in arms:
+        arms["cold"] = causes.cold
+        stalls["fetch"] = _difference(causes.cold, arms["real"])
+    told["notes"] += tuple(causes.notes)
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
-        seconds_per_batch=known.seconds_per_batch,
-        stalls=known.stalls,
+        seconds_per_batch=arms,
+        stalls=stalls,
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
-        advice=() if analysis is None else tuple(advice(analysis, loader, feed)),
+        advice=tuple(tips),
         evidence=known.evidence,
+        waits=causes.waits,
+        preparation=causes.preparation,
+        candidates=causes.candidates,
         **told,
     )
 
@@ -93,6 +110,24 @@ def notes_of(
         hidden = ", which a device may hide" if blocks.behind else ", counted as input"
         notes.append(f"{1e3 * seconds:.1f} ms a batch are waits for another loader, {name}{hidden}")
     return tuple(notes)
+
+
+def _difference(one: Interval, other: Interval) -> Interval:
+    """Return ``one - other`` of two figures that were measured apart; 0 at the least."""
+    estimate = max(0.0, one.estimate - other.estimate)
+    half = math.hypot(one.half_width, other.half_width)
+    return Interval(max(0.0, estimate - half), estimate, estimate + half)
+
+
+def _change(found: Sequence[Candidate]) -> list[str]:
+    """Return the one change to make, as code, with what it gains."""
+    if not found:
+        return []
+    best = best_of(found)
+    if best is None:
+        return ["no change of the input that was looked at gains 5 %"]
+    gain, how = best.measured or best.predicted, "measured" if best.measured else "predicted"
+    return [f"the one change to make: {best.change}  ({how}: {gain:.2f} x as fast)"]
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:

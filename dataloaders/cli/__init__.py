@@ -178,6 +178,8 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         quiet=parsed.quiet,
         let_write=parsed.let_write,
         fail_if=parsed.fail_if,
+        predict=parsed.predict,
+        try_candidates=parsed.try_candidates,
     )
     return check(target, args, options)
 
@@ -220,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         "check",
         "is the input pipeline what holds a script back?",
         "[--budget S] [--json F] [--html F] [--loader N] [--let-write]\n"
-        f"{' ' * 25}[--fail-if VERDICTS] [--quiet] {script}",
+        f"{' ' * 25}[--try | --no-predict] [--fail-if VERDICTS] [--quiet] {script}",
         _CHECK,
         _CHECK_EPILOG,
     )
@@ -232,6 +234,19 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="VERDICTS",
         help="exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS),
+    )
+    remedies = check.add_mutually_exclusive_group()
+    remedies.add_argument(
+        "--try",
+        action="store_true",
+        dest="try_candidates",
+        help="run each remedy that needs no build in the script's loop, beside its prediction",
+    )
+    remedies.add_argument(
+        "--no-predict",
+        action="store_false",
+        dest="predict",
+        help="do not look for what preparation consists of, and what remedies would gain",
     )
     tune = add(
         "tune",
