@@ -1,7 +1,7 @@
 """What is found once the verdict stands: slow samples, preparation by calls, cold files, remedies.
 
     verdict ──> prepared()    in a process of its own: samples timed, their files known
-            ──> cold          those files evicted, a block of the loop on those samples
+            ──> fetch         those files evicted: the loop on those samples, twice in turn
             ──> candidates()  what each remedy would gain, from the stages measured so far
             ──> trials        each remedy's loader with the step, if that is wanted
 
@@ -14,7 +14,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.preparation import Call, Prepared, prepared
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.machine import page_cache, resources
-from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
-from dataloaders.predicting.candidates import Candidate, Stages, candidates, variant_of
+from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.predicting import Candidate, Stages, candidates, variant_of
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
 
@@ -36,8 +36,6 @@ __all__ = ["Causes"]
 
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
-_SLOW = 3.0  # times the median sample
-_MOST_SLOW = 5
 _FEWEST_COLD = 6
 _STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
 
@@ -54,7 +52,7 @@ class Causes:
     Attributes:
         preparation, candidates: see `Report`.
         slow: (index, file, seconds) of slow samples.
-        cold: seconds a batch with files that are not in memory.
+        fetch: seconds a batch that reading files from the disk takes beyond the rest.
         notes: what was not found and why, a sentence each.
     """
 
@@ -64,7 +62,7 @@ class Causes:
         self.preparation: tuple[Call, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
         self.slow: tuple[tuple[Any, str, float], ...] = ()
-        self.cold: Interval | None = None
+        self.fetch: Interval | None = None
         self.notes: list[str] = []
         self._loader = loader
         self._blocks = blocks
@@ -101,7 +99,7 @@ class Causes:
             return
         if not seen.samples:
             return
-        self.slow = _slow(seen)
+        self.slow = tuple(seen.slow)
         pin_s = _pin_s(host) / size if loader.pin_memory else 0.0
         self.preparation = seen.rows(passing=loader.num_workers > 0, pin_s=pin_s)
         if "real" not in known.seconds_per_batch:
@@ -139,15 +137,26 @@ class Causes:
             transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
+            starting=self._starting(),
             workers=workers,
             prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
             cores=resources.usable_cores(),
             room=resources.batches_that_fit(batch_bytes, resources.shm_room()),
         )
 
+    def _starting(self) -> float:
+        """Return the seconds a batch that starting workers anew for each epoch takes."""
+        feed = self._blocks.feed
+        kept = getattr(self._loader, "persistent_workers", False)
+        if kept or not (feed.workers and feed.length and feed.epoch_starts):
+            return 0.0
+        ends = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
+        usual = statistics.median(self._blocks.waits.seconds or [0.0])
+        return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
+
     def _cold(self, seen: Prepared, size: int) -> Iterator[Batch]:
-        """Measure a block on samples whose files were evicted; of stock loaders only."""
-        feed, loader, clock = self._blocks.feed, self._loader, self._blocks.clock
+        """Measure a block on samples whose files were evicted, and the same again."""
+        feed, loader = self._blocks.feed, self._loader
         files = sorted({file for of in seen.files for file in of} | set(seen.shared))
         whole = len(seen.keys) // size
         settle = feed.in_flight if feed.workers else 1
@@ -165,6 +174,15 @@ class Causes:
             return
         batches = [seen.keys[at : at + size] for at in range(0, whole * size, size)]
         view = view_of(loader, batch_sampler=batches, persistent_workers=False)
+        cold = yield from self._timed(view, settle)
+        again = yield from self._timed(view, settle)
+        if len(cold) == len(again) >= _FEWEST_COLD:
+            lost = np.array(cold) - np.array(again)
+            self.fetch = interval_of(lost.mean(), picked(lost, 0).mean(axis=1), len(lost))
+
+    def _timed(self, view: Any, settle: int) -> Generator[Batch, None, list[float]]:
+        """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
+        clock = self._blocks.clock
         marks: list[Any] = []
         for number, batch in enumerate(view._get_iterator()):  # not iter(): it may be watched
             if number == settle:
@@ -173,10 +191,7 @@ class Causes:
             if number >= settle:
                 marks.append(clock.mark())
         clock.wait()
-        laps = [clock.seconds(*pair) for pair in itertools.pairwise(marks)]
-        if len(laps) >= _FEWEST_COLD:
-            seconds, ones = np.array(laps), np.ones(len(laps))
-            self.cold = interval_of(seconds.mean(), ratio_draws(seconds, ones), len(laps))
+        return [clock.seconds(*pair) for pair in itertools.pairwise(marks)]
 
     def _try(self, stages: Stages) -> Iterator[Batch]:
         """Run each candidate that needs no build with the step."""
@@ -192,11 +207,11 @@ class Causes:
             except Exception as error:  # the variant's own: a step's error is raised at the loop
                 tried[number] = replace(candidate, reason=f"it failed: {_last_line(error)}")
                 continue
-            real = stages.real
-            gain = Interval(
-                real.low / took.high, real.estimate / took.estimate, real.high / took.low
+            # The trial's epoch does not end.
+            kept = candidate.name == "persistent_workers" or not loader.num_workers
+            tried[number] = replace(
+                candidate, measured=stages.gain(took, 0.0 if kept else stages.starting)
             )
-            tried[number] = replace(candidate, measured=gain)
             self.candidates = tuple(tried)
         self.candidates = tuple(tried)
 
@@ -205,18 +220,6 @@ def _listed(keys: Any) -> list[Any]:
     if isinstance(keys, torch.Tensor):
         return list(keys.flatten().tolist())
     return list(keys) if isinstance(keys, (list, tuple)) else [keys]
-
-
-def _slow(seen: Prepared) -> tuple[tuple[Any, str, float], ...]:
-    """Return the samples that take far longer than most, the slowest first."""
-    median = statistics.median(seen.usual)
-    named = zip(seen.keys, seen.files, seen.samples, strict=False)
-    found = {
-        key: (key, next(iter(files), ""), seconds)
-        for key, files, seconds in named
-        if seconds > _SLOW * median and seconds > 1e-3
-    }
-    return tuple(sorted(found.values(), key=lambda each: -each[2])[:_MOST_SLOW])
 
 
 def _pin_s(host: Batch) -> float:

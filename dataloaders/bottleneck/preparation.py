@@ -17,6 +17,7 @@ import contextlib
 import functools
 import os
 import random
+import statistics
 import sys
 import sysconfig
 import threading
@@ -37,8 +38,11 @@ from dataloaders.observing import observe
 
 __all__ = ["Call", "Prepared", "prepared"]
 
+_FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
 _BATCHES = 8
+_SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
+_MOST_SLOW = 5
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
 _READS = tuple(
@@ -77,6 +81,7 @@ class Prepared:
         keys: their indices; empty for an iterable dataset.
         files: those that each sample opened.
         shared: those that the dataset held open, or mapped, all the while.
+        slow: (index, file, seconds) of those that take far longer than most, twice in turn.
         cores: the share of the samples' seconds that wanted a core; the others waited for data.
         collate_s, pass_s: seconds of a sample in collation, and in pickling its batch.
         by_call: call -> seconds a sample, of the dataset's own.
@@ -88,6 +93,7 @@ class Prepared:
     keys: list[Any] = field(default_factory=list)
     files: list[list[str]] = field(default_factory=list)
     shared: list[str] = field(default_factory=list)
+    slow: list[tuple[Any, str, float]] = field(default_factory=list)
     cores: float = 1.0
     collate_s: float = 0.0
     pass_s: float = 0.0
@@ -177,9 +183,33 @@ class _Look:
         mean = spent / max(1, usual)
         found.random = _states() != states
         found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
+        if not found.by_call:  # too quick to be seen, or on a clock of its own
+            found.by_call = {"samples": mean}
         found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
         found.shared = _held_open()
+        found.slow = self._slow(dataset, found)
         return found
+
+    def _slow(self, dataset: Any, found: Prepared) -> list[tuple[Any, str, float]]:
+        """Return the slowest samples that are slow again; the machine may be slow once."""
+        median = statistics.median(found.usual or [0.0])
+        named = zip(found.samples, found.keys, found.files, strict=False)
+        several = sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]
+        slow: dict[Any, tuple[Any, str, float]] = {}
+        for seconds, key, files in several:
+            if seconds > _SLOW * median and seconds > _SLOW_FROM_S and key not in slow:
+                begin = self.now()
+                self._one(dataset)(key)
+                seconds = min(seconds, self.now() - begin)
+                if seconds > _SLOW * median:
+                    slow[key] = (key, next(iter(files), ""), seconds)
+        return list(slow.values())
+
+    def _one(self, dataset: Any) -> Callable[[Any], Any]:
+        """Return what makes one sample."""
+        bulk = getattr(dataset, "__getitems__", None)
+        one: Callable[[Any], Any] = dataset.__getitem__
+        return one if bulk is None else lambda key: bulk([key])[0]
 
     def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
         """Yield the index of a sample, what makes it, and whether it was chosen."""
@@ -188,8 +218,7 @@ class _Look:
             for _ in range(1 + _BATCHES * self.batch):
                 yield None, lambda: next(samples), False
             return
-        bulk = getattr(dataset, "__getitems__", None)
-        one = dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
+        one = self._one(dataset)
         own = bool(self.first) and not isinstance(self.first[0], int)  # keys of the sampler's kind
         half = time.perf_counter() + self.seconds / 2
         for number, key in enumerate(self.first[:1] + self.first):
@@ -262,10 +291,13 @@ def _call_of(frame: FrameType | None) -> str:
     if kinds:
         theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
         return (theirs or kinds)[-1].__name__
-    own = [each.f_code for each in stack if not _is_code(each.f_code.co_filename, "")]
+    codes = [each.f_code for each in stack if each.f_code.co_filename != __file__]
+    own = [code for code in codes if not _is_code(code.co_filename, "")]
     if not own:
         return "read"  # a library's dataset
-    return f"{own[0].co_name} ({os.path.basename(own[0].co_filename)}:{own[0].co_firstlineno})"
+    # What the dataset calls says more than what that calls, or than the dataset's own method.
+    code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def _holds_others(transform: Any) -> bool:

@@ -18,7 +18,7 @@ from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, STALLS, Verdict
 from dataloaders.bottleneck.preparation import Call
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting.candidates import Candidate
+from dataloaders.predicting import Candidate
 
 __all__ = ["Report"]
 

@@ -16,7 +16,7 @@ from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysi
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting.candidates import Candidate, best_of
+from dataloaders.predicting import Candidate, best_of
 
 __all__ = ["advice", "notes_of", "summarise"]
 
@@ -31,9 +31,9 @@ def summarise(
     arms, stalls, tips = dict(known.seconds_per_batch), dict(known.stalls), list[str]()
     if analysis is not None:
         tips = [*advice(analysis, loader, feed), *_change(causes.candidates)]
-    if causes.cold is not None and "real" in arms:
-        arms["cold"] = causes.cold
-        stalls["fetch"] = _difference(causes.cold, arms["real"])
+    if causes.fetch is not None and "real" in arms:
+        stalls["fetch"] = causes.fetch
+        arms["cold"] = _sum(arms["real"], causes.fetch)
     told["notes"] += tuple(causes.notes)
     return Report(
         verdict=known.verdict,
@@ -112,11 +112,11 @@ def notes_of(
     return tuple(notes)
 
 
-def _difference(one: Interval, other: Interval) -> Interval:
-    """Return ``one - other`` of two figures that were measured apart; 0 at the least."""
-    estimate = max(0.0, one.estimate - other.estimate)
+def _sum(one: Interval, other: Interval) -> Interval:
+    """Return ``one + other`` of two figures that were measured apart."""
+    estimate = one.estimate + other.estimate
     half = math.hypot(one.half_width, other.half_width)
-    return Interval(max(0.0, estimate - half), estimate, estimate + half)
+    return Interval(estimate - half, estimate, estimate + half)
 
 
 def _change(found: Sequence[Candidate]) -> list[str]:

@@ -50,8 +50,8 @@ class Candidate:
     """A change of the input.
 
     Attributes:
-        name: what is changed: "workers", "prefetch_factor", "prefetch", "h5", "dali", pairs of them
-            such as "workers + prefetch", "more cores".
+        name: what is changed: "workers", "prefetch_factor", "persistent_workers", "prefetch", "h5",
+            "dali", pairs of them such as "workers + prefetch", "more cores".
         change: the change as a user writes it; "" where it is none of the code.
         predicted: how many times faster the loop would be; None if that is not known.
         measured: the same, as measured in the loop; None if it was not tried.
@@ -74,6 +74,7 @@ class Stages:
         transfer: seconds a batch that the step waits for its copy; 0 if nothing is copied.
         loads: seconds of preparing each of some batches alone, in one process.
         spread: the relative half width of their mean's interval.
+        starting: seconds a batch, within ``real``, that starting workers for each epoch takes.
         load_cores: the share of ``loads`` that wants a core; the rest waits.
         step_cores: cores that the step computes on.
         workers, prefetch: of the loader.
@@ -87,6 +88,7 @@ class Stages:
     loads: Sequence[float]
     spread: float = 0.05
     transfer: float = 0.0
+    starting: float = 0.0
     load_cores: float = 1.0
     step_cores: float = 1.0
     workers: int = 0
@@ -108,30 +110,38 @@ class Stages:
             (self.step.estimate, scale, _COMPETING),
             (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0),
         ):
-            ends.append(self._seconds(workers, prefetch, load, step + copy, competing))
+            took = self._seconds(workers, prefetch, load, step + copy, competing)
+            ends.append(took + self.starting * (workers > 0))
         low, estimate, high = ends
         return Interval(min(low, estimate), estimate, max(estimate, high))
 
     def speedup(self, **change: Any) -> Interval:
         """Return real / predicted."""
-        return _over(self.real, self.seconds(**change))
+        return self.gain(self.seconds(**change))
+
+    def gain(self, took: Interval, more: float = 0.0) -> Interval:
+        """Return real / (``took`` + ``more``)."""
+        real, low = self.real, max(1e-9, took.low + more)
+        return Interval(
+            real.low / (took.high + more), real.estimate / (took.estimate + more), real.high / low
+        )
 
     @cached_property
     def scale(self) -> float:
         """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
         if self.factor is not None:
             return self.factor
-        step = self.step.estimate + self.transfer
+        step, real = self.step.estimate + self.transfer, self.real.estimate - self.starting
 
         def modelled(scale: float) -> float:
             return self._seconds(self.workers, self.prefetch, scale, step, 0.0)
 
         low, high = 0.2, 5.0
-        if not modelled(low) * 1.01 < self.real.estimate < modelled(high):
+        if not modelled(low) * 1.01 < real < modelled(high):
             return 1.0
         for _ in range(20):
             middle = math.sqrt(low * high)
-            below = modelled(middle) < self.real.estimate
+            below = modelled(middle) < real
             low, high = (middle, high) if below else (low, middle)
         return math.sqrt(low * high)
 
@@ -175,10 +185,16 @@ def candidates(
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
-    """Return the change of the code that gains most, as measured if it was; None if none does."""
+    """Return the change of the code that gains most, as measured if it was; None if none does.
+
+    Of some that gain alike, one that needs no build and is one change.
+    """
     usable = [one for one in found if one.change and not one.reason]
     best = max(usable, key=_gain, default=None)
-    return None if best is None or _gain(best) < _GAINS else best
+    if best is None or _gain(best) < _GAINS:
+        return None
+    near = [one for one in usable if _gain(one) * _ALIKE >= _gain(best)]
+    return min(near, key=lambda one: ("h5" in one.name, "+" in one.name, -_gain(one)))
 
 
 def variant_of(loader: Any, candidate: Candidate) -> Any:
@@ -201,11 +217,15 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     most = math.ceil(stages.cores / max(0.25, stages.load_cores))
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
-    took = {n: stages.seconds(workers=n).estimate for n in range(1, max(own, most) + 1)}
-    least = min((took[n] for n in took if n > own), default=math.inf)
-    more = next((n for n in took if n > own and took[n] <= least * _ALIKE), own)
-    now = stages.seconds().estimate
-    keeps_up = now <= _ALIKE * (stages.step.estimate + stages.transfer)
+    now, floor = stages.seconds().estimate, stages.step.estimate + stages.transfer + stages.starting
+    keeps_up = now <= _ALIKE * floor
+    took: dict[int, float] = {}
+    for count in range(own + 1, most + 1):
+        took[count] = stages.seconds(workers=count).estimate
+        if took[count] <= _ALIKE * floor:
+            break
+    least = min(took.values(), default=math.inf)
+    more = next((n for n in took if took[n] <= least * _ALIKE), own)
     if took.get(more, math.inf) < now / _ALIKE:
         yield Candidate("workers", f"num_workers={more}", stages.speedup(workers=more))
     elif keeps_up:
@@ -220,15 +240,20 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     larger = replace(stages, cores=2 * stages.cores, factor=stages.scale)
     there = larger.seconds(workers=max(1, 2 * best))
     if stages.seconds(workers=best).estimate > _GAINS * there.estimate and not keeps_up:
-        yield Candidate("more cores", "", _over(stages.real, there))
+        yield Candidate("more cores", "", stages.gain(there))
     if own == 0:
         return
+    kept = stages.seconds()
+    kept = Interval(*(max(1e-9, end - stages.starting) for end in (kept.low, now, kept.high)))
+    if kept.estimate * _ALIKE < now:
+        gain = stages.gain(kept)
+        yield Candidate("persistent_workers", "persistent_workers=True", gain)
     longer = stages.seconds(prefetch=_LONGEST_QUEUE)
     if stages.room is not None and own * _LONGEST_QUEUE > stages.room:
         yield Candidate("prefetch_factor", "", reason="shared memory has no room for longer queues")
     elif longer.estimate * _ALIKE < now:
         change = f"prefetch_factor={_LONGEST_QUEUE}"
-        yield Candidate("prefetch_factor", change, _over(stages.real, longer))
+        yield Candidate("prefetch_factor", change, stages.gain(longer))
     else:
         text = "batches take alike long: longer queues even out nothing"
         yield Candidate("prefetch_factor", "", reason=text)
@@ -267,7 +292,7 @@ def _dali(loader: Any, stages: Stages) -> Candidate:
     took = Interval(
         max(step.low, alone.low), max(step.estimate, alone.estimate), step.high + alone.high
     )
-    return replace(change, predicted=_over(stages.real, took))
+    return replace(change, predicted=stages.gain(took))
 
 
 def _cached(
@@ -280,10 +305,11 @@ def _cached(
 ) -> Iterator[Candidate]:
     """Yield h5, and pairs with it."""
     from dataloaders.cache import estimate
+    from dataloaders.cache.format.disk import size_of
 
     chains = [chain.members for chain in find_chains(loader.dataset)]
     live = {member.name for members in chains for member in _live(members)}
-    whole = sum(by_call.values())
+    whole = sum(by_call.values()) or 1e-9
     live_s = sum(seconds for call, seconds in by_call.items() if call in live)
     reason = ""
     if random and not live:
@@ -300,7 +326,7 @@ def _cached(
         yield Candidate("h5", "", reason=_line(error))
         return
     if told.low_needed > told.disk_free:
-        size = f"{told.disk_needed / 2**20:.0f} MiB"
+        size = size_of(told.disk_needed)
         yield Candidate(
             "h5", "", reason=f"the disk has no room for {size}; a larger one is missing"
         )
@@ -316,12 +342,12 @@ def _cached(
     took = then.seconds()
     if live <= _DONE_IN_BATCHES:  # in a part of what was measured for single samples
         took = replace(took, low=min(took.low, holding(0.0).seconds().low))
-    costs = f"  # built once: {told.seconds:.0f} s, {told.bytes / 2**20:.1f} MiB"
+    costs = f"  # built once: {told.seconds:.0f} s, {size_of(told.bytes)}"
     saved = (stages.real.estimate - took.estimate) * (batches or 0)
     if saved > 0:
         epochs = math.ceil(told.seconds / saved)
         costs += f", paid for after {epochs} epoch{'s' * (epochs != 1)}"
-    cached = Candidate("h5", f'backend="h5"{costs}', _over(stages.real, took))
+    cached = Candidate("h5", f'backend="h5"{costs}', stages.gain(took))
     yield cached
     if stages.transfer and not _obstacle(loader, "prefetch"):
         gain = then.speedup(hidden=True)
@@ -352,12 +378,6 @@ def _obstacle(loader: Any, name: str) -> str:
         return registry.load(name)().explain(loader).obstacle or ""
     except DataLoadersError as error:  # a package is missing
         return _line(error)
-
-
-def _over(real: Interval, took: Interval) -> Interval:
-    return Interval(
-        real.low / took.high, real.estimate / took.estimate, real.high / max(1e-9, took.low)
-    )
 
 
 def _gain(candidate: Candidate) -> float:
