@@ -10,8 +10,10 @@ Made for a loop of one process over a torch DataLoader, where input costs anythi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -102,6 +104,7 @@ class Causes:
         self.slow = tuple(seen.slow)
         pin_s = _pin_s(host) / size if loader.pin_memory else 0.0
         self.preparation = seen.rows(passing=loader.num_workers > 0, pin_s=pin_s)
+        self._note_memory(seen)
         if "real" not in known.seconds_per_batch:
             return
         yield from self._cold(seen, size)
@@ -143,6 +146,20 @@ class Causes:
             cores=resources.usable_cores(),
             room=resources.batches_that_fit(batch_bytes, resources.shm_room()),
         )
+
+    def _note_memory(self, seen: Prepared) -> None:
+        """Say if the files of the dataset are larger than what memory can keep of them."""
+        if not seen.keys or not any(seen.files):
+            return
+        with contextlib.suppress(OSError, TypeError):
+            sizes = [sum(map(os.path.getsize, of)) for of in seen.files]
+            whole = statistics.fmean(sizes) * len(self._loader.dataset)
+            room = resources.available_memory()
+            if whole > room:
+                self.notes.append(
+                    f"the dataset's files take about {whole / 2**30:.0f} GiB and memory has room "
+                    f"for {room / 2**30:.0f}: each epoch reads the disk; more memory is missing"
+                )
 
     def _starting(self) -> float:
         """Return the seconds a batch that starting workers anew for each epoch takes."""

@@ -172,7 +172,7 @@ class Check:
         derived = placement is not None and placement.derived and not self._pool.transfers
         return summarise(
             analysis,
-            self._causes,
+            causes=self._causes,
             loader=self._loader,
             feed=self._feed,
             batch=self._batch_text,

@@ -24,17 +24,25 @@ _HELD_FROM = 0.03
 
 
 def summarise(
-    analysis: Analysis | None, causes: Causes, *, loader: Any, feed: Feed, **told: Any
+    analysis: Analysis | None,
+    *,
+    loader: Any,
+    feed: Feed,
+    notes: tuple[str, ...],
+    causes: Causes | None = None,
+    **told: Any,
 ) -> Report:
     """Return the report of a check, finished or not; ``told`` are fields of it."""
     known = analysis or Analysis("inconclusive", None, None, {}, {}, None, settled=False)
-    arms, stalls, tips = dict(known.seconds_per_batch), dict(known.stalls), list[str]()
-    if analysis is not None:
-        tips = [*advice(analysis, loader, feed), *_change(causes.candidates)]
-    if causes.fetch is not None and "real" in arms:
-        stalls["fetch"] = causes.fetch
-        arms["cold"] = _sum(arms["real"], causes.fetch)
-    told["notes"] += tuple(causes.notes)
+    arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
+    tips = [] if analysis is None else advice(analysis, loader, feed)
+    if causes is not None:
+        tips += _change(causes.candidates)
+        notes += tuple(causes.notes)
+        told |= {name: getattr(causes, name) for name in ("waits", "preparation", "candidates")}
+        if causes.fetch is not None and "real" in arms:
+            stalls["fetch"] = causes.fetch
+            arms["cold"] = _sum(arms["real"], causes.fetch)
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
@@ -44,9 +52,7 @@ def summarise(
         loader=_describe_loader(loader, feed),
         advice=tuple(tips),
         evidence=known.evidence,
-        waits=causes.waits,
-        preparation=causes.preparation,
-        candidates=causes.candidates,
+        notes=notes,
         **told,
     )
 

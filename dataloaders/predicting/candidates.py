@@ -185,11 +185,12 @@ def candidates(
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
-    """Return the change of the code that gains most, as measured if it was; None if none does.
+    """Return the change of the code that is to gain most; None if none gains 5 %.
 
-    Of some that gain alike, one that needs no build and is one change.
+    Of some that gain alike, one that needs no build and is one change. One that gained nothing when
+    it was tried is left out.
     """
-    usable = [one for one in found if one.change and not one.reason]
+    usable = [one for one in found if one.change and not one.reason and _held(one)]
     best = max(usable, key=_gain, default=None)
     if best is None or _gain(best) < _GAINS:
         return None
@@ -381,8 +382,12 @@ def _obstacle(loader: Any, name: str) -> str:
 
 
 def _gain(candidate: Candidate) -> float:
-    gain = candidate.measured or candidate.predicted
+    gain = candidate.predicted
     return 0.0 if gain is None or candidate.reason else gain.estimate
+
+
+def _held(candidate: Candidate) -> bool:
+    return candidate.measured is None or candidate.measured.estimate >= _GAINS
 
 
 def _line(error: Exception) -> str:
