@@ -47,6 +47,9 @@ The script's model is trained, on some batches many times. So files that existed
 overwritten or deleted: checkpoints go to a folder that the notes name (--let-write turns that off).
 W&B, MLflow and TensorBoard are switched off, and DATALOADERS_CHECK=1 is set for the script.
 
+Where the input costs something, the report also says of which calls preparation consists and what
+each remedy would gain, or why it cannot be used (--no-predict turns that off, --try runs them).
+
 Under torchrun every rank measures at the same time, and rank 0 reports:
   torchrun --nproc-per-node 2 -m dataloaders check train.py -- ARGS
 """
