@@ -77,6 +77,7 @@ def examine(
                 budget_s=budget_s,
                 device=workload.device,
                 clock=getattr(step, "clock", None),
+                predict=False,
             )
         found["check_s"] = time.perf_counter() - start
         found["report"] = json.loads(report.to_json())

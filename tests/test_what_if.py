@@ -207,7 +207,14 @@ class TestModel:
 
     def found(self, stages: Stages, dataset: Any = None, **options: Any) -> dict[str, Candidate]:
         loader: Any = DataLoader(dataset or Waiting(64, 0.0), 4)
-        given = {"by_call": {"load": 0.01}, "batch": 4, "batches": 16, "random": True, **options}
+        given = {
+            "by_call": {"load": 0.01},
+            "batch": 4,
+            "batches": 16,
+            "random": True,
+            "sample_bytes": 16,
+            **options,
+        }
         return by_name(candidates(loader, stages, **given))
 
     def test_the_fewest_workers_that_keep_up(self) -> None:
@@ -260,6 +267,8 @@ class TestModel:
         assert cached.predicted.estimate == pytest.approx(5, rel=0.05)
         assert cached.change.startswith('backend="h5"  # built once: ')
         assert "paid for after" in cached.change
+        slow = self.found(self.stages(4.0), by_call={"load": 1.0}, random=False)["h5"]
+        assert "built once: about 8 s, paid for after 1 epoch" in slow.change  # 64 s on 8 cores
         drawn = self.found(self.stages(0.04))["h5"]
         assert "random" in drawn.reason
 

@@ -30,7 +30,7 @@ from dataloaders.bottleneck.preparation import Call, Prepared, prepared
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.machine import page_cache, resources
 from dataloaders.measuring.intervals import Interval, interval_of, picked
-from dataloaders.predicting import Candidate, Stages, candidates, variant_of
+from dataloaders.predicting import Candidate, Stages, backend_of, candidates, variant_of
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
 
@@ -87,6 +87,13 @@ class Causes:
         loader = self._loader
         if not isinstance(loader, DataLoader):
             return
+        backend = backend_of(loader)
+        if backend not in ("stock", "prefetch"):
+            self.notes.append(
+                f"of backend {backend!r} it is not known what preparation consists of; "
+                "loader.explain() says what it does where"
+            )
+            return
         host = self._blocks.pool.issue("host", 1)[0]
         size = loader.batch_size or samples_in(host) or 1
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
@@ -107,16 +114,21 @@ class Causes:
         self._note_memory(seen)
         if "real" not in known.seconds_per_batch:
             return
-        yield from self._cold(seen, size)
-        stages = self._stages(known, seen, size, nbytes(host))
-        self.candidates = candidates(
-            loader,
-            stages,
-            by_call=seen.by_call,
-            batch=size,
-            batches=self._blocks.feed.length,
-            random=seen.random,
-        )
+        try:
+            yield from self._cold(seen, size)
+            stages = self._stages(known, seen, size, nbytes(host))
+            self.candidates = candidates(
+                loader,
+                stages,
+                by_call=seen.by_call,
+                batch=size,
+                batches=self._blocks.feed.length,
+                random=seen.random,
+                sample_bytes=nbytes(host) // size,
+            )
+        except Exception as error:  # the loader's own, or what a study of it ran into
+            self.notes.append(f"what changes would gain is not known: {_last_line(error)}")
+            return
         if trying:
             yield from self._try(stages)
 
@@ -177,8 +189,12 @@ class Causes:
         files = sorted({file for of in seen.files for file in of} | set(seen.shared))
         whole = len(seen.keys) // size
         settle = feed.in_flight if feed.workers else 1
-        stock = getattr(loader, "backend", None) in (None, "stock")
-        if not files or loader.batch_sampler is None or not stock or iterates_itself(type(loader)):
+        if (
+            not files
+            or loader.batch_sampler is None
+            or backend_of(loader) != "stock"
+            or iterates_itself(type(loader))
+        ):
             return
         if whole < settle + _FEWEST_COLD:
             self.notes.append(

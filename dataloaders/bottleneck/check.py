@@ -239,7 +239,8 @@ class Check:
     def _find_causes(self) -> Iterator[Batch]:
         """Yield the batches that remedies are tried with."""
         known = self._analysis()
-        if known is not None and (known.verdict != "step-bound" or self._trying):
+        wanted = known is not None and (known.verdict != "step-bound" or self._trying)
+        if known is not None and wanted and self._blocks_done:
             self._tell("causes")
             yield from self._causes.find(known, trying=self._trying)
 

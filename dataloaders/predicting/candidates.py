@@ -22,6 +22,7 @@ import torch
 
 from dataloaders import registry
 from dataloaders.errors import DataLoadersError
+from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting.model import seconds_per_batch
@@ -30,7 +31,7 @@ from dataloaders.transforms.kinds import Kind
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Settings, Variants
 
-__all__ = ["Candidate", "Stages", "best_of", "candidates", "variant_of"]
+__all__ = ["Candidate", "Stages", "backend_of", "best_of", "candidates", "variant_of"]
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
@@ -38,6 +39,7 @@ _DALI_S = 1.5
 _COMPETING = 0.5  # of the steps beside workers, when both want all cores
 _ROW_S = 5e-6  # of finding a row in a cache
 _LONGEST_QUEUE = 8
+_LOOKED_AT_S = 0.25  # of a sample: a cache's estimate reads some thirty
 _DONE_IN_BATCHES = {
     *("RandomCrop", "RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip"),
     *("CenterCrop", "ToTensor", "PILToTensor", "ConvertImageDtype", "ToDtype", "Normalize"),
@@ -168,6 +170,7 @@ def candidates(
     batch: int,
     batches: int | None,
     random: bool,
+    sample_bytes: int,
 ) -> tuple[Candidate, ...]:
     """Return every candidate, those that are out last, the most promising first.
 
@@ -178,9 +181,10 @@ def candidates(
         batch: samples of a batch.
         batches: of an epoch, if that is known.
         random: whether the dataset draws random numbers.
+        sample_bytes: of a delivered one.
     """
     found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages)]
-    found += _cached(loader, stages, by_call, batch, batches, random)
+    found += _cached(loader, stages, by_call, batch, batches, random, sample_bytes)
     return tuple(sorted(found, key=lambda one: -_gain(one)))
 
 
@@ -196,6 +200,12 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
         return None
     near = [one for one in usable if _gain(one) * _ALIKE >= _gain(best)]
     return min(near, key=lambda one: ("h5" in one.name, "+" in one.name, -_gain(one)))
+
+
+def backend_of(loader: Any) -> str:
+    """Return the name of the loader's backend; "stock" for torch's own loader."""
+    wanted = loader._wanted_backend() if isinstance(loader, OurLoader) else "stock"
+    return wanted if isinstance(wanted, str) else wanted.name
 
 
 def variant_of(loader: Any, candidate: Candidate) -> Any:
@@ -262,7 +272,9 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
 
 def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
     reason = _obstacle(loader, "prefetch")
-    if not stages.transfer:
+    if backend_of(loader) == "prefetch":
+        reason = "the loader has it"
+    elif not stages.transfer:
         reason = "batches are not copied to a device: there is no copy to hide"
     if reason:
         yield Candidate("prefetch", "", reason=reason)
@@ -303,6 +315,7 @@ def _cached(
     batch: int,
     batches: int | None,
     random: bool,
+    sample_bytes: int,
 ) -> Iterator[Candidate]:
     """Yield h5, and pairs with it."""
     from dataloaders.cache import estimate
@@ -320,19 +333,24 @@ def _cached(
     if reason:
         yield Candidate("h5", "", reason=reason)
         return
-    try:
-        context = loader.multiprocessing_context
-        told = estimate(loader.dataset, "train.h5", multiprocessing_context=context)
-    except Exception as error:  # the dataset's own, or why no cache can hold it
-        yield Candidate("h5", "", reason=_line(error))
-        return
-    if told.low_needed > told.disk_free:
-        size = size_of(told.disk_needed)
-        yield Candidate(
-            "h5", "", reason=f"the disk has no room for {size}; a larger one is missing"
-        )
-        return
-    row_s = batch * (_ROW_S + _copy_s(max(1, told.bytes // max(1, told.samples))))
+    if whole > _LOOKED_AT_S:  # reading some more would take long
+        samples = batch * (batches or 0)
+        build_s, size = (whole - live_s) * samples / stages.cores, sample_bytes
+        costs = f"  # built once: about {build_s:.0f} s"
+    else:
+        try:
+            context = loader.multiprocessing_context
+            told = estimate(loader.dataset, "train.h5", multiprocessing_context=context)
+        except Exception as error:  # the dataset's own, or why no cache can hold it
+            yield Candidate("h5", "", reason=_line(error))
+            return
+        if told.low_needed > told.disk_free:
+            room = f"the disk has no room for {size_of(told.disk_needed)}; a larger one is missing"
+            yield Candidate("h5", "", reason=room)
+            return
+        build_s, size = told.seconds, told.bytes // max(1, told.samples)
+        costs = f"  # built once: {build_s:.0f} s, {size_of(told.bytes)}"
+    row_s = batch * (_ROW_S + _copy_s(max(1, size)))
     rest = max(0.0, sum(stages.loads) / len(stages.loads) - batch * whole)  # collation, sending
 
     def holding(live_s: float) -> Stages:
@@ -343,10 +361,9 @@ def _cached(
     took = then.seconds()
     if live <= _DONE_IN_BATCHES:  # in a part of what was measured for single samples
         took = replace(took, low=min(took.low, holding(0.0).seconds().low))
-    costs = f"  # built once: {told.seconds:.0f} s, {size_of(told.bytes)}"
     saved = (stages.real.estimate - took.estimate) * (batches or 0)
     if saved > 0:
-        epochs = math.ceil(told.seconds / saved)
+        epochs = math.ceil(build_s / saved)
         costs += f", paid for after {epochs} epoch{'s' * (epochs != 1)}"
     cached = Candidate("h5", f'backend="h5"{costs}', stages.gain(took))
     yield cached
