@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dataloaders.bottleneck import Interval, Report, check_bottleneck
 from dataloaders.predicting import Candidate, Stages, best_of, candidates
+from helpers import warm
 from helpers.waits import Waiting, wait
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -331,14 +331,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "option", ["--try", pytest.param("--no-predict", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("option", ["--try", "--no-predict"])
 def test_a_script_gets_its_change_as_code(tmp_path: Path, option: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "dataloaders", "check", "--budget", "2", option, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    words = ["-m", "dataloaders", "check", "--budget", 2, option, script.name]
+    done = warm.run(words, cwd=tmp_path, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     changed = "the one change to make: num_workers=" in done.stdout
     assert changed == (option == "--try")
