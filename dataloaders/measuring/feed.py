@@ -93,7 +93,7 @@ class Feed:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self.length, self._iterator = self.taken, None
+            self.length, self._iterator, self._drawn = self.taken, None, None
             self.epoch_ends.append(self._time.now() - begin)
             raise
         self.keys = None if self._drawn is None else self._drawn.pop(self.taken)
@@ -213,7 +213,7 @@ class Feed:
 
     def close(self) -> None:
         """Drop the running epoch; torch ends its workers when the iterator goes."""
-        self._iterator = None
+        self._iterator = self._drawn = None
         self.taken = 0
 
 

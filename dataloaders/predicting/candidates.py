@@ -107,9 +107,11 @@ class Stages:
         prefetch = prefetch or self.prefetch
         copy = 0.0 if hidden else self.transfer
         scale, ends = self.scale, []
+        # In a worker torch computes with one thread, as it did alone.
+        usual = 1.0 if workers and not self.workers else scale
         for step, load, competing in (
             (self.step.low, min(1.0, scale) * (1 - self.spread), 0.0),
-            (self.step.estimate, scale, _COMPETING),
+            (self.step.estimate, usual, _COMPETING),
             (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0),
         ):
             took = self._seconds(workers, prefetch, load, step + copy, competing)
@@ -138,8 +140,8 @@ class Stages:
         def modelled(scale: float) -> float:
             return self._seconds(self.workers, self.prefetch, scale, step, 0.0)
 
-        low, high = 0.2, 5.0
-        if not modelled(low) * 1.01 < real < modelled(high):
+        low, high = 0.2, 20.0
+        if not modelled(low) * 1.01 < real:
             return 1.0
         for _ in range(20):
             middle = math.sqrt(low * high)
