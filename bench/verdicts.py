@@ -33,9 +33,9 @@ from typing import Any, Literal
 import torch
 
 from bench.harness import Case, Result, Scale, machine_facts, show
-from bench.queue_model import Overhead
 from bench.truth import Truth, calibrated, measured
 from bench.workloads import WORKLOADS, Workload, accepted, gap_class
+from dataloaders.predicting import Overhead
 
 __all__ = ["CASES", "examine", "judge", "main", "summarise"]
 
@@ -77,6 +77,7 @@ def examine(
                 budget_s=budget_s,
                 device=workload.device,
                 clock=getattr(step, "clock", None),
+                predict=False,
             )
         found["check_s"] = time.perf_counter() - start
         found["report"] = json.loads(replace(report, timeline={}).to_json())

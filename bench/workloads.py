@@ -34,7 +34,7 @@ from bench.known_work import (
     as_array,
 )
 from bench.played import Loop, RealTime
-from bench.queue_model import Overhead, seconds_per_batch
+from dataloaders.predicting import Overhead, seconds_per_batch
 
 __all__ = ["WORKLOADS", "Gap", "Workload", "accepted", "gap_class"]
 

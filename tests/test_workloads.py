@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.queue_model import Overhead, seconds_per_batch
 from bench.verdicts import _in_child, judge, summarise
 from bench.workloads import WORKLOADS, accepted
+from dataloaders.predicting import Overhead, seconds_per_batch
 
 # Four workers on two cores are meant so here.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

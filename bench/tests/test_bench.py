@@ -111,7 +111,8 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "name"), [("dali", "dali"), ("transforms", "calls"), ("bottleneck-check", "scripts")]
+    ("page", "name"),
+    [("dali", "dali"), ("transforms", "calls"), ("how-the-check-works", "scripts")],
 )
 def test_a_table_in_the_docs_is_the_kept_result(page: str, name: str) -> None:
     text = (RESULTS.parents[1] / "docs" / f"{page}.md").read_text()

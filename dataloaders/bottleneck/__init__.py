@@ -7,6 +7,8 @@ schedule   how long blocks are, when enough is known: decided from numbers
 blocks     one block: batches out, marks of the clock between them
 resident   a few real batches, kept where the step wants them
 verdict    what the intervals carry, and by which evidence
+causes     after the verdict: slow samples, cold files, remedies and what they gain
+preparation   what a sample's preparation consists of, by calls
 summary    advice and notes        report   the result: data and text
 outputs/   JSON, page, Markdown, trace, two reports compared
 """

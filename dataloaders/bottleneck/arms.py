@@ -5,8 +5,9 @@
     host        the same in the loader's memory: a copy each   transfer
     contended   resident ones, while the loader's workers run  contention
     real        the loader's batches                           everything; what is left is prep
+    cold        the same, their files evicted from memory      fetch, by its difference to real
 
-A further arm (a candidate backend, evicted files) is one more entry of `ARMS`.
+A further arm of a round is one more entry of `ARMS`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck.blocks import Blocks
 
-__all__ = ["ARMS", "STALLS", "Arm", "Stall", "Take", "Verdict"]
+__all__ = ["ARMS", "COLD", "FETCH", "STALLS", "Arm", "Stall", "Take", "Verdict"]
 
 Verdict: TypeAlias = Literal[
     "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
@@ -70,8 +71,9 @@ class Arm:
 PREP = Stall("prep", "input-bound", "waiting for batches to be made")
 TRANSFER = Stall("transfer", "transfer-bound", "waiting for the copy to the device")
 CONTENTION = Stall("contention", "contention-bound", "slowed down by the loader's workers")
+FETCH = Stall("fetch", "input-bound", "more, where files come from the disk")
 STALLS = (PREP, TRANSFER, CONTENTION)
-"""In the order of the report; "prep" is what the others leave of the gap."""
+"""Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
 
 
 def _when_idle(blocks: Blocks) -> None:
@@ -152,4 +154,13 @@ ARMS = (
         lambda blocks: blocks.feed.left - 1,
     ),
 )
-"""All arms, in the order of a round: the first one continues where the warm-up ended."""
+"""All arms of a round, in its order: the first one continues where the warm-up ended."""
+
+COLD = Arm(
+    "cold",
+    "the loop as it is, its files not in memory",
+    FETCH,
+    lambda blocks: False,  # measured once, after the rounds: see causes.py
+    _begin_real,
+    _from_loader,
+)

@@ -9,11 +9,14 @@ loading behind the device's work, as training does.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataloaders.batches.tree import Batch, leaves, nbytes, to_device
 from dataloaders.bottleneck.arms import ARMS, Arm, Take
@@ -26,13 +29,42 @@ from dataloaders.measuring.intervals import Lap, Step, Timed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Block", "Blocks"]
+__all__ = ["Block", "Blocks", "Waits"]
 
 Block: TypeAlias = Generator[Batch, None, "Timed | None"]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 
 _MOST_SPOILT = 3
 _LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
+_MOST_WAITS = 100_000
+_SLOWEST = 4
+
+
+class Waits:
+    """Holds what single batches were waited for, and which batches were waited for the longest.
+
+    Attributes:
+        seconds: of the last 100,000 batches.
+        slowest: (seconds, number, keys) of those batches whose keys are known.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=_MOST_WAITS)
+        self.slowest: list[tuple[float, int, Any]] = []  # a heap; numbers, for keys do not compare
+        self._count = itertools.count()
+
+    def add(self, seconds: float, keys: Any) -> None:
+        """Note one batch."""
+        self.seconds.append(seconds)
+        if keys is None:
+            return
+        entry = (seconds, next(self._count), keys)
+        if len(self.slowest) < _SLOWEST:
+            heapq.heappush(self.slowest, entry)
+        elif seconds > self.slowest[0][0]:
+            heapq.heapreplace(self.slowest, entry)
+
+
 _KEPT_STEPS = 100  # of each arm, for the timeline
 
 
@@ -53,11 +85,13 @@ class Blocks:
         cycle: batches of an accumulation cycle, as the last block had it.
         writes: whether the step writes into its batch.
         held_up: tells what other processes did, as `HostTime.held_up` does.
+        step_cores: cores that this process computes on during a step.
+        waits: seconds that the host waited for single batches of real blocks, with their keys.
         salvaged: the real block of a whole epoch whose consumer left after its last batch.
     """
 
     def __init__(
-        self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, time: HostTime
+        self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
     ) -> None:
         self.feed: Feed = feed
         self.pool: Pool = pool
@@ -73,10 +107,12 @@ class Blocks:
         self.given = 0
         self.cycle = 1
         self.writes = False
+        self.step_cores = 1.0
+        self.waits = Waits()
         self.salvaged: Timed | None = None
         self._schedule = schedule
-        self._now = time.now
-        self.held_up = getattr(time, "held_up", HostTime().held_up)
+        self._now = host.now
+        self.held_up = getattr(host, "held_up", HostTime().held_up)
         self._held_s = 0.0  # by other processes, in the block under way
         self._busy: list[float] = []  # shares of workers at work in it
         self._elsewhere_s = 0.0
@@ -252,6 +288,7 @@ class Blocks:
         copies = real and feed.copies_to is not None
         ended = False
         before, used, looked = self.held_up(), feed.cpu_s(), -math.inf
+        started, computed = now(), time.process_time()
         marks = [mark()]
         facts: list[tuple[float, float, int, bool]] = []
         try:
@@ -274,6 +311,8 @@ class Blocks:
                         batch = feed.next()
                     given = now()
                     waited += given - begin
+                    if real:
+                        self.waits.add(given - begin, feed.keys)
                     if varied:
                         size += nbytes(batch)
                         fresh = self._is_fresh(batch) or fresh
@@ -287,6 +326,8 @@ class Blocks:
                     break
         finally:
             self.given += per_lap * len(facts)
+        if arm.name == "synthetic" and now() > started:
+            self.step_cores = (time.process_time() - computed) / (now() - started)
         waited, others = (b - a for a, b in zip(before, self.held_up(), strict=True))
         self._held_s += max(0.0, min(waited, others - (feed.cpu_s() - used)))
         begin = now()
@@ -326,6 +367,8 @@ class Blocks:
             waited = now() - begin
             while True:
                 done += 1
+                if done > 1:  # what starting an epoch takes is no batch's own
+                    self.waits.add(now() - begin, feed.keys)
                 if schedule.cut_short and done == length:
                     # A consumer that counts batches never asks for more than these: this is the
                     # last that the clock is read, and the last step counts as an ordinary one.

@@ -21,6 +21,7 @@ import torch
 from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.arms import Arm
 from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
@@ -87,6 +88,9 @@ class Check:
         iterate: makes the loader's iterator, if not ``iter(loader)``.
         progress: called with a `Progress` between blocks, never inside one.
         clock: what blocks are timed with; None: the devices that the step computes on.
+        predict: whether to look, once the verdict stands, for what preparation consists of and
+            what remedies would gain; some seconds, unless the step is the bottleneck.
+        try_candidates: whether to run these remedies with the step, too.
         agree: with several ranks, called at the same points of the loop by every rank with the
             numbers of its own; returns those of rank 0. None: this process decides alone.
 
@@ -104,6 +108,8 @@ class Check:
         iterate: Callable[[], Iterator[Batch]] | None = None,
         progress: Callable[[Progress], None] | None = None,
         clock: Clock | None = None,
+        predict: bool = True,
+        try_candidates: bool = False,
         agree: Agree | None = None,
     ) -> None:
         if not budget_s > 0:
@@ -128,6 +134,9 @@ class Check:
         self._blocks = Blocks(
             self._feed, self._pool, self._schedule, clock or HostClock(), self._time
         )
+        self._predict = predict or try_candidates
+        self._trying = try_candidates
+        self._causes = Causes(loader, self._blocks, budget_s, self._time.now)
         if self._schedule.whole_epochs and self._feed.length:
             self._pool.most_batches = self._feed.length  # one epoch, its short last batch included
         self._parallel = bool(self._feed.workers)
@@ -163,6 +172,7 @@ class Check:
         derived = placement is not None and placement.derived and not self._pool.transfers
         return summarise(
             analysis,
+            causes=self._causes,
             loader=self._loader,
             feed=self._feed,
             batch=self._batch_text,
@@ -216,6 +226,8 @@ class Check:
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
+            if self._predict and self._schedule.alone:
+                yield from self._find_causes()
         except GeneratorExit:
             # The consumer's own loop ended first; if no block fitted into it, make them shorter.
             if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:
@@ -224,6 +236,14 @@ class Check:
         finally:
             self._spent_s = self._seconds()
             self._resumed_at = None
+
+    def _find_causes(self) -> Iterator[Batch]:
+        """Yield the batches that remedies are tried with."""
+        known = self._analysis()
+        wanted = known is not None and (known.verdict != "step-bound" or self._trying)
+        if known is not None and wanted and self._blocks_done:
+            self._tell("causes")
+            yield from self._causes.find(known, trying=self._trying)
 
     def _warm_up(self) -> Generator[Batch, None, bool]:
         """Yield first steps: fill the pool, see where batches end up, end epoch 0.

@@ -37,6 +37,8 @@ def bottleneck_check(
     device: torch.device | str | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
+    predict: bool = True,
+    try_candidates: bool = False,
 ) -> Iterator[Check]:
     """Give a `Check` of ``loader``; the loop that iterates it is measured and ends by itself.
 
@@ -54,13 +56,24 @@ def bottleneck_check(
             terminal.
         clock: what blocks are timed with, for a step on a device that torch does not know; None:
             the devices that the step computes on, else the host's clock.
+        predict: unless the step is the bottleneck, look for what preparation consists of, and what
+            remedies would gain; some seconds more.
+        try_candidates: run these remedies with the step, too, each for a tenth of the budget.
 
     Raises:
         OptionError: ``budget_s`` is not positive.
         CheckError: while iterating, if the loader yields no batch.
     """
     line = _Line()
-    check = Check(loader, budget_s=budget_s, device=device, progress=progress or line, clock=clock)
+    check = Check(
+        loader,
+        budget_s=budget_s,
+        device=device,
+        progress=progress or line,
+        clock=clock,
+        predict=predict,
+        try_candidates=try_candidates,
+    )
     hook = register_optimizer_step_post_hook(lambda *_: check.optimizer_stepped())
     with random_states_kept(*generators_of(loader)), _epochs_uncounted(loader):
         try:
@@ -79,6 +92,8 @@ def check_bottleneck(
     device: torch.device | str | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
+    predict: bool = True,
+    try_candidates: bool = False,
 ) -> Report:
     """Return whether the input pipeline holds ``step`` back, by how much, and where the time goes.
 
@@ -87,6 +102,7 @@ def check_bottleneck(
 
     Args:
         loader, budget_s, device, progress, clock: as in `bottleneck_check`.
+        predict, try_candidates: likewise.
         step: takes one batch as the loader delivers it; copies it to its device itself, unless
             the loader does.
 
@@ -97,7 +113,13 @@ def check_bottleneck(
             far is the exception's attribute ``report``.
     """
     with bottleneck_check(
-        loader, budget_s=budget_s, device=device, progress=progress, clock=clock
+        loader,
+        budget_s=budget_s,
+        device=device,
+        progress=progress,
+        clock=clock,
+        predict=predict,
+        try_candidates=try_candidates,
     ) as check:
         try:
             for batch in check:

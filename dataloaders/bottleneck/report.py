@@ -18,9 +18,11 @@ from dataloaders.bottleneck.outputs import saved, tables
 from dataloaders.bottleneck.outputs.against import Comparison, compare
 from dataloaders.bottleneck.outputs.markdown import markdown
 from dataloaders.bottleneck.outputs.trace import trace
-from dataloaders.bottleneck.outputs.words import MEANS, bound_of
+from dataloaders.bottleneck.outputs.words import MEANS, bound_of, milliseconds
+from dataloaders.bottleneck.preparation import Call
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval, Step
+from dataloaders.predicting import Candidate
 
 __all__ = ["Report"]
 
@@ -37,8 +39,9 @@ class Report:
         speedup_bound: real / synthetic with its 95 % interval: how many times faster the loop
             would be if batches cost nothing. 1.0 means nothing to gain.
         seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended",
-            "real"; arms that say nothing here are missing).
-        stalls: "prep", "transfer", "contention" -> seconds a batch lost to it.
+            "real", "cold"; arms that say nothing here are missing).
+        stalls: "prep", "transfer", "contention" -> seconds a batch lost to it, which add up to real
+            minus synthetic; "fetch" -> seconds that an epoch from the disk loses beyond these.
         smallest_gap: the smallest share of time that this run could have seen.
         loader: the loader in one line.
         batch: one batch in one line: dtypes and shapes.
@@ -49,6 +52,11 @@ class Report:
         evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
             same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
+        waits: what single batches were waited for: "p50", "p99" and "longest", in seconds, and
+            "slow": (index, file or "", seconds) of samples that take far longer than most; None if
+            no batch of the loader was measured.
+        preparation: what a sample's preparation consists of, the largest part first.
+        candidates: changes of the input: what each would gain, or why it is out.
         timeline: arm -> its last measured steps, as the host's clock saw them.
     """
 
@@ -65,6 +73,9 @@ class Report:
     seconds: float
     evidence: str | None = None
     machine: Mapping[str, str] = field(default_factory=machine_facts)
+    waits: Mapping[str, Any] | None = None
+    preparation: tuple[Call, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     timeline: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -85,6 +96,11 @@ class Report:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
         parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
         for table in (tables.arms(self), tables.stalls(self)):
+            if table:
+                parts += [_table(table), ""]
+        if self.waits is not None and self.verdict != "step-bound":
+            parts += [*self._waits(), ""]
+        for table in (tables.preparation(self), tables.candidates(self)):
             if table:
                 parts += [_table(table), ""]
         parts += [Text(f"-> {line}") for line in self.advice]
@@ -142,6 +158,16 @@ class Report:
         console.print(self.__rich__())
         code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
         return console.export_html(inline_styles=True, code_format=code)
+
+    def _waits(self) -> list[str]:
+        assert self.waits is not None
+        p50, p99, longest = (milliseconds(self.waits[name]) for name in ("p50", "p99", "longest"))
+        lines = [f"waits for a batch, ms: half up to {p50}, 99 % up to {p99}, longest {longest}"]
+        for index, file, seconds in self.waits["slow"]:
+            lines.append(
+                f"slow: sample {index}, {milliseconds(seconds)} ms{' ' + file if file else ''}"
+            )
+        return lines
 
 
 def _table(shown: tables.Table) -> Table:

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources
 from dataloaders.measuring.feed import Feed
+from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting import Candidate, best_of
 
 __all__ = ["advice", "notes_of", "summarise"]
 
 _HELD_FROM = 0.03
 
 
-def summarise(analysis: Analysis | None, *, loader: Any, feed: Feed, **told: Any) -> Report:
+def summarise(
+    analysis: Analysis | None,
+    *,
+    loader: Any,
+    feed: Feed,
+    notes: tuple[str, ...],
+    causes: Causes | None = None,
+    **told: Any,
+) -> Report:
     """Return the report of a check, finished or not; ``told`` are fields of it."""
     known = analysis or Analysis("inconclusive", None, None, {}, {}, None, settled=False)
+    arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
+    tips = [] if analysis is None else advice(analysis, loader, feed)
+    if causes is not None:
+        tips += _change(causes.candidates)
+        notes += tuple(causes.notes)
+        told |= {name: getattr(causes, name) for name in ("waits", "preparation", "candidates")}
+        if causes.fetch is not None and "real" in arms:
+            stalls["fetch"] = causes.fetch
+            arms["cold"] = _sum(arms["real"], causes.fetch)
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
-        seconds_per_batch=known.seconds_per_batch,
-        stalls=known.stalls,
+        seconds_per_batch=arms,
+        stalls=stalls,
         smallest_gap=known.smallest_gap,
         loader=_describe_loader(loader, feed),
-        advice=() if analysis is None else tuple(advice(analysis, loader, feed)),
+        advice=tuple(tips),
         evidence=known.evidence,
+        notes=notes,
         **told,
     )
 
@@ -93,6 +116,24 @@ def notes_of(
         hidden = ", which a device may hide" if blocks.behind else ", counted as input"
         notes.append(f"{1e3 * seconds:.1f} ms a batch are waits for another loader, {name}{hidden}")
     return tuple(notes)
+
+
+def _sum(one: Interval, other: Interval) -> Interval:
+    """Return ``one + other`` of two figures that were measured apart."""
+    estimate = one.estimate + other.estimate
+    half = math.hypot(one.half_width, other.half_width)
+    return Interval(estimate - half, estimate, estimate + half)
+
+
+def _change(found: Sequence[Candidate]) -> list[str]:
+    """Return the one change to make, as code, with what it gains."""
+    if not found:
+        return []
+    best = best_of(found)
+    if best is None:
+        return ["no change of the input that was looked at gains 5 %"]
+    gain, how = best.measured or best.predicted, "measured" if best.measured else "predicted"
+    return [f"the one change to make: {best.change}  ({how}: {gain:.2f} x as fast)"]
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:

@@ -48,6 +48,9 @@ The script's model is trained, on some batches many times. So files that existed
 overwritten or deleted: checkpoints go to a folder that the notes name (--let-write turns that off).
 W&B, MLflow and TensorBoard are switched off, and DATALOADERS_CHECK=1 is set for the script.
 
+Where the input costs something, the report also says of which calls preparation consists and what
+each remedy would gain, or why it cannot be used (--no-predict turns that off, --try runs them).
+
 Under torchrun every rank measures at the same time, and rank 0 reports:
   torchrun --nproc-per-node 2 -m dataloaders check train.py -- ARGS
 """
@@ -190,6 +193,8 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         quiet=parsed.quiet,
         let_write=parsed.let_write,
         fail_if=parsed.fail_if,
+        predict=parsed.predict,
+        try_candidates=parsed.try_candidates,
     )
     return check(target, args, options)
 
@@ -233,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         "is the input pipeline what holds a script back?",
         "[--budget S] [--loader N] [--let-write] [--fail-if VERDICTS] [--quiet]\n"
         f"{' ' * 25}[--html F] [--json F] [--against F] [--markdown F] [--trace F]\n"
-        f"{' ' * 25}{script}",
+        f"{' ' * 25}[--try | --no-predict] {script}",
         _CHECK,
         _CHECK_EPILOG,
     )
@@ -254,6 +259,19 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="VERDICTS",
         help="exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS),
+    )
+    remedies = check.add_mutually_exclusive_group()
+    remedies.add_argument(
+        "--try",
+        action="store_true",
+        dest="try_candidates",
+        help="run each remedy that needs no build in the script's loop, beside its prediction",
+    )
+    remedies.add_argument(
+        "--no-predict",
+        action="store_false",
+        dest="predict",
+        help="do not look for what preparation consists of, and what remedies would gain",
     )
     tune = add(
         "tune",

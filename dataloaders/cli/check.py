@@ -44,6 +44,8 @@ class Options:
         quiet: no progress, and the result in one line.
         let_write: let the script write its files in place.
         fail_if: verdicts for which the exit status is 1.
+        predict: look for what preparation consists of, and what remedies would gain.
+        try_candidates: run these remedies in the script's loop, too.
     """
 
     budget_s: float
@@ -53,6 +55,8 @@ class Options:
     quiet: bool = False
     let_write: bool = False
     fail_if: tuple[str, ...] = ()
+    predict: bool = True
+    try_candidates: bool = False
 
 
 def check(target: Target, args: list[str], options: Options) -> int:
@@ -225,6 +229,8 @@ class _Measuring:
                 budget_s=self._options.budget_s,
                 iterate=iterate,
                 progress=self.line,
+                predict=self._options.predict,
+                try_candidates=self._options.try_candidates,
                 agree=None if self.ranks is None else self.ranks.agree,
             )
         )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import CheckError
@@ -45,6 +47,8 @@ class Feed:
         in_flight: batches that can be made ahead of use.
         ahead: those among them that the loader itself copies to a device ahead of use.
         tells: whether its iterator tells how many batches are ready (torch's with workers does).
+        keys: what the loader's sampler drew for the last batch taken; None where that is not known
+            (ordered before anybody listened, another iterator than torch's, out of order).
         copies_to: the device to which the loader copies each batch as it is taken, or None.
             Batches from here are still where they were before that copy.
     """
@@ -65,6 +69,8 @@ class Feed:
         self.epoch_ends: list[float] = []
         self.tells: bool = True
         self.copies_to: torch.device | None = None
+        self.keys: Any = None
+        self._drawn: _Drawn | None = None
         self.workers: int = int(getattr(loader, "num_workers", 0) or 0)
         self.ahead = 0
         self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
@@ -87,9 +93,10 @@ class Feed:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self.length, self._iterator = self.taken, None
+            self.length, self._iterator, self._drawn = self.taken, None, None
             self.epoch_ends.append(self._time.now() - begin)
             raise
+        self.keys = None if self._drawn is None else self._drawn.pop(self.taken)
         self.taken += 1
         return batch
 
@@ -107,6 +114,7 @@ class Feed:
             self.copies_to, iterator = iterator.device, iterator.batches
         self._iterator = iterator
         self.tells = counts_of(iterator) is not None
+        self._drawn = _Drawn.of(iterator)
         # A prefetcher of ours holds more, on their way to the device.
         self.ahead = int(getattr(iterator, "ahead", 0))
         self.in_flight = max(1, self._queued + self.ahead)
@@ -118,6 +126,7 @@ class Feed:
                 "the loader yields no batch: there is nothing to measure; "
                 "check its dataset's length, and drop_last with a batch_size larger than that"
             ) from None
+        self.keys = None if self._drawn is None else self._drawn.pop(0)
         self.taken = 1
         # Persistent workers first finish what an abandoned epoch had ordered: that is no start.
         if self.epoch > 0 and not abandoned:
@@ -204,5 +213,41 @@ class Feed:
 
     def close(self) -> None:
         """Drop the running epoch; torch ends its workers when the iterator goes."""
-        self._iterator = None
+        self._iterator = self._drawn = None
         self.taken = 0
+
+
+class _Drawn:
+    """Passes on what a sampler yields to torch's iterator, and keeps it until its batch is taken.
+
+    With workers the first batches of an epoch were ordered before: their indices are not known.
+    """
+
+    def __init__(self, sampled: Iterator[Any], ordered: int) -> None:
+        self._sampled = sampled
+        self._ordered = ordered
+        self._kept: dict[int, Any] = {}
+
+    @classmethod
+    def of(cls, iterator: Any) -> _Drawn | None:
+        """Return one that ``iterator`` draws from, from now on; None for another than torch's."""
+        if type(iterator).__module__ != _BaseDataLoaderIter.__module__:
+            return None
+        if iterator._dataset_kind != _DatasetKind.Map or not getattr(iterator, "_in_order", True):
+            return None
+        drawn = cls(iterator._sampler_iter, getattr(iterator, "_send_idx", 0))
+        iterator._sampler_iter = drawn
+        return drawn
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        keys = next(self._sampled)
+        self._kept[self._ordered] = keys
+        self._ordered += 1
+        return keys
+
+    def pop(self, number: int) -> Any:
+        """Return the keys of the epoch's batch ``number``, and forget them."""
+        return self._kept.pop(number, None)

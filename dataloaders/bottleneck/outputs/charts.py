@@ -102,7 +102,7 @@ def _waterfall(report: Report) -> str | None:
 
 
 def _preparation(report: Report) -> str | None:
-    rows = [one for one in getattr(report, "preparation", ()) if one.share >= LEAST_SHARE]
+    rows = [one for one in report.preparation if one.share >= LEAST_SHARE]
 
     def draw(axes: Any) -> None:
         for row, one in enumerate(rows):
@@ -113,7 +113,7 @@ def _preparation(report: Report) -> str | None:
 
 
 def _candidates(report: Report) -> str | None:
-    found = getattr(report, "candidates", ())
+    found = report.candidates
     rows = [one for one in found if not one.reason and (one.predicted or one.measured)]
 
     def draw(axes: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dataloaders.bottleneck.arms import ARMS, STALLS
+from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, STALLS
 from dataloaders.bottleneck.outputs.words import milliseconds, range_of, times
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Table:
 
 def arms(report: Report) -> Table:
     """Return the arms that were measured, the whole loop last."""
-    tells = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0])}
+    tells = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0], COLD)}
     rows = [
         (name, milliseconds(took.estimate), range_of(took), tells.get(name, ""))
         for name, took in in_order(report.seconds_per_batch, tells)
@@ -64,7 +64,7 @@ def stalls(report: Report) -> Table:
     real = report.seconds_per_batch.get("real")
     if real is None or report.verdict == "step-bound":
         return Table((), ())
-    tells = {cause.name: cause.tells for cause in STALLS}
+    tells = {cause.name: cause.tells for cause in (*STALLS, FETCH)}
     rows = [
         (
             name,
@@ -86,7 +86,7 @@ def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]
 
 def waits(report: Report) -> Table:
     """Return how long single batches are waited for."""
-    found = getattr(report, "waits", None) or {}
+    found = report.waits or {}
     kinds = {"p50": "half of them at most", "p99": "99 of 100 at most", "longest": "the longest"}
     rows = [(text, milliseconds(found[key])) for key, text in kinds.items() if key in found]
     return Table(("wait for one batch", "ms"), tuple(rows))
@@ -94,7 +94,7 @@ def waits(report: Report) -> Table:
 
 def slow(report: Report) -> Table:
     """Return the samples that took longest."""
-    found = (getattr(report, "waits", None) or {}).get("slow", ())
+    found = (report.waits or {}).get("slow", ())
     rows = [(str(index), milliseconds(seconds), file) for index, file, seconds in found]
     return Table(("slow sample", "ms", "file"), tuple(rows))
 
@@ -103,7 +103,7 @@ def preparation(report: Report) -> Table:
     """Return what the calls of one sample cost."""
     rows = [
         (one.call, milliseconds(one.seconds_per_sample), f"{one.share:.0%}")
-        for one in getattr(report, "preparation", ())
+        for one in report.preparation
         if one.share >= LEAST_SHARE
     ]
     return Table(("call", "ms a sample", "share"), tuple(rows))
@@ -118,7 +118,7 @@ def candidates(report: Report) -> Table:
             times(one.measured),
             one.reason or (one.change and f"`{one.change}`"),
         )
-        for one in getattr(report, "candidates", ())
+        for one in report.candidates
     ]
     return Table(("change", "predicted", "measured", "how, or why not"), tuple(rows))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaders.bottleneck.arms import Verdict
 from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting import best_of
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
@@ -43,12 +44,10 @@ def bound_of(report: Report) -> str:
 
 def change_of(report: Report) -> tuple[str, str]:
     """Return the one change to make, as code, and its gain; or "" and the first advice."""
-    found = () if report.verdict == "step-bound" else getattr(report, "candidates", ())
-    gains = [(one.measured or one.predicted, one) for one in found if one.change and not one.reason]
-    gains = [(gain, one) for gain, one in gains if gain is not None and gain.low > 1]
-    if not gains:
+    best = None if report.verdict == "step-bound" else best_of(report.candidates)
+    gain = None if best is None else best.measured or best.predicted
+    if best is None or gain is None:
         return "", report.advice[0] if report.advice else ""
-    gain, best = max(gains, key=lambda pair: pair[0].estimate)
     how = "measured" if best.measured else "predicted"
     return best.change, f"{best.name}: {times(gain)} as fast, {how}"
 

@@ -1,0 +1,284 @@
+"""What is found once the verdict stands: slow samples, preparation by calls, cold files, remedies.
+
+    verdict ──> prepared()    in a process of its own: samples timed, their files known
+            ──> fetch         those files evicted: the loop on those samples, twice in turn
+            ──> candidates()  what each remedy would gain, from the stages measured so far
+            ──> trials        each remedy's loader with the step, if that is wanted
+
+Made for a loop of one process over a torch DataLoader, where input costs anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
+from dataloaders.bottleneck.blocks import Blocks
+from dataloaders.bottleneck.preparation import Call, Prepared, prepared
+from dataloaders.bottleneck.verdict import Analysis
+from dataloaders.machine import page_cache, resources
+from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.predicting import Candidate, Stages, backend_of, candidates, variant_of
+from dataloaders.specification import iterates_itself, view_of
+from dataloaders.tuning.trial import observe
+
+__all__ = ["Causes"]
+
+_LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
+_TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
+_FEWEST_COLD = 6
+_STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
+
+
+class Causes:
+    """What was found; each part is empty until it is.
+
+    Args:
+        loader: what is iterated.
+        blocks: of the check.
+        budget_s: the check's.
+        now: the host's time.
+
+    Attributes:
+        preparation, candidates: see `Report`.
+        slow: (index, file, seconds) of slow samples.
+        fetch: seconds a batch that reading files from the disk takes beyond the rest.
+        notes: what was not found and why, a sentence each.
+    """
+
+    def __init__(
+        self, loader: Any, blocks: Blocks, budget_s: float, now: Callable[[], float]
+    ) -> None:
+        self.preparation: tuple[Call, ...] = ()
+        self.candidates: tuple[Candidate, ...] = ()
+        self.slow: tuple[tuple[Any, str, float], ...] = ()
+        self.fetch: Interval | None = None
+        self.notes: list[str] = []
+        self._loader = loader
+        self._blocks = blocks
+        self._budget_s = budget_s
+        self._now = now
+
+    @property
+    def waits(self) -> Mapping[str, Any] | None:
+        """Return what single batches were waited for; None if no real block ran."""
+        seconds = self._blocks.waits.seconds
+        if not seconds:
+            return None
+        p50, p99, longest = np.percentile(seconds, (50, 99, 100))
+        return {
+            "p50": float(p50), "p99": float(p99), "longest": float(longest), "slow": self.slow,
+        }  # fmt: skip
+
+    def find(self, known: Analysis, *, trying: bool) -> Iterator[Batch]:
+        """Find them; yields batches to step on."""
+        loader = self._loader
+        if not isinstance(loader, DataLoader):
+            return
+        backend = backend_of(loader)
+        if backend not in ("stock", "prefetch"):
+            self.notes.append(
+                f"of backend {backend!r} it is not known what preparation consists of; "
+                "loader.explain() says what it does where"
+            )
+            return
+        host = self._blocks.pool.issue("host", 1)[0]
+        size = loader.batch_size or samples_in(host) or 1
+        if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
+            size = 1  # a sample is a batch
+        slowest = sorted(self._blocks.waits.slowest, reverse=True)
+        first = [key for _, _, keys in slowest for key in _listed(keys)]
+        seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
+        try:
+            seen = prepared(loader, size, seconds=seconds, first=first, now=self._now)
+        except Exception as error:  # a dataset may fail in any way
+            self.notes.append(f"what preparation consists of is not known: {_last_line(error)}")
+            return
+        if not seen.samples:
+            return
+        self.slow = tuple(seen.slow)
+        pin_s = _pin_s(host) / size if loader.pin_memory else 0.0
+        self.preparation = seen.rows(passing=loader.num_workers > 0, pin_s=pin_s)
+        self._note_memory(seen)
+        if "real" not in known.seconds_per_batch:
+            return
+        try:
+            yield from self._cold(seen, size)
+            stages = self._stages(known, seen, size, nbytes(host))
+            self.candidates = candidates(
+                loader,
+                stages,
+                by_call=seen.by_call,
+                batch=size,
+                batches=self._blocks.feed.length,
+                random=seen.random,
+                sample_bytes=nbytes(host) // size,
+            )
+        except Exception as error:  # the loader's own, or what a study of it ran into
+            self.notes.append(f"what changes would gain is not known: {_last_line(error)}")
+            return
+        if trying:
+            yield from self._try(stages)
+
+    def _stages(self, known: Analysis, seen: Prepared, size: int, batch_bytes: int) -> Stages:
+        arms, workers = known.seconds_per_batch, self._blocks.feed.workers
+        samples = np.array(seen.usual)
+        each = seen.collate_s + seen.pass_s * (workers > 0)
+        whole = len(samples) // size
+        loads = [float(samples.mean() + each) * size]
+        if whole >= 4:
+            loads = list(samples[: whole * size].reshape(whole, size).sum(axis=1) + each * size)
+        spread = 0.3
+        if len(samples) > 2:
+            spread = 2 * samples.std() / math.sqrt(len(samples)) / max(1e-9, samples.mean())
+        step = arms["synthetic"]
+        return Stages(
+            real=arms["real"],
+            step=step,
+            loads=[max(1e-9, float(load)) for load in loads],
+            spread=min(0.5, max(0.03, float(spread))),
+            transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
+            load_cores=seen.cores,
+            step_cores=self._blocks.step_cores,
+            starting=self._starting(),
+            workers=workers,
+            prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
+            cores=resources.usable_cores(),
+            room=resources.batches_that_fit(batch_bytes, resources.shm_room()),
+        )
+
+    def _note_memory(self, seen: Prepared) -> None:
+        """Say if the files of the dataset are larger than what memory can keep of them."""
+        if not seen.keys or not any(seen.files):
+            return
+        with contextlib.suppress(OSError, TypeError):
+            sizes = [sum(map(os.path.getsize, of)) for of in seen.files]
+            whole = statistics.fmean(sizes) * len(self._loader.dataset)
+            room = resources.available_memory()
+            if whole > room:
+                self.notes.append(
+                    f"the dataset's files take about {whole / 2**30:.0f} GiB and memory has room "
+                    f"for {room / 2**30:.0f}: each epoch reads the disk; more memory is missing"
+                )
+
+    def _starting(self) -> float:
+        """Return the seconds a batch that starting workers anew for each epoch takes."""
+        feed = self._blocks.feed
+        kept = getattr(self._loader, "persistent_workers", False)
+        if kept or not (feed.workers and feed.length and feed.epoch_starts):
+            return 0.0
+        ends = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
+        usual = statistics.median(self._blocks.waits.seconds or [0.0])
+        return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
+
+    def _cold(self, seen: Prepared, size: int) -> Iterator[Batch]:
+        """Measure a block on samples whose files were evicted, and the same again."""
+        feed, loader = self._blocks.feed, self._loader
+        files = sorted({file for of in seen.files for file in of} | set(seen.shared))
+        whole = len(seen.keys) // size
+        settle = feed.in_flight if feed.workers else 1
+        if (
+            not files
+            or loader.batch_sampler is None
+            or backend_of(loader) != "stock"
+            or iterates_itself(type(loader))
+        ):
+            return
+        if whole < settle + _FEWEST_COLD:
+            self.notes.append(
+                f"no cold block: the files of {whole} batches are known, and it takes "
+                f"{settle + _FEWEST_COLD}"
+            )
+            return
+        if not _evicted(files):
+            self.notes.append("no cold block: the files cannot be evicted from the page cache")
+            return
+        batches = [seen.keys[at : at + size] for at in range(0, whole * size, size)]
+        view = view_of(loader, batch_sampler=batches, persistent_workers=False)
+        cold = yield from self._timed(view, settle)
+        again = yield from self._timed(view, settle)
+        if len(cold) == len(again) >= _FEWEST_COLD:
+            lost = np.array(cold) - np.array(again)
+            self.fetch = interval_of(lost.mean(), picked(lost, 0).mean(axis=1), len(lost))
+
+    def _timed(self, view: Any, settle: int) -> Generator[Batch, None, list[float]]:
+        """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
+        clock = self._blocks.clock
+        marks: list[Any] = []
+        for number, batch in enumerate(view._get_iterator()):  # not iter(): it may be watched
+            if number == settle:
+                marks.append(clock.mark())
+            yield self._blocks.delivered(batch)
+            if number >= settle:
+                marks.append(clock.mark())
+        clock.wait()
+        return [clock.seconds(*pair) for pair in itertools.pairwise(marks)]
+
+    def _try(self, stages: Stages) -> Iterator[Batch]:
+        """Run each candidate that needs no build with the step."""
+        seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
+        tried = list(self.candidates)
+        for number, candidate in enumerate(tried):
+            try:
+                loader = variant_of(self._loader, candidate)
+                if loader is None:
+                    continue
+                steps = observe(loader, stepping=True, seconds=seconds, clock=self._blocks.clock)
+                took = (yield from steps).seconds_per_batch
+            except Exception as error:  # the variant's own: a step's error is raised at the loop
+                tried[number] = replace(candidate, reason=f"it failed: {_last_line(error)}")
+                continue
+            # The trial's epoch does not end.
+            kept = candidate.name == "persistent_workers" or not loader.num_workers
+            tried[number] = replace(
+                candidate, measured=stages.gain(took, 0.0 if kept else stages.starting)
+            )
+            self.candidates = tuple(tried)
+        self.candidates = tuple(tried)
+
+
+def _listed(keys: Any) -> list[Any]:
+    if isinstance(keys, torch.Tensor):
+        return list(keys.flatten().tolist())
+    return list(keys) if isinstance(keys, (list, tuple)) else [keys]
+
+
+def _pin_s(host: Batch) -> float:
+    """Return the seconds that pinning a batch takes; 0 where nothing is pinned."""
+    if not torch.accelerator.is_available():
+        return 0.0
+    copied = map_tensors(host, torch.Tensor.clone)
+    begin = time.perf_counter()
+    map_tensors(copied, torch.Tensor.pin_memory)
+    return time.perf_counter() - begin
+
+
+def _evicted(files: list[str]) -> bool:
+    """Evict the files, and return whether none of them has more than a few pages left."""
+    try:
+        for file in files:
+            if not page_cache.tells_truth(file):
+                return False
+            page_cache.evict(file)
+            pages = page_cache.resident_pages(file)
+            if len(pages) and pages.mean() > _STILL_THERE:
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().rpartition("\n")[2][:300] or type(error).__name__

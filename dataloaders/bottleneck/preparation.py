@@ -1,0 +1,363 @@
+"""What preparing a sample takes, by calls; which files it reads; which samples are slow.
+
+    this process               a process started as torch starts a worker of the loader (observing)
+    prepared(loader) ────────> dataset[i] x n, collate_fn, pickling for the queue   on a clock
+                               a thread looks 1,000 times a second where they are
+                     <─ facts  an audit hook notes the files that are opened
+
+A call is what a user would take out: a transform by its class, decoding, reading, a function of
+the user's. The thread asks for the interpreter's lock, so it sees a long call in C as that call
+ends, and counts all the time since it looked last: shares are right although looks are not evenly
+spaced. Datasets that cannot be recorded are profiled as well as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import statistics
+import sys
+import sysconfig
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from dataloaders.measuring.clocks import HostTime
+from dataloaders.observing import observe
+
+__all__ = ["Call", "Prepared", "prepared"]
+
+_FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
+_LOOK_EVERY_S = 0.001
+_BATCHES = 8
+_SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
+_MOST_SLOW = 5
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
+_READS = tuple(
+    os.path.join(*parts)
+    for parts in (
+        ("h5py", ""), ("zarr", ""), ("numpy", "lib", "npyio"), ("numpy", "lib", "_npyio"),
+        ("zipfile",), ("tarfile.py",),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """Names one part of preparation.
+
+    Attributes:
+        call: a transform's class, "decode", "read", "collate", "passing between processes",
+            "pinning", or a function with its file and line.
+        seconds_per_sample: of one worker's time.
+        share: of all preparation, from 0 to 1.
+    """
+
+    call: str
+    seconds_per_sample: float
+    share: float
+
+
+@dataclass
+class Prepared:
+    """Holds what was seen of some samples.
+
+    Attributes:
+        samples: seconds of each, in the order of ``keys``.
+        chosen: how many of them, at the beginning, were asked for.
+        random: whether random numbers were drawn for them.
+        keys: their indices; empty for an iterable dataset.
+        files: those that each sample opened.
+        shared: those that the dataset held open, or mapped, all the while.
+        slow: (index, file, seconds) of those that take far longer than most, twice in turn.
+        cores: the share of the samples' seconds that wanted a core; the others waited for data.
+        collate_s, pass_s: seconds of a sample in collation, and in pickling its batch.
+        by_call: call -> seconds a sample, of the dataset's own.
+    """
+
+    samples: list[float] = field(default_factory=list)
+    chosen: int = 0
+    random: bool = False
+    keys: list[Any] = field(default_factory=list)
+    files: list[list[str]] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)
+    slow: list[tuple[Any, str, float]] = field(default_factory=list)
+    cores: float = 1.0
+    collate_s: float = 0.0
+    pass_s: float = 0.0
+    by_call: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def usual(self) -> list[float]:
+        """Return the seconds of samples that were drawn at random, if there are any."""
+        return self.samples[self.chosen :] or self.samples
+
+    def rows(self, *, passing: bool, pin_s: float) -> tuple[Call, ...]:
+        """Return the parts of preparation, the largest first; ``pin_s`` seconds a sample pin."""
+        parts = {**self.by_call, "collate": self.collate_s}
+        if passing:
+            parts["passing between processes"] = self.pass_s
+        if pin_s:
+            parts["pinning"] = pin_s
+        total = sum(parts.values()) or 1.0
+        rows = (Call(call, seconds, seconds / total) for call, seconds in parts.items() if seconds)
+        return tuple(sorted(rows, key=lambda row: -row.seconds_per_sample))
+
+
+def prepared(
+    loader: Any, batch: int, *, seconds: float, first: list[Any], now: Callable[[], float]
+) -> Prepared:
+    """Return what is seen of samples of ``loader``, in a process of their own.
+
+    Args:
+        loader: a torch DataLoader.
+        batch: samples of a batch.
+        seconds: the most to spend, but for what has begun.
+        first: indices to begin with, for half of the time at the most.
+        now: the clock of samples.
+
+    Raises:
+        Unobserved: see `observe`.
+        Exception: the dataset's own, as torch raises errors of workers.
+    """
+    return observe(loader, _Look(loader.collate_fn, batch, seconds, first, now))
+
+
+@dataclass(frozen=True)
+class _Look:
+    collate_fn: Callable[[Any], Any]
+    batch: int
+    seconds: float
+    first: list[Any]
+    now: Callable[[], float]
+
+    def __call__(self, dataset: Any) -> Prepared:
+        found, now = Prepared(), self.now
+        fetches = self._fetches(dataset)
+        waiting: list[Any] = []
+        collated = spent = computed = 0.0
+        usual = 0
+        next(fetches)[1]()  # it imports and opens things
+        states = _states()
+        until = time.perf_counter() + self.seconds
+        opened = _opened()
+        with _profiled() as profile:
+            for key, fetch, chosen in fetches:
+                opened.clear()
+                begin, cpu = now(), _wanted_s()
+                profile.watching = not chosen
+                sample = fetch()
+                profile.watching = False
+                took = now() - begin
+                if not chosen:
+                    computed += _wanted_s() - cpu
+                    spent += took
+                    usual += 1
+                found.chosen += chosen
+                found.samples.append(took)
+                found.files.append(list(dict.fromkeys(opened)))
+                found.keys += [] if key is None else [key]
+                waiting.append(sample)
+                late = time.perf_counter() > until or spent > self.seconds
+                if len(waiting) == self.batch or (late and not collated):
+                    collated += len(waiting)
+                    self._collate(waiting, found)
+                    waiting = []
+                if late:
+                    break
+        found.collate_s /= max(1.0, collated)
+        found.pass_s /= max(1.0, collated)
+        looks = sum(profile.seconds.values()) or 1.0
+        mean = spent / max(1, usual)
+        found.random = _states() != states
+        found.by_call = {call: mean * part / looks for call, part in profile.seconds.items()}
+        if not found.by_call:  # too quick to be seen, or on a clock of its own
+            found.by_call = {"samples": mean}
+        found.cores = min(1.0, computed / spent) if spent > 0 else 1.0
+        found.shared = _held_open()
+        found.slow = self._slow(dataset, found)
+        return found
+
+    def _slow(self, dataset: Any, found: Prepared) -> list[tuple[Any, str, float]]:
+        """Return the slowest samples that are slow again; the machine may be slow once."""
+        median = statistics.median(found.usual or [0.0])
+        named = zip(found.samples, found.keys, found.files, strict=False)
+        several = sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]
+        slow: dict[Any, tuple[Any, str, float]] = {}
+        for seconds, key, files in several:
+            if seconds > _SLOW * median and seconds > _SLOW_FROM_S and key not in slow:
+                begin = self.now()
+                self._one(dataset)(key)
+                seconds = min(seconds, self.now() - begin)
+                if seconds > _SLOW * median:
+                    slow[key] = (key, next(iter(files), ""), seconds)
+        return list(slow.values())
+
+    def _one(self, dataset: Any) -> Callable[[Any], Any]:
+        """Return what makes one sample."""
+        bulk = getattr(dataset, "__getitems__", None)
+        one: Callable[[Any], Any] = dataset.__getitem__
+        return one if bulk is None else lambda key: bulk([key])[0]
+
+    def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
+        """Yield the index of a sample, what makes it, and whether it was chosen."""
+        if isinstance(dataset, IterableDataset):
+            samples = iter(dataset)
+            for _ in range(1 + _BATCHES * self.batch):
+                yield None, lambda: next(samples), False
+            return
+        one = self._one(dataset)
+        own = bool(self.first) and not isinstance(self.first[0], int)  # keys of the sampler's kind
+        half = time.perf_counter() + self.seconds / 2
+        for number, key in enumerate(self.first[:1] + self.first):
+            if number < 2 or own or time.perf_counter() < half:
+                yield key, functools.partial(one, key), not own
+        if own:
+            return
+        count = len(dataset)
+        for key in random.Random(0).sample(range(count), min(count, 1 + _BATCHES * self.batch)):
+            yield key, functools.partial(one, key), False
+
+    def _collate(self, samples: list[Any], found: Prepared) -> None:
+        begin = self.now()
+        batch = self.collate_fn(samples if self.batch > 1 else samples[0])
+        done = self.now()
+        found.collate_s += done - begin
+        try:
+            ForkingPickler.dumps(batch)
+        except Exception:  # torch fails as well when it sends such a batch
+            return
+        found.pass_s += self.now() - done
+
+
+class _profiled:
+    """Looks from a thread at what this one does while ``watching``; ``seconds`` by call."""
+
+    def __init__(self) -> None:
+        self.watching = False
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def __enter__(self) -> _profiled:
+        self._ended = threading.Event()
+        self._before = sys.getswitchinterval()
+        sys.setswitchinterval(_LOOK_EVERY_S / 2)
+        args = (threading.get_ident(),)
+        self._thread = threading.Thread(target=self._run, args=args, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        sys.setswitchinterval(self._before)
+
+    def _run(self, watched: int) -> None:
+        last = time.perf_counter()
+        while not self._ended.wait(_LOOK_EVERY_S):
+            watching, frame = self.watching, sys._current_frames().get(watched)
+            now = time.perf_counter()
+            if frame is not None and watching and self.watching:
+                self.seconds[_call_of(frame)] += now - last
+            last = now
+
+
+def _call_of(frame: FrameType | None) -> str:
+    """Return what ``frame`` is at work for, in a user's words."""
+    stack: list[FrameType] = []  # the innermost first
+    while frame is not None and frame.f_code is not _Look.__call__.__code__:
+        stack.append(frame)
+        frame = frame.f_back
+    for each in stack:
+        file = each.f_code.co_filename
+        if any(part in file for part in _DECODES):
+            return "decode"
+        if any(part in file for part in _READS):
+            return "read"
+    called = [each for each in stack if each.f_code.co_name in ("__call__", "forward")]
+    owners = [each.f_locals.get(each.f_code.co_varnames[0]) for each in called]
+    kinds = [type(one) for one in owners if not _holds_others(one)]
+    if kinds:
+        theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
+        return (theirs or kinds)[-1].__name__
+    codes = [each.f_code for each in stack if each.f_code.co_filename != __file__]
+    own = [code for code in codes if not _is_code(code.co_filename, "")]
+    if not own:
+        return "read"  # a library's dataset
+    # What the dataset calls says more than what that calls, or than the dataset's own method.
+    code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def _holds_others(transform: Any) -> bool:
+    kind = type(transform).__name__
+    return hasattr(transform, "transforms") or kind in ("Sequential", "StandardTransform")
+
+
+def _opened() -> list[str]:
+    """Return a list to which each file that is opened for reading is added, from now on."""
+    opened: list[str] = []
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str) and not _is_code(args[0]):
+            opened.append(os.path.abspath(args[0]))
+
+    sys.addaudithook(note)
+    module: Any = sys.modules.get("torchvision.io.image")
+    if module is not None:  # it opens them in C++
+        inner = module.read_file
+
+        def read_file(path: str) -> Any:
+            opened.append(os.path.abspath(path))
+            return inner(path)
+
+        module.read_file = read_file
+    return opened
+
+
+def _states() -> tuple[Any, ...]:
+    """Return what tells whether the process's random generators were drawn from."""
+    drawn: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), drawn[1].tobytes(), drawn[2], random.getstate()
+
+
+def _wanted_s() -> float:
+    """Return the seconds for which this thread had a core, or waited for one."""
+    return time.thread_time() + HostTime().held_up()[0]
+
+
+def _held_open() -> list[str]:
+    """Return the files that this process has open for reading, or mapped."""
+    found = set()
+    try:
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{number}") as info:
+                if not int(info.read().split()[3], 8) & os.O_ACCMODE:
+                    found.add(os.readlink(f"/proc/self/fd/{number}"))
+        with open("/proc/self/maps") as maps:
+            words = [line.rstrip().split(maxsplit=5) for line in maps]
+        found |= {each[5] for each in words if len(each) == 6 and each[1].endswith("s")}
+    except OSError:
+        return []
+    return sorted(path for path in found if os.path.isfile(path) and not _is_code(path))
+
+
+def _is_code(path: str, system: str = "/usr/") -> bool:
+    """Whether ``path`` is a library's, Python's or the system's."""
+    return (
+        path.startswith(("/proc/", "/dev/", "/sys/", "/etc/", "<", *_INSTALLED))
+        or (system != "" and (path.startswith(system) or path.endswith((".py", ".pyc"))))
+        or "-packages" in path
+        or ".so" in os.path.basename(path)
+    )

@@ -1,0 +1,413 @@
+"""What if: the seconds a batch of a loop after a change of its input, or why it cannot be made.
+
+    step, copy, samples: each measured alone ──> queue model ──> seconds of the loop as it is
+                                                   │             (scaled to what was measured)
+    workers, prefetch, rows of a cache, DALI ──────┴───────────> seconds after it; the speed-up
+
+An interval spans the samples' and the step's own intervals, the model with and without the scale
+that makes it agree with the loop, and steps and workers that compete for cores or do not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaders import registry
+from dataloaders.errors import DataLoadersError
+from dataloaders.loader import DataLoader as OurLoader
+from dataloaders.loader import wrap
+from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting.model import seconds_per_batch
+from dataloaders.transforms.find import find_chains
+from dataloaders.transforms.kinds import Kind
+from dataloaders.tuning.trial import driven, observe
+from dataloaders.tuning.variant import Settings, Variants
+
+__all__ = ["Candidate", "Stages", "backend_of", "best_of", "candidates", "variant_of"]
+
+_ALIKE = 1.02  # speed-ups that differ by less are the same
+_GAINS = 1.05
+_DALI_S = 1.5
+_COMPETING = 0.5  # of the steps beside workers, when both want all cores
+_ROW_S = 5e-6  # of finding a row in a cache
+_LONGEST_QUEUE = 8
+_LOOKED_AT_S = 0.25  # of a sample: a cache's estimate reads some thirty
+_DONE_IN_BATCHES = {
+    *("RandomCrop", "RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip"),
+    *("CenterCrop", "ToTensor", "PILToTensor", "ConvertImageDtype", "ToDtype", "Normalize"),
+}
+"""Live transforms that h5 does for a batch at once."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change of the input.
+
+    Attributes:
+        name: what is changed: "workers", "prefetch_factor", "persistent_workers", "prefetch", "h5",
+            "dali", pairs of them such as "workers + prefetch", "more cores".
+        change: the change as a user writes it; "" where it is none of the code.
+        predicted: how many times faster the loop would be; None if that is not known.
+        measured: the same, as measured in the loop; None if it was not tried.
+        reason: why it is out, "" if it is not.
+    """
+
+    name: str
+    change: str
+    predicted: Interval | None = None
+    measured: Interval | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Holds what short runs of a loop's stages measured.
+
+    Attributes:
+        real, step: seconds a batch of the loop, and of its step alone on resident batches.
+        transfer: seconds a batch that the step waits for its copy; 0 if nothing is copied.
+        loads: seconds of preparing each of some batches alone, in one process.
+        spread: the relative half width of their mean's interval.
+        starting: seconds a batch, within ``real``, that starting workers for each epoch takes.
+        load_cores: the share of ``loads`` that wants a core; the rest waits.
+        step_cores: cores that the step computes on.
+        workers, prefetch: of the loader.
+        cores: that the loop may use.
+        room: batches that fit into the workers' shared memory; None: no limit.
+        factor: `scale`, where it is known.
+    """
+
+    real: Interval
+    step: Interval
+    loads: Sequence[float]
+    spread: float = 0.05
+    transfer: float = 0.0
+    starting: float = 0.0
+    load_cores: float = 1.0
+    step_cores: float = 1.0
+    workers: int = 0
+    prefetch: int = 2
+    cores: int = 1
+    room: int | None = None
+    factor: float | None = None
+
+    def seconds(
+        self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
+    ) -> Interval:
+        """Return the predicted seconds a batch with other workers, or with copies ``hidden``."""
+        workers = self.workers if workers is None else workers
+        prefetch = prefetch or self.prefetch
+        copy = 0.0 if hidden else self.transfer
+        scale, ends = self.scale, []
+        # In a worker torch computes with one thread, as it did alone.
+        usual = 1.0 if workers and not self.workers else scale
+        for step, load, competing in (
+            (self.step.low, min(1.0, scale) * (1 - self.spread), 0.0),
+            (self.step.estimate, usual, _COMPETING),
+            (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0),
+        ):
+            took = self._seconds(workers, prefetch, load, step + copy, competing)
+            ends.append(took + self.starting * (workers > 0))
+        low, estimate, high = ends
+        return Interval(min(low, estimate), estimate, max(estimate, high))
+
+    def speedup(self, **change: Any) -> Interval:
+        """Return real / predicted."""
+        return self.gain(self.seconds(**change))
+
+    def gain(self, took: Interval, more: float = 0.0) -> Interval:
+        """Return real / (``took`` + ``more``)."""
+        real, low = self.real, max(1e-9, took.low + more)
+        return Interval(
+            real.low / (took.high + more), real.estimate / (took.estimate + more), real.high / low
+        )
+
+    @cached_property
+    def scale(self) -> float:
+        """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
+        if self.factor is not None:
+            return self.factor
+        step, real = self.step.estimate + self.transfer, self.real.estimate - self.starting
+
+        def modelled(scale: float) -> float:
+            return self._seconds(self.workers, self.prefetch, scale, step, 0.0)
+
+        low, high = 0.2, 20.0
+        if not modelled(low) * 1.01 < real:
+            return 1.0
+        for _ in range(20):
+            middle = math.sqrt(low * high)
+            below = modelled(middle) < real
+            low, high = (middle, high) if below else (low, middle)
+        return math.sqrt(low * high)
+
+    def _seconds(
+        self, workers: int, prefetch: int, scale: float, step: float, competing: float
+    ) -> float:
+        wanted = min(workers, self.cores) * self.load_cores + self.step_cores
+        slower = 1 + competing * max(0.0, wanted / self.cores - 1) if workers else 1.0
+        # Workers that keep up are idle for a part of the time, and then compete for nothing.
+        mean = sum(self.loads) / len(self.loads) * scale
+        busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
+        slower = 1 + (slower - 1) * busy
+        loads = [load * scale * slower for load in self.loads]
+        took = seconds_per_batch(loads, [step * slower], workers=workers, prefetch=prefetch)
+        computed = mean * self.load_cores + self.step.estimate * self.step_cores
+        return max(took, computed / self.cores) if workers else took
+
+
+def candidates(
+    loader: Any,
+    stages: Stages,
+    *,
+    by_call: Mapping[str, float],
+    batch: int,
+    batches: int | None,
+    random: bool,
+    sample_bytes: int,
+) -> tuple[Candidate, ...]:
+    """Return every candidate, those that are out last, the most promising first.
+
+    Args:
+        loader: a torch DataLoader.
+        stages: of its loop.
+        by_call: seconds a sample of preparation, by call, without collation.
+        batch: samples of a batch.
+        batches: of an epoch, if that is known.
+        random: whether the dataset draws random numbers.
+        sample_bytes: of a delivered one.
+    """
+    found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages)]
+    found += _cached(loader, stages, by_call, batch, batches, random, sample_bytes)
+    return tuple(sorted(found, key=lambda one: -_gain(one)))
+
+
+def best_of(found: Sequence[Candidate]) -> Candidate | None:
+    """Return the change of the code that is to gain most; None if none gains 5 %.
+
+    Of some that gain alike, one that needs no build and is one change. One that gained nothing when
+    it was tried is left out.
+    """
+    usable = [one for one in found if one.change and not one.reason and _held(one)]
+    best = max(usable, key=_gain, default=None)
+    if best is None or _gain(best) < _GAINS:
+        return None
+    near = [one for one in usable if _gain(one) * _ALIKE >= _gain(best)]
+    return min(near, key=lambda one: ("h5" in one.name, "+" in one.name, -_gain(one)))
+
+
+def backend_of(loader: Any) -> str:
+    """Return the name of the loader's backend; "stock" for torch's own loader."""
+    wanted = loader._wanted_backend() if isinstance(loader, OurLoader) else "stock"
+    return wanted if isinstance(wanted, str) else wanted.name
+
+
+def variant_of(loader: Any, candidate: Candidate) -> Any:
+    """Return ``loader`` with the change, on samplers of its own; None if that takes a build."""
+    if "h5" in candidate.name or not candidate.change or candidate.reason:
+        return None
+    options = dict(each.split("=") for each in candidate.change.split(", "))
+    backend = registry.load(options.pop("backend", '"stock"').strip('"'))()
+    workers = int(options.get("num_workers", loader.num_workers))
+    prefetch = int(options.get("prefetch_factor", loader.prefetch_factor or 2))
+    settings = Settings(workers, prefetch if workers else None, loader.pin_memory, backend)
+    return Variants(wrap(loader, backend=backend, device=getattr(loader, "device", None))).make(
+        settings, 60.0
+    )
+
+
+def _queues(stages: Stages) -> Iterator[Candidate]:
+    """Yield other numbers of workers, and of batches ahead."""
+    own = stages.workers
+    most = math.ceil(stages.cores / max(0.25, stages.load_cores))
+    if stages.room is not None:
+        most = min(most, stages.room // stages.prefetch)
+    now, floor = stages.seconds().estimate, stages.step.estimate + stages.transfer + stages.starting
+    keeps_up = now <= _ALIKE * floor
+    took: dict[int, float] = {}
+    for count in range(own + 1, most + 1):
+        took[count] = stages.seconds(workers=count).estimate
+        if took[count] <= _ALIKE * floor:
+            break
+    least = min(took.values(), default=math.inf)
+    more = next((n for n in took if took[n] <= least * _ALIKE), own)
+    if took.get(more, math.inf) < now / _ALIKE:
+        yield Candidate("workers", f"num_workers={more}", stages.speedup(workers=more))
+    elif keeps_up:
+        yield Candidate("workers", "", reason="the workers that there are keep up with the step")
+    elif stages.room is not None and stages.room // stages.prefetch <= own:
+        text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
+        yield Candidate("workers", "", reason=text)
+    else:
+        text = f"{own} workers and the step share {stages.cores} cores: more cores are missing"
+        yield Candidate("workers", "", reason=text)
+    best = more if took.get(more, math.inf) < now else own
+    larger = replace(stages, cores=2 * stages.cores, factor=stages.scale)
+    there = larger.seconds(workers=max(1, 2 * best))
+    if stages.seconds(workers=best).estimate > _GAINS * there.estimate and not keeps_up:
+        yield Candidate("more cores", "", stages.gain(there))
+    if own == 0:
+        return
+    kept = stages.seconds()
+    kept = Interval(*(max(1e-9, end - stages.starting) for end in (kept.low, now, kept.high)))
+    if kept.estimate * _ALIKE < now:
+        gain = stages.gain(kept)
+        yield Candidate("persistent_workers", "persistent_workers=True", gain)
+    longer = stages.seconds(prefetch=_LONGEST_QUEUE)
+    if stages.room is not None and own * _LONGEST_QUEUE > stages.room:
+        yield Candidate("prefetch_factor", "", reason="shared memory has no room for longer queues")
+    elif longer.estimate * _ALIKE < now:
+        change = f"prefetch_factor={_LONGEST_QUEUE}"
+        yield Candidate("prefetch_factor", change, stages.gain(longer))
+    else:
+        text = "batches take alike long: longer queues even out nothing"
+        yield Candidate("prefetch_factor", "", reason=text)
+
+
+def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
+    reason = _obstacle(loader, "prefetch")
+    if backend_of(loader) == "prefetch":
+        reason = "the loader has it"
+    elif not stages.transfer:
+        reason = "batches are not copied to a device: there is no copy to hide"
+    if reason:
+        yield Candidate("prefetch", "", reason=reason)
+        return
+    yield Candidate("prefetch", 'backend="prefetch"', stages.speedup(hidden=True))
+    for each in _queues(stages):
+        if each.name == "workers" and not each.reason:
+            workers = int(each.change.partition("=")[2])
+            gain = stages.speedup(workers=workers, hidden=True)
+            yield Candidate("workers + prefetch", f'{each.change}, backend="prefetch"', gain)
+
+
+def _dali(loader: Any, stages: Stages) -> Candidate:
+    if not torch.cuda.is_available():
+        return Candidate("dali", "", reason="torch sees no CUDA device on which DALI could decode")
+    reason = _obstacle(loader, "dali")
+    if reason:
+        return Candidate("dali", "", reason=reason)
+    change = Candidate("dali", 'backend="dali"')
+    try:
+        alone = driven(
+            observe(variant_of(loader, change), stepping=False, seconds=_DALI_S), lambda batch: None
+        ).seconds_per_batch
+    except Exception as error:  # what a third library raises for a loader that it was not made for
+        return replace(change, reason=_line(error))
+    step = stages.step
+    # Beside the step, or one after the other on the same device.
+    took = Interval(
+        max(step.low, alone.low), max(step.estimate, alone.estimate), step.high + alone.high
+    )
+    return replace(change, predicted=stages.gain(took))
+
+
+def _cached(
+    loader: Any,
+    stages: Stages,
+    by_call: Mapping[str, float],
+    batch: int,
+    batches: int | None,
+    random: bool,
+    sample_bytes: int,
+) -> Iterator[Candidate]:
+    """Yield h5, and pairs with it."""
+    from dataloaders.cache import estimate
+    from dataloaders.cache.format.disk import size_of
+
+    chains = [chain.members for chain in find_chains(loader.dataset)]
+    live = {member.name for members in chains for member in _live(members)}
+    whole = sum(by_call.values()) or 1e-9
+    live_s = sum(seconds for call, seconds in by_call.items() if call in live)
+    reason = ""
+    if random and not live:
+        reason = "its samples are random, and no chain of transforms was found to keep live"
+    elif live_s > whole / _GAINS:
+        reason = "what is random, or code of your own, comes first: next to nothing could be cached"
+    if reason:
+        yield Candidate("h5", "", reason=reason)
+        return
+    if whole > _LOOKED_AT_S:  # reading some more would take long
+        samples = batch * (batches or 0)
+        build_s, size = (whole - live_s) * samples / stages.cores, sample_bytes
+        costs = f"  # built once: about {build_s:.0f} s"
+    else:
+        try:
+            context = loader.multiprocessing_context
+            told = estimate(loader.dataset, "train.h5", multiprocessing_context=context)
+        except Exception as error:  # the dataset's own, or why no cache can hold it
+            yield Candidate("h5", "", reason=_line(error))
+            return
+        if told.low_needed > told.disk_free:
+            room = f"the disk has no room for {size_of(told.disk_needed)}; a larger one is missing"
+            yield Candidate("h5", "", reason=room)
+            return
+        build_s, size = told.seconds, told.bytes // max(1, told.samples)
+        costs = f"  # built once: {build_s:.0f} s, {size_of(told.bytes)}"
+    row_s = batch * (_ROW_S + _copy_s(max(1, size)))
+    rest = max(0.0, sum(stages.loads) / len(stages.loads) - batch * whole)  # collation, sending
+
+    def holding(live_s: float) -> Stages:
+        loads = [(load - rest) * live_s / whole + rest + row_s for load in stages.loads]
+        return replace(stages, loads=[max(row_s, load) for load in loads], factor=stages.scale)
+
+    then = holding(live_s)
+    took = then.seconds()
+    if live <= _DONE_IN_BATCHES:  # in a part of what was measured for single samples
+        took = replace(took, low=min(took.low, holding(0.0).seconds().low))
+    saved = (stages.real.estimate - took.estimate) * (batches or 0)
+    if saved > 0:
+        epochs = math.ceil(build_s / saved)
+        costs += f", paid for after {epochs} epoch{'s' * (epochs != 1)}"
+    cached = Candidate("h5", f'backend="h5"{costs}', stages.gain(took))
+    yield cached
+    if stages.transfer and not _obstacle(loader, "prefetch"):
+        gain = then.speedup(hidden=True)
+        yield Candidate("h5 + prefetch", f'backend="h5", device="cuda"{costs}', gain)
+    for each in _queues(then):
+        if each.name == "workers" and _gain(each) > _ALIKE * _gain(cached):
+            yield replace(each, name="h5 + workers", change=f'{each.change}, backend="h5"{costs}')
+
+
+def _live(members: Sequence[Any]) -> Sequence[Any]:
+    """Return the members from the first one on that no cache can hold."""
+    first = (n for n, each in enumerate(members) if each.kind is not Kind.DETERMINISTIC)
+    return members[next(first, len(members)) :]
+
+
+def _copy_s(size: int) -> float:
+    """Return the seconds that copying ``size`` bytes takes here."""
+    source = np.ones(size, np.uint8)
+    begin = time.perf_counter()
+    for _ in range(4):
+        source.copy()
+    return (time.perf_counter() - begin) / 4
+
+
+def _obstacle(loader: Any, name: str) -> str:
+    """Return why backend ``name`` cannot serve the loader; "" if it can."""
+    try:
+        return registry.load(name)().explain(loader).obstacle or ""
+    except DataLoadersError as error:  # a package is missing
+        return _line(error)
+
+
+def _gain(candidate: Candidate) -> float:
+    gain = candidate.predicted
+    return 0.0 if gain is None or candidate.reason else gain.estimate
+
+
+def _held(candidate: Candidate) -> bool:
+    return candidate.measured is None or candidate.measured.estimate >= _GAINS
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2][:300] or type(error).__name__
