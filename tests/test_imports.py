@@ -16,6 +16,7 @@ FRONT_DOORS = {
     "dataloaders.cache",
     "dataloaders.cli",
     "dataloaders.errors",
+    "dataloaders.findings",
     "dataloaders.registry",
     "dataloaders.samplers",
     "dataloaders.tuning",

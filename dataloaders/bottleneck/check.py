@@ -27,6 +27,7 @@ from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmU
 from dataloaders.bottleneck.summary import notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
+from dataloaders.findings import Finding, Watch, findings_of
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Lap, Timed
@@ -144,6 +145,7 @@ class Check:
         self._known: tuple[tuple[int, int], Analysis | None] | None = None
         self._running: Generator[Batch, None, None] | None = None
         self._placement: Placement | None = None
+        self._watch = Watch()
         self._cycle = 1
         self._warm = False
         self._warm_steps = 0
@@ -168,9 +170,23 @@ class Check:
             batch=self._batch_text,
             rounds=rounds,
             seconds=self._seconds(),
+            findings=self._findings(analysis),
             notes=notes_of(
                 analysis, self._blocks, rounds=rounds, finished=self.finished, derived=derived
             ),
+        )
+
+    def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
+        stall = None if analysis is None else analysis.stalls.get("contention")
+        named = analysis is not None and analysis.verdict == "contention-bound"
+        slows = stall is not None and stall.low > 0 and not named
+        return findings_of(
+            self._watch.facts(
+                cycle=self._blocks.cycle,
+                varied=self._pool.varied,
+                workers=self._feed.workers,
+                contention=stall if slows else None,
+            )
         )
 
     @property
@@ -243,7 +259,8 @@ class Check:
             self._warm_steps += 1  # counted first: a consumer may never come back from its step
             self._batch_text = self._batch_text or describe(host)
             given = self._time.now()
-            yield from self._watched(host)
+            with self._watch.step(self._warm_steps):
+                yield from self._watched(host)
             self._wait_for_devices()
             done = self._time.now()
             warming.stepped(done - given, done - begin)

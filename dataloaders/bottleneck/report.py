@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dataloaders.bottleneck.arms import ARMS, STALLS, Verdict
+from dataloaders.findings import Finding
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval
 
@@ -56,6 +57,8 @@ class Report:
         evidence: what carries the verdict: "blocks" (real against synthetic blocks), "steps" (the
             same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
+        findings: what of the step itself could be faster. Where the step is not what holds the loop
+            back, only those that hold anyway are printed.
     """
 
     verdict: Verdict
@@ -71,6 +74,7 @@ class Report:
     seconds: float
     evidence: str | None = None
     machine: Mapping[str, str] = field(default_factory=machine_facts)
+    findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
@@ -100,6 +104,8 @@ class Report:
         if lost and self.verdict != "step-bound":
             parts += [self._stall_table(), ""]
         parts += [Text(f"-> {line}") for line in self.advice]
+        shown = [one for one in self.findings if one.anyway or self.verdict == "step-bound"]
+        parts += [Text(f"step: {finding}") for finding in shown]
         parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())
         parts.append(Text(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}", style="dim"))
