@@ -2,6 +2,7 @@
 
 dataloaders check    train.py -- ARGS   is the input pipeline what holds this script back?
 dataloaders tune     train.py -- ARGS   which num_workers, prefetch_factor and pin_memory?
+dataloaders probe    train.py -- ARGS   which batch sizes fit, and how fast is each?
 dataloaders run      train.py -- ARGS   the script on another backend
 dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
@@ -75,6 +76,13 @@ step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
 """
 
+_PROBE = """\
+Runs an unmodified training script on batches of other sizes, made by repeating the samples of its
+first ones (the longest of eight): sizes double until memory ends, then the gap is halved. Prints
+samples a second and memory at each size, and the largest that fits. The script is started anew
+after each size that does not fit, so that it may also be killed for it.
+"""
+
 _RUN = """\
 Runs an unmodified script with its DataLoaders on another backend (as DATALOADERS_BACKEND=NAME does
 for loaders of ours). A loader that the backend cannot serve stays stock, with one warning.
@@ -86,7 +94,8 @@ loader, and checks again; if it still waits for input, also with a cache of the 
 Takes less than two minutes on two cores, without a GPU.
 """
 
-_VALUED = ("--budget", "--json", "--html", "--loader", "--backend", "--fail-if")
+_VALUED = ("--budget", "--json", "--html", "--loader", "--backend", "--fail-if", "--most",
+           "--state")  # fmt: skip
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
 
 
@@ -100,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = given
     program: list[str] = []
-    if given[:1] and given[0] in ("check", "run", "tune"):
+    if given[:1] and given[0] in ("check", "run", "tune", "probe"):
         split = 1 + _program_at(given[1:])
         options, program = given[:split], given[split:]
     parsed, unknown = parser.parse_known_args(options)
@@ -155,6 +164,20 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         from dataloaders.cli.run import run
 
         return run(target, args, backend=parsed.backend, explain=parsed.explain)
+    if parsed.command == "probe":
+        from dataloaders.cli.probe import Options as ProbeOptions
+        from dataloaders.cli.probe import probe
+
+        probing = ProbeOptions(
+            parsed.budget,
+            most=parsed.most,
+            number=parsed.loader,
+            json=parsed.json,
+            quiet=parsed.quiet,
+            let_write=parsed.let_write,
+            state=parsed.state,
+        )
+        return probe(target, args, probing)
     if parsed.command == "tune":
         from dataloaders.cli.tune import tune
 
@@ -242,6 +265,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_measuring(tune)
     tune.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
+    probe = add(
+        "probe",
+        "which batch sizes fit, and how fast is each?",
+        "[--budget S] [--most N] [--json F] [--loader N] [--let-write]\n"
+        f"{' ' * 25}[--quiet] {script}",
+        _PROBE,
+    )
+    _add_measuring(probe, 1.0, "measure each batch size for S seconds")
+    probe.add_argument(
+        "--most", type=_count, default=1 << 20, metavar="N", help="try no larger batch than N"
+    )
+    probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
     run = add(
         "run",
         "run a script on another backend",
@@ -267,13 +302,17 @@ def _parser() -> argparse.ArgumentParser:
 _Parser = argparse.ArgumentParser
 
 
-def _add_measuring(parser: _Parser) -> None:
+def _add_measuring(
+    parser: _Parser,
+    budget_s: float = 30.0,
+    budget: str = "measure for at most S seconds, fewer if the answer is clear earlier",
+) -> None:
     parser.add_argument(
         "--budget",
         type=_seconds,
-        default=30.0,
+        default=budget_s,
         metavar="S",
-        help="measure for at most S seconds, fewer if the answer is clear earlier (30)",
+        help=f"{budget} ({budget_s:.0f})",
     )
     parser.add_argument(
         "--loader",
@@ -302,7 +341,7 @@ def _seconds(text: str) -> float:
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: loaders are numbered from 1")
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more; loaders are numbered from 1")
     return value
 
 

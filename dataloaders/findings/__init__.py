@@ -6,11 +6,22 @@ finding    one finding, as the report has it
 watch      a step seen operator by operator; nothing that it computes changes
 facts      what was seen, and the settings that it ran under, as plain values
 rules      the tuning guides' list, one decision on facts each
+probe      the largest batch that the step takes, and its rate at each size
 """
 
 from dataloaders.findings.facts import Facts, Place
 from dataloaders.findings.finding import Finding
+from dataloaders.findings.probe import Probe, Trial, probe_batch_sizes
 from dataloaders.findings.rules import findings_of
 from dataloaders.findings.watch import Watch
 
-__all__ = ["Facts", "Finding", "Place", "Watch", "findings_of"]
+__all__ = [
+    "Facts",
+    "Finding",
+    "Place",
+    "Probe",
+    "Trial",
+    "Watch",
+    "findings_of",
+    "probe_batch_sizes",
+]
