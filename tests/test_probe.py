@@ -130,7 +130,15 @@ for epoch in range(2):
 """
 
 
-@pytest.mark.parametrize("how", ["memory", pytest.param("killed", marks=pytest.mark.nightly)])
+def test_a_scripts_own_loop_is_fed_with_other_sizes(tmp_path: Path) -> None:
+    done, report = probed(tmp_path, "memory", "--most", "3")
+    assert done.returncode == 0, done.stderr
+    assert [one["batch_size"] for one in report["trials"]] == [2, 3]
+    assert "largest that fits: 3" in done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["memory", "killed"])
 def test_a_script_is_started_anew_until_the_largest_batch_is_known(
     how: str, tmp_path: Path
 ) -> None:
@@ -151,9 +159,13 @@ def test_a_script_that_fails_otherwise_ends_it_with_what_is_known(tmp_path: Path
     assert report["largest"] == 2
 
 
-def probed(folder: Path, how: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def probed(
+    folder: Path, how: str, *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     (folder / "train.py").write_text(SCRIPT)
-    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--json", "probe.json", "train.py"]
+    words = ["-m", "dataloaders", "probe", "--budget", "0.01", "--json", "probe.json", *options]
     root = str(Path(__file__).parents[1])
-    done = warm.run([*words, how], cwd=folder, env={**os.environ, "PYTHONPATH": root}, timeout=100)
+    done = warm.run(
+        [*words, "train.py", how], cwd=folder, env={**os.environ, "PYTHONPATH": root}, timeout=100
+    )
     return done, json.loads((folder / "probe.json").read_text())

@@ -41,6 +41,7 @@ _MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
 _HELD_SHARE = 0.03
+_CONTENTION_SHARE = 0.03
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
 
@@ -177,9 +178,11 @@ class Check:
         )
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
-        stall = None if analysis is None else analysis.stalls.get("contention")
-        named = analysis is not None and analysis.verdict == "contention-bound"
-        slows = stall is not None and stall.low > 0 and not named
+        stall = None
+        if analysis is not None and analysis.verdict != "contention-bound":
+            stall = analysis.stalls.get("contention")
+        real_s = analysis.seconds_per_batch["real"].estimate if analysis and stall else 0.0
+        slows = stall is not None and stall.low > _CONTENTION_SHARE * real_s
         return findings_of(
             self._watch.facts(
                 cycle=self._blocks.cycle,

@@ -59,7 +59,7 @@ def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
 
 
 def _debugging(facts: Facts, place: Place, times: int) -> str:
-    return f"{place.what} is on in each step: switch it off for training"
+    return f"{place.what} is on: it slows each step down; switch it off for training"
 
 
 def _synchronisation(facts: Facts, place: Place, times: int) -> str:

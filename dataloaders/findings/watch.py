@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -104,8 +103,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._steps: list[_Step] = []
         self._now = _Step()
         self._failed = False
-        self._module: Any = None
-        self._root: Any = None
         # By id: tensors of the running step, as long as they live.
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
         self._biased: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
@@ -122,9 +119,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if number not in _WATCHED or self._failed:
             yield
             return
-        self._now, self._root = _Step(), None
+        self._now = _Step()
         with ExitStack() as stack:
-            stack.callback(register_module_forward_pre_hook(self._entered).remove)
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
             for names, name, noted in (
                 (vars(torch.cuda), "empty_cache", self._emptied),
@@ -138,7 +134,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.clear()
         self._biased.clear()
         self._chains.clear()
-        self._module = self._root = None
         self._steps.append(self._now)
 
     def facts(self, **more: Any) -> Facts | None:
@@ -182,9 +177,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if not isinstance(func, torch._ops.OpOverload) or not func.namespace.startswith("aten"):
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "c10d"):
             return
         name = func._schema.name.partition("::")[2]
+        if func.namespace == "c10d":
+            backward = _site()  # in a thread of autograd's there is no frame
+            backwards = backward.call is None or backward.within("torch/autograd/")
+            self._now.reduced |= backwards and name.startswith("allreduce")
+            return
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         site = _site()
@@ -223,6 +223,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             where = site.where if what == "gradcheck" else None
             self._now.places[Place("debugging", what, "", where)] += 1
         self._now.checkpointed |= site.within("torch/utils/checkpoint.py")
+        if site.within("torch/nn/parallel/data_parallel.py"):
+            for module in _modules_running():
+                if isinstance(module, torch.nn.DataParallel):
+                    self._now.data_parallel = len(module.device_ids)
 
     def _note_made(self, given: Any, made: Any, copies: bool, site: _Site) -> None:
         """Follow what is made on the CPU from nothing, until it is copied to a device."""
@@ -255,7 +259,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if image.dim() == 4 and image.shape[1] > 1 and image.is_contiguous():
             step.planar += not image.is_contiguous(memory_format=torch.channels_last)
         if bias is not None:
-            self._biased[id(made)] = weakref.ref(made), self._name_of_module()
+            self._biased[id(made)] = weakref.ref(made), _name_of_module()
 
     def _note_batch_norm(self, training: int | None, args: Any) -> None:
         image = args[0]
@@ -277,14 +281,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = Place("chain", "pointwise operators", made.device.type, site.where)
         self._now.places[place] = max(self._now.places[place], len(chain))
 
-    def _entered(self, module: Any, args: Any) -> None:
-        self._module = module
-        self._root = self._root or module
-        if isinstance(module, torch.nn.DataParallel):
-            self._now.data_parallel = len(module.device_ids)
-        elif isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            self._now.reduced |= module.require_backward_grad_sync and torch.is_grad_enabled()
-
     def _stepped(self, *_: object) -> None:
         self._now.stepped = True
 
@@ -297,12 +293,28 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now.places[place] += 1
         return original(tensor, **options)
 
-    def _name_of_module(self) -> str:
-        if self._root is not None:
-            for name, module in self._root.named_modules():
-                if module is self._module:
-                    return f"{name or type(module).__name__}"
-        return "a convolution"
+
+def _modules_running() -> list[torch.nn.Module]:
+    """Return the modules whose methods are on the stack, innermost first.
+
+    A global hook would tell them too, but torch warns of it where a model is compiled.
+    """
+    running = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            running.append(owner)
+        frame = frame.f_back
+    return running
+
+
+def _name_of_module() -> str:
+    running = _modules_running()
+    for name, module in running[-1].named_modules() if running else ():
+        if module is running[0]:
+            return name or type(module).__name__
+    return "a convolution"
 
 
 def _matmul_precision() -> str:
