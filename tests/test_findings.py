@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from bench.played import HostOn, VirtualTime
 from dataloaders import check_bottleneck
 from dataloaders.bottleneck import Interval, Report
 from dataloaders.findings import Facts, Finding, Place, Watch, findings_of
@@ -259,6 +260,30 @@ def test_empty_cache_in_the_loop() -> None:
     assert finding.where is not None
     assert "test_findings.py:" in finding.where
     assert findings_of(facts) == ()  # where it does nothing
+
+
+def test_a_setting_is_tried_around_the_step_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    time, square = VirtualTime(), torch.ones(800, 800)
+    steps: list[bool] = []
+
+    def step(batch: torch.Tensor) -> None:
+        steps.append(torch.is_autocast_enabled("cpu"))
+        if len(steps) < 4:
+            torch.mm(square, square)
+        time.sleep(0.006 if steps[-1] else 0.01)
+
+    loader = DataLoader(torch.ones(1000, 4), batch_size=1)
+    options: dict[str, Any] = {"budget_s": 2, "clock": HostOn(time)}
+    (finding,) = check_bottleneck(loader, step, advise=True, **options).findings
+    assert finding.name == "autocast"
+    assert finding.gain is not None
+    assert 0.0039 < finding.gain.low <= finding.gain.high < 0.0041
+    assert not torch.is_autocast_enabled("cpu")
+    steps.clear()
+    (finding,) = check_bottleneck(loader, step, **options).findings
+    assert finding.gain is None
+    assert not any(steps)
 
 
 # decided on given facts -------------------------------------------------------------------------

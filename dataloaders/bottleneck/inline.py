@@ -37,6 +37,7 @@ def bottleneck_check(
     device: torch.device | str | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
+    advise: bool = False,
 ) -> Iterator[Check]:
     """Give a `Check` of ``loader``; the loop that iterates it is measured and ends by itself.
 
@@ -54,13 +55,22 @@ def bottleneck_check(
             terminal.
         clock: what blocks are timed with, for a step on a device that torch does not know; None:
             the devices that the step computes on, else the host's clock.
+        advise: also run the step under settings that findings name (autocast, TF32, cuDNN's
+            autotuner), and give these findings a measured gain.
 
     Raises:
         OptionError: ``budget_s`` is not positive.
         CheckError: while iterating, if the loader yields no batch.
     """
     line = _Line()
-    check = Check(loader, budget_s=budget_s, device=device, progress=progress or line, clock=clock)
+    check = Check(
+        loader,
+        budget_s=budget_s,
+        device=device,
+        progress=progress or line,
+        clock=clock,
+        advise=advise,
+    )
     hook = register_optimizer_step_post_hook(lambda *_: check.optimizer_stepped())
     with random_states_kept(*generators_of(loader)), _epochs_uncounted(loader):
         try:
@@ -79,6 +89,7 @@ def check_bottleneck(
     device: torch.device | str | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
+    advise: bool = False,
 ) -> Report:
     """Return whether the input pipeline holds ``step`` back, by how much, and where the time goes.
 
@@ -86,7 +97,7 @@ def check_bottleneck(
     `bottleneck_check`.
 
     Args:
-        loader, budget_s, device, progress, clock: as in `bottleneck_check`.
+        loader, budget_s, device, progress, clock, advise: as in `bottleneck_check`.
         step: takes one batch as the loader delivers it; copies it to its device itself, unless
             the loader does.
 
@@ -97,7 +108,7 @@ def check_bottleneck(
             far is the exception's attribute ``report``.
     """
     with bottleneck_check(
-        loader, budget_s=budget_s, device=device, progress=progress, clock=clock
+        loader, budget_s=budget_s, device=device, progress=progress, clock=clock, advise=advise
     ) as check:
         try:
             for batch in check:

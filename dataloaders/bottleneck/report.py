@@ -58,7 +58,7 @@ class Report:
             same, step by step), "waits" (time in the loader's ``next()``); None for no figures.
         machine: cores, processor, device and versions.
         findings: what of the step itself could be faster. Where the step is not what holds the loop
-            back, only those that hold anyway are printed.
+            back, only those that hold anyway, or whose gain was measured, are printed.
     """
 
     verdict: Verdict
@@ -104,7 +104,8 @@ class Report:
         if lost and self.verdict != "step-bound":
             parts += [self._stall_table(), ""]
         parts += [Text(f"-> {line}") for line in self.advice]
-        shown = [one for one in self.findings if one.anyway or self.verdict == "step-bound"]
+        all_of_them = self.verdict == "step-bound"
+        shown = [one for one in self.findings if all_of_them or one.anyway or one.gain is not None]
         parts += [Text(f"step: {finding}") for finding in shown]
         parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())

@@ -201,6 +201,7 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         quiet=parsed.quiet,
         let_write=parsed.let_write,
         fail_if=parsed.fail_if,
+        advise=parsed.advise,
     )
     return check(target, args, options)
 
@@ -243,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
         "check",
         "is the input pipeline what holds a script back?",
         "[--budget S] [--json F] [--html F] [--loader N] [--let-write]\n"
-        f"{' ' * 25}[--fail-if VERDICTS] [--quiet] {script}",
+        f"{' ' * 25}[--fail-if VERDICTS] [--advise] [--quiet] {script}",
         _CHECK,
         _CHECK_EPILOG,
     )
@@ -255,6 +256,11 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="VERDICTS",
         help="exit with 1 for these, separated by commas: " + ", ".join(_VERDICTS),
+    )
+    check.add_argument(
+        "--advise",
+        action="store_true",
+        help="measure what autocast, TF32 and cuDNN's autotuner gain, where they apply",
     )
     tune = add(
         "tune",

@@ -43,6 +43,7 @@ class Options:
         quiet: no progress, and the result in one line.
         let_write: let the script write its files in place.
         fail_if: verdicts for which the exit status is 1.
+        advise: measure settings that findings name.
     """
 
     budget_s: float
@@ -52,6 +53,7 @@ class Options:
     quiet: bool = False
     let_write: bool = False
     fail_if: tuple[str, ...] = ()
+    advise: bool = False
 
 
 def check(target: Target, args: list[str], options: Options) -> int:
@@ -230,6 +232,7 @@ class _Measuring:
                 budget_s=self._options.budget_s,
                 iterate=iterate,
                 progress=self.line,
+                advise=self._options.advise,
                 agree=None if self.ranks is None else self.ranks.agree,
             )
         )

@@ -6,6 +6,7 @@ finding    one finding, as the report has it
 watch      a step seen operator by operator; nothing that it computes changes
 facts      what was seen, and the settings that it ran under, as plain values
 rules      the tuning guides' list, one decision on facts each
+toggles    what of it can be tried from outside, around each step
 probe      the largest batch that the step takes, and its rate at each size
 """
 
