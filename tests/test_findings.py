@@ -147,6 +147,13 @@ def test_a_chain_of_pointwise_operators_and_what_is_none() -> None:
     assert set(names) == {"pointwise"}
     clean = watched(lambda _: (nn.functional.dropout(large), gelu(large[:2]), (large - 1).square()))
     assert findings_of(clean) == ()
+    norm, linear = nn.LayerNorm(300), nn.Linear(300, 300)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        x = x + nn.functional.dropout(linear(norm(x)))
+        return x + nn.functional.dropout(linear(nn.functional.gelu(linear(norm(x)))))
+
+    assert findings_of(replace(watched(lambda _: block(large)), half=None)) == ()
 
 
 def test_what_one_step_in_many_does_is_not_found() -> None:

@@ -212,6 +212,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_batch_norm(_BATCH_NORMS[name], args)
         if torch.Tag.pointwise in func.tags and made:
             self._note_chain(given, made[0], site)
+        elif not func.is_view and any(leaf.numel() >= _LARGE for leaf in made):
+            self._chains.clear()  # what comes before it and after it is no row
 
     def _note_debugging(self, site: _Site) -> None:
         on = {"gradcheck"} if site.within("torch/autograd/gradcheck.py") else set()
