@@ -17,6 +17,7 @@ FRONT_DOORS = {
     "dataloaders.cli",
     "dataloaders.errors",
     "dataloaders.predicting",
+    "dataloaders.findings",
     "dataloaders.registry",
     "dataloaders.samplers",
     "dataloaders.tuning",

@@ -13,13 +13,13 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from dataloaders.batches.tree import Batch, describe, leaves
-from dataloaders.bottleneck.arms import Arm
+from dataloaders.bottleneck.arms import ARMS, Arm
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
 from dataloaders.bottleneck.report import Report
@@ -28,6 +28,8 @@ from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmU
 from dataloaders.bottleneck.summary import notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError
+from dataloaders.findings import Facts, Finding, Watch, findings_of
+from dataloaders.findings.toggles import TOGGLES, gain_of, within
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Lap, Timed
@@ -41,6 +43,9 @@ _MOST_FIRST_STEPS = 1000
 _WARM_UP_SHARE = 0.15
 _FIRST_EPOCH_SHARE = 0.2
 _HELD_SHARE = 0.03
+_CONTENTION_SHARE = 0.03
+_ADVISING_SHARE = 0.5
+_ADVISING_ROUNDS = 9
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
 
@@ -91,6 +96,8 @@ class Check:
         predict: whether to look, once the verdict stands, for what preparation consists of and
             what remedies would gain; some seconds, unless the step is the bottleneck.
         try_candidates: whether to run these remedies with the step, too.
+        advise: also measure what the settings would gain that findings name and that can be tried
+            around the step; for half of the budget more.
         agree: with several ranks, called at the same points of the loop by every rank with the
             numbers of its own; returns those of rank 0. None: this process decides alone.
 
@@ -110,6 +117,7 @@ class Check:
         clock: Clock | None = None,
         predict: bool = True,
         try_candidates: bool = False,
+        advise: bool = False,
         agree: Agree | None = None,
     ) -> None:
         if not budget_s > 0:
@@ -153,6 +161,9 @@ class Check:
         self._known: tuple[tuple[int, int], Analysis | None] | None = None
         self._running: Generator[Batch, None, None] | None = None
         self._placement: Placement | None = None
+        self._watch = Watch()
+        self._advise = advise and agree is None
+        self._gains: dict[str, Interval] = {}
         self._cycle = 1
         self._warm = False
         self._warm_steps = 0
@@ -179,9 +190,53 @@ class Check:
             rounds=rounds,
             seconds=self._seconds(),
             timeline=self._blocks.timeline(),
+            findings=self._findings(analysis),
             notes=notes_of(
                 analysis, self._blocks, rounds=rounds, finished=self.finished, derived=derived
             ),
+        )
+
+    def _try_toggles(self) -> Iterator[Batch]:
+        """Yield blocks of the step alone, as it is and with each setting that a finding names."""
+        analysis = self._analysis()
+        names = [one.name for one in self._findings(analysis) if one.name in TOGGLES]
+        facts = self._facts(analysis)
+        if not names or facts is None:
+            return
+        self._advise = False
+        (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
+        took: dict[str | None, list[float]] = {name: [] for name in (None, *names)}
+        until = self._time.now() + _ADVISING_SHARE * self._budget_s
+        for number in range(_ADVISING_ROUNDS):
+            for name, blocks in took.items():
+                left_s = max(0.1, until - self._time.now())
+                ran = yield from within(self._blocks.run(arm, left_s), name, facts)
+                blocks.append(math.nan if ran is None else ran.per_batch)
+            if number >= 3 and self._time.now() > until:
+                break
+        for name in names:  # the first round chose kernels
+            pairs = zip(took[None][1:], took[name][1:], strict=True)
+            whole = [pair for pair in pairs if not any(map(math.isnan, pair))]
+            if len(whole) > 1:
+                self._gains[name] = gain_of(*map(list, zip(*whole, strict=True)))
+
+    def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
+        return tuple(
+            replace(one, gain=self._gains.get(one.name, one.gain))
+            for one in findings_of(self._facts(analysis))
+        )
+
+    def _facts(self, analysis: Analysis | None) -> Facts | None:
+        stall = None
+        if analysis is not None and analysis.verdict != "contention-bound":
+            stall = analysis.stalls.get("contention")
+        real_s = analysis.seconds_per_batch["real"].estimate if analysis and stall else 0.0
+        slows = stall is not None and stall.low > _CONTENTION_SHARE * real_s
+        return self._watch.facts(
+            cycle=self._blocks.cycle,
+            varied=self._pool.varied,
+            workers=self._feed.workers,
+            contention=stall if slows else None,
         )
 
     @property
@@ -228,6 +283,8 @@ class Check:
             self._feed.close()
             if self._predict and self._schedule.alone:
                 yield from self._find_causes()
+            if self._advise:
+                yield from self._try_toggles()
         except GeneratorExit:
             # The consumer's own loop ended first; if no block fitted into it, make them shorter.
             if self._warm and self._blocks_done == done_before and self._blocks.salvaged is None:
@@ -264,7 +321,8 @@ class Check:
             self._warm_steps += 1  # counted first: a consumer may never come back from its step
             self._batch_text = self._batch_text or describe(host)
             given = self._time.now()
-            yield from self._watched(host)
+            with self._watch.step(self._warm_steps):
+                yield from self._watched(host)
             self._wait_for_devices()
             done = self._time.now()
             warming.stepped(done - given, done - begin)

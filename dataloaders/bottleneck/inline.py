@@ -39,6 +39,7 @@ def bottleneck_check(
     clock: Clock | None = None,
     predict: bool = True,
     try_candidates: bool = False,
+    advise: bool = False,
 ) -> Iterator[Check]:
     """Give a `Check` of ``loader``; the loop that iterates it is measured and ends by itself.
 
@@ -59,6 +60,8 @@ def bottleneck_check(
         predict: unless the step is the bottleneck, look for what preparation consists of, and what
             remedies would gain; some seconds more.
         try_candidates: run these remedies with the step, too, each for a tenth of the budget.
+        advise: also run the step under settings that findings name (autocast, TF32, cuDNN's
+            autotuner), and give these findings a measured gain.
 
     Raises:
         OptionError: ``budget_s`` is not positive.
@@ -73,6 +76,7 @@ def bottleneck_check(
         clock=clock,
         predict=predict,
         try_candidates=try_candidates,
+        advise=advise,
     )
     hook = register_optimizer_step_post_hook(lambda *_: check.optimizer_stepped())
     with random_states_kept(*generators_of(loader)), _epochs_uncounted(loader):
@@ -94,6 +98,7 @@ def check_bottleneck(
     clock: Clock | None = None,
     predict: bool = True,
     try_candidates: bool = False,
+    advise: bool = False,
 ) -> Report:
     """Return whether the input pipeline holds ``step`` back, by how much, and where the time goes.
 
@@ -102,7 +107,7 @@ def check_bottleneck(
 
     Args:
         loader, budget_s, device, progress, clock: as in `bottleneck_check`.
-        predict, try_candidates: likewise.
+        predict, try_candidates, advise: likewise.
         step: takes one batch as the loader delivers it; copies it to its device itself, unless
             the loader does.
 
@@ -120,6 +125,7 @@ def check_bottleneck(
         clock=clock,
         predict=predict,
         try_candidates=try_candidates,
+        advise=advise,
     ) as check:
         try:
             for batch in check:

@@ -18,8 +18,9 @@ from dataloaders.bottleneck.outputs import saved, tables
 from dataloaders.bottleneck.outputs.against import Comparison, compare
 from dataloaders.bottleneck.outputs.markdown import markdown
 from dataloaders.bottleneck.outputs.trace import trace
-from dataloaders.bottleneck.outputs.words import MEANS, bound_of, milliseconds
+from dataloaders.bottleneck.outputs.words import MEANS, bound_of, findings_of, milliseconds
 from dataloaders.bottleneck.preparation import Call
+from dataloaders.findings import Finding
 from dataloaders.machine.facts import machine_facts
 from dataloaders.measuring.intervals import Interval, Step
 from dataloaders.predicting import Candidate
@@ -58,6 +59,8 @@ class Report:
         preparation: what a sample's preparation consists of, the largest part first.
         candidates: changes of the input: what each would gain, or why it is out.
         timeline: arm -> its last measured steps, as the host's clock saw them.
+        findings: what of the step itself could be faster. Where the step is not what holds the loop
+            back, only those that hold anyway, or whose gain was measured, are printed.
     """
 
     verdict: Verdict
@@ -77,6 +80,7 @@ class Report:
     preparation: tuple[Call, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     timeline: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=96, force_terminal=False)
@@ -104,6 +108,7 @@ class Report:
             if table:
                 parts += [_table(table), ""]
         parts += [Text(f"-> {line}") for line in self.advice]
+        parts += [Text(f"step: {finding}") for finding in findings_of(self)]
         parts += [Text(f"note: {line}") for line in self.notes]
         facts = ", ".join(self.machine.values())
         parts.append(Text(f"{self.rounds} rounds in {self.seconds:.0f} s; {facts}", style="dim"))

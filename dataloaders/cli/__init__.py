@@ -2,6 +2,7 @@
 
 dataloaders check    train.py -- ARGS   is the input pipeline what holds this script back?
 dataloaders tune     train.py -- ARGS   which num_workers, prefetch_factor and pin_memory?
+dataloaders probe    train.py -- ARGS   which batch sizes fit, and how fast is each?
 dataloaders run      train.py -- ARGS   the script on another backend
 dataloaders cache    ACTION             a dataset computed once, in one file
 dataloaders backends                    what can run here, and why not
@@ -81,6 +82,13 @@ step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
 """
 
+_PROBE = """\
+Runs an unmodified training script on batches of other sizes, made by repeating the samples of its
+first ones (the longest of eight): sizes double until memory ends, then the gap is halved. Prints
+samples a second and memory at each size, and the largest that fits. The script is started anew
+after each size that does not fit, so that it may also be killed for it.
+"""
+
 _RUN = """\
 Runs an unmodified script with its DataLoaders on another backend (as DATALOADERS_BACKEND=NAME does
 for loaders of ours). A loader that the backend cannot serve stays stock, with one warning.
@@ -94,7 +102,7 @@ Takes less than two minutes on two cores, without a GPU.
 
 _WRITTEN = ("json", "html", "markdown", "trace")
 _VALUED = (
-    *("--budget", "--loader", "--backend", "--fail-if", "--against"),
+    *("--budget", "--loader", "--backend", "--fail-if", "--against", "--most", "--state"),
     *(f"--{name}" for name in _WRITTEN),
 )
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
@@ -110,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = given
     program: list[str] = []
-    if given[:1] and given[0] in ("check", "run", "tune"):
+    if given[:1] and given[0] in ("check", "run", "tune", "probe"):
         split = 1 + _program_at(given[1:])
         options, program = given[:split], given[split:]
     parsed, unknown = parser.parse_known_args(options)
@@ -170,6 +178,20 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         from dataloaders.cli.run import run
 
         return run(target, args, backend=parsed.backend, explain=parsed.explain)
+    if parsed.command == "probe":
+        from dataloaders.cli.probe import Options as ProbeOptions
+        from dataloaders.cli.probe import probe
+
+        probing = ProbeOptions(
+            parsed.budget,
+            most=parsed.most,
+            number=parsed.loader,
+            json=parsed.json,
+            quiet=parsed.quiet,
+            let_write=parsed.let_write,
+            state=parsed.state,
+        )
+        return probe(target, args, probing)
     if parsed.command == "tune":
         from dataloaders.cli.tune import tune
 
@@ -195,6 +217,7 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         fail_if=parsed.fail_if,
         predict=parsed.predict,
         try_candidates=parsed.try_candidates,
+        advise=parsed.advise,
     )
     return check(target, args, options)
 
@@ -238,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
         "is the input pipeline what holds a script back?",
         "[--budget S] [--loader N] [--let-write] [--fail-if VERDICTS] [--quiet]\n"
         f"{' ' * 25}[--html F] [--json F] [--against F] [--markdown F] [--trace F]\n"
-        f"{' ' * 25}[--try | --no-predict] {script}",
+        f"{' ' * 25}[--try | --no-predict] [--advise] {script}",
         _CHECK,
         _CHECK_EPILOG,
     )
@@ -273,6 +296,11 @@ def _parser() -> argparse.ArgumentParser:
         dest="predict",
         help="do not look for what preparation consists of, and what remedies would gain",
     )
+    check.add_argument(
+        "--advise",
+        action="store_true",
+        help="measure what autocast, TF32 and cuDNN's autotuner gain, where they apply",
+    )
     tune = add(
         "tune",
         "which num_workers, prefetch_factor and pin_memory?",
@@ -282,6 +310,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_measuring(tune)
     tune.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
+    probe = add(
+        "probe",
+        "which batch sizes fit, and how fast is each?",
+        "[--budget S] [--most N] [--json F] [--loader N] [--let-write]\n"
+        f"{' ' * 25}[--quiet] {script}",
+        _PROBE,
+    )
+    _add_measuring(probe, 1.0, "measure each batch size for S seconds")
+    probe.add_argument(
+        "--most", type=_count, default=1 << 20, metavar="N", help="try no larger batch than N"
+    )
+    probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
     run = add(
         "run",
         "run a script on another backend",
@@ -307,13 +347,17 @@ def _parser() -> argparse.ArgumentParser:
 _Parser = argparse.ArgumentParser
 
 
-def _add_measuring(parser: _Parser) -> None:
+def _add_measuring(
+    parser: _Parser,
+    budget_s: float = 30.0,
+    budget: str = "measure for at most S seconds, fewer if the answer is clear earlier",
+) -> None:
     parser.add_argument(
         "--budget",
         type=_seconds,
-        default=30.0,
+        default=budget_s,
         metavar="S",
-        help="measure for at most S seconds, fewer if the answer is clear earlier (30)",
+        help=f"{budget} ({budget_s:.0f})",
     )
     parser.add_argument(
         "--loader",
@@ -342,7 +386,7 @@ def _seconds(text: str) -> float:
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: loaders are numbered from 1")
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more; loaders are numbered from 1")
     return value
 
 

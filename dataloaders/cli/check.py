@@ -46,6 +46,7 @@ class Options:
         fail_if: verdicts for which the exit status is 1.
         predict: look for what preparation consists of, and what remedies would gain.
         try_candidates: run these remedies in the script's loop, too.
+        advise: measure settings that findings name.
     """
 
     budget_s: float
@@ -57,6 +58,7 @@ class Options:
     fail_if: tuple[str, ...] = ()
     predict: bool = True
     try_candidates: bool = False
+    advise: bool = False
 
 
 def check(target: Target, args: list[str], options: Options) -> int:
@@ -231,6 +233,7 @@ class _Measuring:
                 progress=self.line,
                 predict=self._options.predict,
                 try_candidates=self._options.try_candidates,
+                advise=self._options.advise,
                 agree=None if self.ranks is None else self.ranks.agree,
             )
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.arms import Verdict
+from dataloaders.findings import Finding
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
 
@@ -52,10 +53,10 @@ def change_of(report: Report) -> tuple[str, str]:
     return best.change, f"{best.name}: {times(gain)} as fast, {how}"
 
 
-def findings_of(report: Report) -> list[Any]:
+def findings_of(report: Report) -> list[Finding]:
     """Return what of the step could be faster; where it is not the limit, what holds anyway."""
-    found = getattr(report, "findings", ())
-    return [one for one in found if one.anyway or report.verdict == "step-bound"]
+    all_of_them = report.verdict == "step-bound"
+    return [one for one in report.findings if all_of_them or one.anyway or one.gain is not None]
 
 
 def saved(gain: Interval | None) -> str:

@@ -1,0 +1,160 @@
+"""``dataloaders probe``: a script's own loop on batches of growing size, up to the end of memory.
+
+    this process ──starts──> the script, its loop fed with sizes 64, 128, 256, out of memory
+         └── again, with what is known ──> 192, out of memory ── again ──> 160, ... ──> the table
+
+What the processes find passes through a file: a size before it is tried, and its result after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from dataloaders.cli.running import (
+    NOTHING_MEASURED,
+    no_loader,
+    refuse_missing_folders,
+    refuse_unfit,
+    say_that_it_trains,
+    untouched_files,
+)
+
+if TYPE_CHECKING:
+    from dataloaders.batches.tree import Batch
+    from dataloaders.findings import Trial
+    from dataloaders.scripts.target import Target
+
+__all__ = ["Options", "probe"]
+
+_LOOKED_AT = 8
+_RAN_OUT = 77
+"""Exit status of a process whose script ran out of memory."""
+_KILLED = (-9, 137)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Holds what the command line asks: see `dataloaders probe --help`.
+
+    Attributes:
+        state: the file of what is known, in a process that a probe started; else None.
+    """
+
+    budget_s: float
+    most: int
+    number: int | None = None
+    json: str | None = None
+    quiet: bool = False
+    let_write: bool = False
+    state: str | None = None
+
+
+def probe(target: Target, args: list[str], options: Options) -> int:
+    """Run ``target`` in processes of its own until the largest batch is known; print the table.
+
+    Returns 0 if a size could be measured; else 3, or the script's own status if it failed.
+    """
+    if options.state is not None:
+        return _probe_here(target, args, options, Path(options.state))
+    refuse_missing_folders(options.json)
+    refuse_unfit(target, "probe")
+    from dataloaders.findings import Probe
+    from dataloaders.findings.probe import next_size
+
+    say_that_it_trains(target, "probe", quiet=options.quiet)
+    with tempfile.TemporaryDirectory(prefix="dataloaders-probe-") as folder:
+        state = Path(folder, "state")
+        state.touch()
+        note = None
+        while True:
+            before = state.read_text()
+            status = _start(target, args, options, state)
+            trials, unfinished = _known(state)
+            if unfinished is not None and status != _RAN_OUT and status not in _KILLED:
+                note = f"the script ended by itself at batch size {unfinished}, status {status}"
+                break
+            if not trials or state.read_text() == before:
+                return status or NOTHING_MEASURED
+            if next_size(0, trials, options.most) is None:
+                break
+    result = Probe(tuple(sorted(trials, key=lambda trial: trial.batch_size)))
+    print(result.largest if options.quiet else result)
+    if note is not None:
+        print(f"note: {note}; this is what was known by then")
+    if options.json is not None:
+        result.to_json(options.json)
+    return 0 if result.largest is not None else status or NOTHING_MEASURED
+
+
+def _start(target: Target, args: list[str], options: Options, state: Path) -> int:
+    words = ["--state", str(state), "--budget", str(options.budget_s), "--most", str(options.most)]
+    if options.number is not None:
+        words += ["--loader", str(options.number)]
+    words += ["--let-write"] * options.let_write
+    script = [target.name] if target.kind == "file" else ["-m", target.name]
+    command = [sys.executable, "-m", "dataloaders", "probe", *words, *script, "--", *args]
+    return subprocess.run(command, check=False).returncode
+
+
+def _probe_here(target: Target, args: list[str], options: Options, state: Path) -> int:
+    from dataloaders.batches.tree import leaves, nbytes
+    from dataloaders.findings.probe import next_size, ran_out, trial_steps
+    from dataloaders.scripts.takeover import Takeover
+
+    def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
+        batch = max(itertools.islice(iterate(), _LOOKED_AT), key=nbytes)
+        of = next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
+        while (size := next_size(of, trials, options.most)) is not None:
+            _note(found, {"size": size})
+            steps = trial_steps(batch, of, size, trials, seconds=options.budget_s)
+            trials.append((yield from steps))
+            _note(found, {"size": size, "trial": dataclasses.asdict(trials[-1])})
+
+    trials, _ = _known(state)
+    running: list[Generator[Batch, None, None]] = []
+
+    def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
+        running.append(probed(loader, iterate))
+        return running[0]
+
+    takeover = Takeover(measure, options.number)
+    # Opened before files that exist are kept from being written.
+    keeping = untouched_files(takeover, let_write=options.let_write)
+    with state.open("a") as found, keeping, takeover:
+        outcome = target.run(args)
+    sys.stdout.flush()
+    if ran_out(outcome.error) and running:
+        return _RAN_OUT
+    outcome.show_error()
+    return outcome.status if running else no_loader(takeover, outcome)
+
+
+def _note(file: TextIO, facts: dict[str, Any]) -> None:
+    file.write(json.dumps(facts) + "\n")
+    file.flush()  # the next thing may be the end of this process
+
+
+def _known(state: Path) -> tuple[list[Trial], int | None]:
+    """Return the trials so far, and the size of the last one if it did not end."""
+    from dataloaders.findings import Trial
+    from dataloaders.measuring.intervals import Interval
+
+    trials: dict[int, Trial] = {}
+    unfinished = None
+    for line in state.read_text().splitlines():
+        facts = json.loads(line)
+        size, told = facts["size"], facts.get("trial")
+        unfinished = None if told else size
+        trials[size] = Trial(size, why_not="out of memory")
+        if told:
+            seconds = told.pop("seconds")
+            trials[size] = Trial(seconds=seconds and Interval(**seconds), **told)
+    return list(trials.values()), unfinished

@@ -1,0 +1,28 @@
+"""What of the step itself could be faster.
+
+    Watch ──two steps of the warm-up──> Facts ──RULES──> Finding, Finding, ...
+
+finding    one finding, as the report has it
+watch      a step seen operator by operator; nothing that it computes changes
+facts      what was seen, and the settings that it ran under, as plain values
+rules      the tuning guides' list, one decision on facts each
+toggles    what of it can be tried from outside, around each step
+probe      the largest batch that the step takes, and its rate at each size
+"""
+
+from dataloaders.findings.facts import Facts, Place
+from dataloaders.findings.finding import Finding
+from dataloaders.findings.probe import Probe, Trial, probe_batch_sizes
+from dataloaders.findings.rules import findings_of
+from dataloaders.findings.watch import Watch
+
+__all__ = [
+    "Facts",
+    "Finding",
+    "Place",
+    "Probe",
+    "Trial",
+    "Watch",
+    "findings_of",
+    "probe_batch_sizes",
+]

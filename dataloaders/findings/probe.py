@@ -1,0 +1,295 @@
+"""Find the largest batch that the step takes, and its rate at each size; no data is read.
+
+a batch, or TensorSpecs ──its samples repeated──> batches of 2, 4, 8 … times the size
+    ──step──> seconds, memory at the most │ out of memory ──> halves of the gap in between
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import os
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaders.batches.synthetic import Recipe
+from dataloaders.batches.tree import Batch, leaves, map_children, to_device
+from dataloaders.errors import OptionError
+from dataloaders.machine import resources
+from dataloaders.measuring.clocks import clock_of
+from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.seeding.states import random_states_kept
+
+__all__ = ["Probe", "Trial", "next_size", "probe_batch_sizes", "ran_out", "resized", "trial_steps"]
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
+_MOST = 1 << 20
+_FEWEST_STEPS = 3
+_MOST_STEPS = 50
+_SHARE_OF_ROOM = 0.9
+_SHOWN_ERROR = 200
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Says what one batch size needs.
+
+    Attributes:
+        batch_size: samples a batch.
+        seconds: of a step, its first two left out; None if it ran out of memory.
+        memory: bytes at the most: the device's that tensors take, else this process's resident set.
+        why_not: why it does not fit; None if it does.
+    """
+
+    batch_size: int
+    seconds: Interval | None = None
+    memory: int | None = None
+    why_not: str | None = None
+
+    @property
+    def rate(self) -> float:
+        """Return the samples a second; 0 where the batch does not fit."""
+        return 0.0 if self.seconds is None else self.batch_size / self.seconds.estimate
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Holds the sizes that were tried, smallest first."""
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def largest(self) -> int | None:
+        """Return the largest batch size that fits, of those tried; None if none does."""
+        return max((one.batch_size for one in self.trials if one.why_not is None), default=None)
+
+    @property
+    def fastest(self) -> int | None:
+        """Return the smallest batch size whose rate is within 5 % of the best."""
+        best = max((one.rate for one in self.trials), default=0.0)
+        near = [one.batch_size for one in self.trials if one.rate >= 0.95 * best > 0]
+        return min(near, default=None)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        output = io.StringIO()
+        Console(file=output, width=96, force_terminal=False).print(self.__rich__())
+        return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+    def __rich__(self) -> Any:
+        """Return the table as rich shows it in a terminal."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for heading in ("batch", "samples/s", "ms a step", "95 % interval", "memory MiB"):
+            table.add_column(heading, justify="right")
+        table.add_column("")
+        for one in self.trials:
+            memory = "" if one.memory is None else f"{one.memory / 2**20:.0f}"
+            took = one.seconds
+            if took is None:
+                table.add_row(str(one.batch_size), "", "", "", memory, one.why_not)
+                continue
+            low, high = 1e3 * max(0.0, took.low), 1e3 * took.high
+            texts = f"{one.rate:.1f}", f"{1e3 * took.estimate:.2f}", f"{low:.2f} to {high:.2f}"
+            table.add_row(str(one.batch_size), *texts, memory, "")
+        last = f"largest that fits: {self.largest}; within 5 % of the best rate from {self.fastest}"
+        return Group(table, "", last)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the probe as JSON text; write it to ``path`` too, if one is given."""
+        data = {**asdict(self), "largest": self.largest, "fastest": self.fastest}
+        text = json.dumps(data, indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+
+def probe_batch_sizes(
+    batch: Batch,
+    step: Callable[[Batch], object],
+    *,
+    batch_size: int | None = None,
+    most: int = _MOST,
+    seconds_each: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Probe:
+    """Return how fast ``step`` is at growing batch sizes, up to the largest that fits in memory.
+
+    Doubles the size until one does not fit, then halves the gap to a sixteenth of the size. The
+    step really runs: a step that trains, trains. Random states are put back.
+
+    Args:
+        batch: one batch of the loader, or the same nest with a `TensorSpec` for each tensor. With
+            sequences of several lengths give the longest: every size is tried with that.
+        step: takes one batch; copies it to its device itself, unless ``device`` is given.
+        batch_size: samples in ``batch``; None: the first size of its first tensor.
+        most: the largest size to try.
+        seconds_each: how long to measure each size, after two steps; three steps at least.
+        device: where to put batches.
+
+    Raises:
+        OptionError: ``batch`` holds nothing that has one row a sample.
+        Exception: whatever the step raises, but for running out of memory.
+    """
+    if not any(True for _ in leaves(batch)):
+        batch = Recipe.spec(batch).make(torch.device("cpu"), torch.Generator().manual_seed(0))
+    of = batch_size or next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
+    trials: dict[int, Trial] = {}
+    with random_states_kept():
+        while (size := next_size(of, list(trials.values()), most)) is not None:
+            trials[size] = _tried(
+                batch, of, size, step, list(trials.values()), seconds_each, device
+            )
+            gc.collect()  # what the failed step's frames held
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
+    return Probe(tuple(trials[size] for size in sorted(trials)))
+
+
+def next_size(start: int, trials: list[Trial], most: int = _MOST) -> int | None:
+    """Return the batch size to try after ``trials``; None if the largest that fits is known."""
+    fits = max((one.batch_size for one in trials if one.why_not is None), default=0)
+    fails = min((one.batch_size for one in trials if one.why_not is not None), default=None)
+    if not trials:
+        return min(start, most)
+    if fails is None:
+        return min(2 * fits, most) if fits < most else None
+    if not fits:
+        return fails // 2 or None
+    return (fits + fails) // 2 if fails - fits > max(1, fits // 16) else None
+
+
+def trial_steps(
+    batch: Batch,
+    of: int,
+    size: int,
+    before: list[Trial],
+    *,
+    seconds: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Generator[Batch, None, Trial]:
+    """Yield batches of ``size`` samples to a loop whose body is the step; return what it took.
+
+    Where main memory cannot hold it, as far as ``before`` tells, no batch is yielded: the kernel
+    would kill the process.
+    """
+    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not on_device and (need := _more_memory(size, before)) > resources.available_memory():
+        return Trial(size, why_not=f"main memory has no room for {need / 2**20:.0f} MiB more")
+    made = resized(batch, of, size)
+    made = made if device is None else to_device(made, torch.device(device))
+    _forget_peak()
+    took: list[float] = []
+    while len(took) < _FEWEST_STEPS + 2 or (sum(took[2:]) < seconds and len(took) < _MOST_STEPS):
+        current = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        clock = clock_of([torch.device("cuda", torch.cuda.current_device())] if current else [])
+        first = clock.mark()
+        yield made
+        last = clock.mark()
+        clock.wait()
+        took.append(clock.seconds(first, last))
+    steps = np.array(took[2:])
+    mean = interval_of(float(steps.mean()), picked(steps, 0).mean(axis=1), len(steps))
+    return Trial(size, mean, _peak())
+
+
+def resized(batch: Batch, of: int, size: int) -> Batch:
+    """Return a batch of ``size`` samples: those of ``batch``, which has ``of``, in their order.
+
+    Raises:
+        OptionError: nothing in it has one row a sample.
+    """
+    rows = [row * of // size for row in range(size)]
+    changed = False
+
+    def change(child: Any) -> Any:
+        nonlocal changed
+        if isinstance(child, torch.Tensor):
+            if not child.dim() or len(child) != of or child.layout is not torch.strided:
+                return child
+            changed = True
+            return child[torch.tensor(rows, device=child.device)]
+        if type(child) in (list, tuple) and len(child) == of:
+            columns = [one for one in child if isinstance(one, torch.Tensor)]
+            if not columns or any(not one.dim() or len(one) != of for one in columns):
+                changed = True
+                return type(child)(child[row] for row in rows)
+        return map_children(child, change)
+
+    made = change(batch)
+    if not changed:
+        raise OptionError(f"the batch has nothing with {of} rows, one a sample; give batch_size=")
+    return made
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Return whether ``error`` says that memory ran out, a device's or the host's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def _tried(
+    batch: Batch,
+    of: int,
+    size: int,
+    step: Callable[[Batch], object],
+    before: list[Trial],
+    seconds: float,
+    device: torch.device | str | None,
+) -> Trial:
+    steps = trial_steps(batch, of, size, before, seconds=seconds, device=device)
+    try:
+        while True:
+            step(next(steps))
+    except StopIteration as end:
+        trial: Trial = end.value
+        return trial
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        text = str(error).partition("\n")[0][:_SHOWN_ERROR]
+        return Trial(size, why_not=text or "out of memory")
+
+
+def _more_memory(size: int, before: list[Trial]) -> float:
+    """Return the bytes that ``size`` needs beyond what the process has, by the sizes before."""
+    known = sorted((one.batch_size, one.memory) for one in before if one.memory is not None)
+    if len(known) < 2:
+        return 0.0
+    (fewer, less), (more, most) = known[-2:]
+    each = max(0, most - less) / (more - fewer)
+    return (each * (size - more) + most - _status("VmRSS")) / _SHARE_OF_ROOM
+
+
+def _forget_peak() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with contextlib.suppress(OSError):  # elsewhere than on Linux no peak is told
+        Path("/proc/self/clear_refs").write_text("5")  # the resident set's peak, see proc(5)
+
+
+def _peak() -> int | None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.max_memory_allocated()
+    return _status("VmHWM") or None
+
+
+def _status(name: str) -> int:
+    """Return a field of the process's status in bytes; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
