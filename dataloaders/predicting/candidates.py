@@ -191,12 +191,12 @@ def candidates(
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
-    """Return the change of the code that is to gain most; None if none gains 5 %.
+    """Return the change of the code that is to gain most; None if none surely gains, or 5 %.
 
     Of some that gain alike, one that needs no build and is one change. One that gained nothing when
     it was tried is left out.
     """
-    usable = [one for one in found if one.change and not one.reason and _held(one)]
+    usable = [one for one in found if one.change and not one.reason and _surely(one) and _held(one)]
     best = max(usable, key=_gain, default=None)
     if best is None or _gain(best) < _GAINS:
         return None
@@ -403,6 +403,11 @@ def _obstacle(loader: Any, name: str) -> str:
 def _gain(candidate: Candidate) -> float:
     gain = candidate.predicted
     return 0.0 if gain is None or candidate.reason else gain.estimate
+
+
+def _surely(candidate: Candidate) -> bool:
+    gain = candidate.measured or candidate.predicted
+    return gain is not None and gain.low > 1
 
 
 def _held(candidate: Candidate) -> bool:

@@ -120,7 +120,7 @@ def candidates(report: Report) -> Table:
         )
         for one in report.candidates
     ]
-    return Table(("change", "predicted", "measured", "how, or why not"), tuple(rows))
+    return Table(("what if", "predicted", "measured", "the change, or why not"), tuple(rows))
 
 
 def compared(comparison: Comparison) -> Table:
