@@ -117,11 +117,9 @@ def test_batches_of_other_shapes(exactly):
     for collate_fn in (as_list, mixed):
         stock, recorded = both(photos, collate_fn)
         assert equal(exactly.apply(recorded), stock)
-    pictures = Photos(FILES, v1.RandomCrop(20))
-    stock, recorded = both(pictures, as_list)
-    made = exactly.apply(recorded)
-    for one, other in zip(made["images"], stock["images"], strict=True):
-        assert (one.mode, one.tobytes()) == (other.mode, other.tobytes())
+    stock, recorded = both(Photos(FILES, v1.RandomCrop(20)), as_list)
+    assert any(image.info for image in stock["images"])
+    assert equal(exactly.apply(recorded), stock)
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")

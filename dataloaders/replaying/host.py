@@ -131,7 +131,10 @@ class HostReplay:
             complete(row, out[place], slots)
 
     def _make(self, node: Node, slots: Sequence[Any], known: dict[Node, Any]) -> None:
-        known[node] = self._value(node, slots, {})
+        if isinstance(node.what, program.Image):  # whose ``info`` comes from the file
+            known[node] = run([node], slots)[0]
+        else:
+            known[node] = self._value(node, slots, {})
 
     def _value(self, node: Node, slots: Sequence[Any], shared: dict[Node, Any]) -> Any:
         known = dict(shared)
