@@ -25,11 +25,11 @@ from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node, RecordedBatch, unpack
 
 from . import ReplayError
-from .evaluate import put_back
+from .evaluate import put_back, wanted_of
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
 from .pointwise import Pointwise
 
-__all__ = ["Decoder", "HostReplay", "Shares", "Tails", "finished", "wanted_of"]
+__all__ = ["Decoder", "HostReplay", "Shares", "Tails", "finished"]
 
 
 class Decoder(Protocol):
@@ -248,13 +248,6 @@ def _work(jobs: Iterator[tuple[int, Callable[[], None]]]) -> list[tuple[int, Exc
         except Exception as error:  # the dataset is asked for that sample, and raises its own
             failed.append((place, error))
     return failed
-
-
-def wanted_of(rest: Any) -> list[int]:
-    """Return the numbers of the steps that a batch refers to, each once."""
-    found: dict[int, None] = {}
-    put_back(rest, found.setdefault)
-    return list(found)
 
 
 def finished(value: Any, dtype: torch.dtype | None, memory_format: torch.memory_format) -> Any:
