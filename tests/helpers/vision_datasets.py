@@ -16,7 +16,7 @@ from torchvision import datasets
 from torchvision.datasets.folder import default_loader
 from torchvision.datasets.vision import VisionDataset
 
-from helpers.image_files import noise
+from helpers.pictures import noise
 
 Maker = Callable[..., Any]
 
