@@ -12,10 +12,8 @@ from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
 from dataloaders.transforms.draws import Draws, _to_odd, between
 
-SAMPLES = 40
 
-
-def seeds(count=SAMPLES):
+def seeds(count):
     return words(0, 0, list(range(count)), [0] * count, 0)
 
 
@@ -28,22 +26,29 @@ def by_torch(given, draw):
     return found
 
 
-def test_rand_is_torchs():
-    rows = np.concatenate(
-        [seeds(200), np.array([[2**32 - 1, 0, 2**32 - 1, 7], [0] * 4], np.uint32)]
-    )
+DRAWS = {
+    "rand": (lambda draws: draws.rand(), lambda: torch.rand(1).item()),
+    **{
+        f"below {p:.1f}": (lambda draws, p=p: draws.below(p), lambda p=p: bool(torch.rand(1) < p))
+        for p in (0.0, 0.1, 0.5, 0.7, 1.0, 1 / 3)
+    },
+    **{
+        f"randint {n}": (
+            lambda draws, n=n: draws.randint(np.full(402, n)),
+            lambda n=n: int(torch.randint(0, n, (1,))),
+        )
+        for n in (1, 2, 7, 2**24)
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_each_draw_is_torchs_and_so_are_the_next_ones(name):
+    ours, torchs = DRAWS[name]
+    rows = np.concatenate([seeds(400), [[2**32 - 1, 0, 2**32 - 1, 7], [0] * 4]]).astype(np.uint32)
     draws = Draws(rows)
-    found = np.stack([draws.rand() for _ in range(5)], axis=1)
-    assert found.dtype == np.float32
-    expected = by_torch(rows, lambda: torch.cat([torch.rand(1) for _ in range(5)]).numpy())
-    assert np.array_equal(found, np.stack(expected))
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.7, 1.0, 1 / 3])
-def test_below_is_torchs_comparison(probability):
-    rows = seeds(400)
-    expected = by_torch(rows, lambda: bool(torch.rand(1) < probability))
-    assert Draws(rows).below(probability).tolist() == expected
+    found = np.stack([ours(draws) for _ in range(4)], axis=1)
+    assert found.tolist() == by_torch(rows, lambda: [torchs() for _ in range(4)])
 
 
 @settings(max_examples=300, deadline=None)
@@ -61,13 +66,6 @@ def test_a_sum_is_rounded_once():
     one, other = np.array([2.0**-60, -(2.0**-60)]), np.float64(1 + 2.0**-24)
     assert _to_odd(one, other).astype(np.float32).tolist() == [1 + 2.0**-23, 1.0]
     assert (one + other).astype(np.float32).tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("high", [1, 2, 7, 2**24])
-def test_randint_is_torchs(high):
-    rows = seeds(200)
-    expected = by_torch(rows, lambda: int(torch.randint(0, high, (1,))))
-    assert Draws(rows).randint(np.full(200, high)).tolist() == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,9 +99,3 @@ def test_several_threads_draw_at_once():
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: Draws(rows).ahead(64), range(40)))
     assert all(np.array_equal(words, expected) for words in found)
-
-
-def test_an_empty_batch_draws_nothing():
-    draws = Draws(np.empty((0, 4), np.uint32))
-    assert draws.rand().shape == (0,)
-    assert draws.ahead(4).shape == (0, 4)

@@ -16,12 +16,10 @@ import torchvision.transforms as v1
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 from torchvision import tv_tensors
-from torchvision.datasets import CIFAR10, MNIST, ImageFolder
 from torchvision.io import decode_jpeg, read_file, read_image
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-import dataloaders
 from helpers.recorded import (
     Code,
     as_recorded,
@@ -482,33 +480,6 @@ def test_kinds_of_datasets(dataset: Any) -> None:
     assert all(map(equal, made, expected))
     assert len(made) == len(expected) > 0
     assert all(is_recorded(each) for each in sent)
-
-
-def test_torchvisions_datasets(tmp_path: Any) -> None:
-    for number in range(5):
-        (tmp_path / f"class{number % 2}").mkdir(exist_ok=True)
-        (tmp_path / f"class{number % 2}" / f"{number}.jpg").write_bytes(encoded(number))
-    digits, tiny = object.__new__(MNIST), object.__new__(CIFAR10)
-    digits.data, digits.targets = torch.randint(0, 256, (4, 28, 28)).byte(), torch.arange(4)
-    tiny.data, tiny.targets = np.arange(4 * 3072, dtype=np.uint8).reshape(4, 32, 32, 3), [*range(4)]
-    for dataset in (digits, tiny, ImageFolder(tmp_path)):
-        dataset.transform = v1.Compose([v1.RandomCrop(24), *tail[:1]])
-        dataset.target_transform = None
-        expected, sent, made = both(DataLoader(dataset, 2))
-        assert all(map(equal, made, expected))
-        assert all(is_recorded(each) for each in sent)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset", [Labelled(), Stream()])
-def test_seeded_batches_are_stocks(dataset: Any, workers: int) -> None:
-    from dataloaders.seeding.seeded import Seeding
-
-    loader: Any = dataloaders.DataLoader(dataset, 4, num_workers=workers, seed=3, collate_fn=mixed)
-    expected, sent, made = both(Seeding().view(loader))
-    assert all(map(equal, made, expected))
-    assert all(is_recorded(each) for each in sent)
-    assert all(map(equal, made, loader))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

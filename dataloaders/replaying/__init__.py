@@ -2,7 +2,7 @@
 
     RecordedBatch ──plan──> heads ──decoder──> images ──steps──> bytes ──pointwise──> batch
 
-evaluate.py   any step, one by one, exactly as the dataset's own code
+evaluate.py   a batch, step by step, exactly as the dataset's own code
 plan.py       what can be made in bulk
 host.py       decode and finish a batch in threads of the CPU
 device.py     decode and finish a batch on a device

@@ -24,8 +24,8 @@ from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node, RecordedBatch, unpack
 
 from . import DecodeError, kernels
-from .evaluate import put_back
-from .host import HostReplay, Tails, complete, finished, wanted_of
+from .evaluate import put_back, wanted_of
+from .host import HostReplay, Tails, complete, finished
 from .kernels import Array, upload
 from .plan import Head, Row, Stack, plan
 

@@ -6,12 +6,14 @@ the batch, whose memory is used again when nobody refers to it any more
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -23,11 +25,11 @@ from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node, RecordedBatch, unpack
 
 from . import ReplayError
-from .evaluate import put_back
-from .plan import Box, Head, Row, Stack, heads_of, plan
+from .evaluate import put_back, wanted_of
+from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
 from .pointwise import Pointwise
 
-__all__ = ["Decoder", "HostReplay", "Shares", "Tails", "finished", "wanted_of"]
+__all__ = ["Decoder", "HostReplay", "Shares", "Tails", "finished"]
 
 
 class Decoder(Protocol):
@@ -96,16 +98,12 @@ class HostReplay:
 
     def image(self, row: Row, slots: Sequence[Any], shared: dict[Node, Any]) -> Tensor:
         """Return the bytes of ``row.image``, uint8 [H, W, 3]; ``shared``: what rows share."""
-        if row.head is not None and not row.steps:
-            pixels = self._pixels(row.head, slots)
-            if pixels is not None:
-                return pixels
-            value = run([row.image], slots)[0]
-        else:
-            value = self._value(row.image, slots, shared)
-        if isinstance(value, Tensor):
-            return value.as_subclass(Tensor).permute(1, 2, 0)
-        return torch.from_numpy(np.array(value))
+        made = None if row.head is None or row.steps else self._made(row.head, slots)
+        if made is None:
+            made = self._value(row.image, slots, shared)
+            if isinstance(made, Tensor):
+                return made.as_subclass(Tensor).permute(1, 2, 0)
+        return made if isinstance(made, Tensor) else _bytes_of(made)
 
     def start(self, rows: Iterable[tuple[int, Row]], slots: Sequence[Any], put: Any) -> list[Any]:
         """Begin to ``put(place, image(row))`` in the threads; to be waited for with `wait`."""
@@ -133,33 +131,32 @@ class HostReplay:
             complete(row, out[place], slots)
 
     def _make(self, node: Node, slots: Sequence[Any], known: dict[Node, Any]) -> None:
-        known[node] = self._value(node, slots, {})
+        if isinstance(node.what, program.Image):  # whose ``info`` comes from the file
+            known[node] = run([node], slots)[0]
+        else:
+            known[node] = self._value(node, slots, {})
 
     def _value(self, node: Node, slots: Sequence[Any], shared: dict[Node, Any]) -> Any:
         known = dict(shared)
         for head in heads_of(node):
-            pixels = None if head.node in known else self._pixels(head, slots)
-            if pixels is not None:
-                known[head.node] = _as_recorded(pixels, head)
+            made = None if head.node in known else self._made(head, slots)
+            if made is not None:
+                known[head.node] = _as_recorded(made, head)
                 if head.node.uses > 1:
                     shared[head.node] = known[head.node]
         return run([node], slots, known)[0]
 
-    def _pixels(self, head: Head, slots: Sequence[Any]) -> Tensor | None:
-        """Return uint8 [H, W, 3]; None: Pillow has to decode the file."""
+    def _made(self, head: Head, slots: Sequence[Any]) -> Any:
+        """Return uint8 [H, W, 3], or Pillow's image; None: Pillow has to decode the file."""
         (found,) = self.decoder.decode([(slots[head.source.args[0]], head.window)])
         if found is None:
             return None
-        if head.size is None:
-            pixels = torch.from_numpy(found)
-        elif isinstance(head.by, int) and (self._exact or head.by != 2):
-            from PIL import Image
-
-            resized = Image.fromarray(found).resize(head.size, int(head.by))
-            pixels = torch.from_numpy(np.array(resized))
-        else:
+        if head.size is not None and isinstance(head.by, int) and (self._exact or head.by != 2):
+            return _resized(found, head)
+        pixels = torch.from_numpy(found)
+        if head.size is not None:
             mode = "bilinear" if head.by == 2 else str(head.by)
-            image = torch.from_numpy(found).permute(2, 0, 1).unsqueeze(0)
+            image = pixels.permute(2, 0, 1).unsqueeze(0)
             image = functional.interpolate(image, head.size[::-1], mode=mode, antialias=True)
             pixels = image[0].permute(1, 2, 0)
         if head.crop is not None:
@@ -253,13 +250,6 @@ def _work(jobs: Iterator[tuple[int, Callable[[], None]]]) -> list[tuple[int, Exc
     return failed
 
 
-def wanted_of(rest: Any) -> list[int]:
-    """Return the numbers of the steps that a batch refers to, each once."""
-    found: dict[int, None] = {}
-    put_back(rest, found.setdefault)
-    return list(found)
-
-
 def finished(value: Any, dtype: torch.dtype | None, memory_format: torch.memory_format) -> Any:
     """Return ``value`` in the dtype and memory order that are asked for, if it is a tensor."""
     if type(value) is Tensor and value.is_floating_point() and dtype is not None:
@@ -269,14 +259,52 @@ def finished(value: Any, dtype: torch.dtype | None, memory_format: torch.memory_
     return value
 
 
-def _as_recorded(pixels: Tensor, head: Head) -> Any:
-    """Return ``pixels`` as what the last step of ``head`` makes."""
+def _resized(pixels: npt.NDArray[np.uint8], head: Head) -> Any:
+    """Return what Pillow makes of the window ``pixels``."""
+    from PIL import Image
+
+    image: Any = Image.new("RGB", pixels.shape[1::-1], None)
+    image.frombytes(pixels)
+    image = image.resize(head.size, head.by)
+    if head.crop is not None:
+        image = image.crop(head.crop)
+    turns = [method for method, flips in TURNS.items() if flips == head.flips]
+    return image.transpose(*turns) if turns else image
+
+
+def _bytes_of(image: Any) -> Tensor:
+    """Return the pixels of an RGB image of Pillow's, uint8 [H, W, 3]: its own memory, if it can."""
+    try:
+        held = image.__arrow_c_array__()
+    except (AttributeError, ValueError):  # Pillow before 11.3; an image in several blocks
+        return torch.from_numpy(np.array(image))
+    array = _address(held[1], b"arrow_array")  # a struct of 8-byte fields: a list of 4 a pixel
+    values = _field(_field(array + 48))  # its first child
+    memory = (ctypes.c_uint8 * (4 * image.width * image.height)).from_address(
+        _field(_field(values + 40) + 8)
+    )
+    memory.held = held
+    pixels = torch.frombuffer(memory, dtype=torch.uint8).view(image.height, image.width, 4)
+    return pixels[:, :, :3]
+
+
+_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _field(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+def _as_recorded(made: Any, head: Head) -> Any:
+    """Return ``made`` as what the last step of ``head`` makes."""
     what = head.node.what
     if isinstance(what, program.Image):
         from PIL import Image
 
-        return Image.fromarray(pixels.numpy())
-    made = pixels.permute(2, 0, 1)
+        return Image.fromarray(made.numpy()) if isinstance(made, Tensor) else made
+    made = (made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))).permute(2, 0, 1)
     if head.source.op == "decode":
         made = made.contiguous()
     if what.flavour == "Tensor":

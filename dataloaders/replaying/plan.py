@@ -17,12 +17,12 @@ import torch
 from dataloaders.recording.program import Image, Input, Node, ordered
 from dataloaders.recording.tail import POINTWISE
 
-__all__ = ["Box", "Head", "Row", "Stack", "arguments", "heads_of", "plan"]
+__all__ = ["TURNS", "Box", "Head", "Row", "Stack", "arguments", "heads_of", "plan"]
 
 Box = tuple[int, int, int, int]
 """left, upper, right, lower, as Pillow has them."""
 
-_TURNS = {0: (True, False), 1: (False, True), 3: (True, True)}  # Pillow's Transpose
+TURNS = {0: (True, False), 1: (False, True), 3: (True, True)}  # Pillow's Transpose
 _FLIPS = {
     "hflip": (True, False),
     "horizontal_flip": (True, False),
@@ -223,7 +223,7 @@ def _added(head: Head, step: Node) -> bool:
     home, _, name = step.op.rpartition(".")
     turned = _FLIPS.get(name)
     if step.op == "pil.transpose":
-        turned = _TURNS.get(int(step.args[0]))
+        turned = TURNS.get(int(step.args[0]))
     if turned is not None:
         head.flips = (head.flips[0] ^ turned[0], head.flips[1] ^ turned[1])
         return True

@@ -1,5 +1,6 @@
 """torchvision's own datasets over tiny folders and files of the right layout.
 
+One class of each way to find, open and pair files; those that differ in names only are left out.
 Each function takes an empty folder and the dataset's further arguments. Classes that ask for the
 checksums of the published archives are told that all is well; their ``__getitem__`` is untouched.
 """
@@ -15,7 +16,7 @@ from torchvision import datasets
 from torchvision.datasets.folder import default_loader
 from torchvision.datasets.vision import VisionDataset
 
-from helpers.image_files import noise
+from helpers.pictures import noise
 
 Maker = Callable[..., Any]
 
@@ -53,56 +54,6 @@ def image_folder(root: Path, **options: Any) -> Any:
     return datasets.ImageFolder(str(root / "photos"), **options)
 
 
-def eurosat(root: Path, **options: Any) -> Any:
-    classes(root / "eurosat" / "2750", ("Forest", "River"), "{number}.jpg")
-    return datasets.EuroSAT(str(root), **options)
-
-
-def country211(root: Path, **options: Any) -> Any:
-    classes(root / "country211" / "train", ("AD", "CH"), "{number}.jpg")
-    return datasets.Country211(str(root), **options)
-
-
-def imagenette(root: Path, **options: Any) -> Any:
-    classes(root / "imagenette2" / "train", ("n01440764", "n03888257"), "{number}.JPEG")
-    return datasets.Imagenette(str(root), **options)
-
-
-def imagenet(root: Path, **options: Any) -> Any:
-    import torch
-
-    classes(root / "val", ("n01440764", "n03888257"), "{number}.JPEG")
-    torch.save(({"n01440764": ("tench",), "n03888257": ("parachute",)}, []), root / "meta.bin")
-    return datasets.ImageNet(str(root), split="val", **options)
-
-
-def rendered_sst2(root: Path, **options: Any) -> Any:
-    classes(root / "rendered-sst2" / "train", ("negative", "positive"), "{number}.png")
-    return datasets.RenderedSST2(str(root), **options)
-
-
-def dtd(root: Path, **options: Any) -> Any:
-    classes(root / "dtd" / "dtd" / "images", ("banded", "dotted"), "{number}.jpg")
-    names = ("banded/1.jpg", "dotted/2.jpg", "dotted/1.jpg")
-    lines(root / "dtd" / "dtd" / "labels" / "train1.txt", *names)
-    return datasets.DTD(str(root), **options)
-
-
-def fgvc_aircraft(root: Path, **options: Any) -> Any:
-    data = root / "fgvc-aircraft-2013b" / "data"
-    for number in range(3):
-        photo(data / "images" / f"00{number}.jpg", number)
-    lines(data / "variants.txt", "A 1", "B 2")
-    lines(data / "images_variant_trainval.txt", "000 B 2", "001 A 1", "002 B 2")
-    return datasets.FGVCAircraft(str(root), **options)
-
-
-def sun397(root: Path, **options: Any) -> Any:
-    classes(root / "SUN397" / "a", ("abbey", "attic"), "sun_{number}.jpg")
-    lines(root / "SUN397" / "ClassName.txt", "/a/abbey", "/a/attic")
-    return datasets.SUN397(str(root), **options)
-
-
 def gtsrb(root: Path, **options: Any) -> Any:
     classes(root / "gtsrb" / "GTSRB" / "Training", ("00000", "00001"), "{number}.ppm")
     return datasets.GTSRB(str(root), **options)
@@ -125,31 +76,14 @@ def pets(root: Path, **options: Any) -> Any:
     return datasets.OxfordIIITPet(str(root), **options)
 
 
-def pets_all_targets(root: Path, **options: Any) -> Any:
-    return pets(root, target_types=["binary-category", "category"], **options)
-
-
 def pets_segmented(root: Path, **options: Any) -> Any:
     return pets(root, target_types="segmentation", **options)
-
-
-def places365(root: Path, **options: Any) -> Any:
-    for number in range(3):
-        photo(root / "val_large" / f"{number}.jpg", number)
-    lines(root / "categories_places365.txt", "/a/attic 0", "/b/bay 1")
-    lines(root / "places365_val.txt", "0.jpg 1", "1.jpg 0", "2.jpg 1")
-    return _without_checks(datasets.Places365)(str(root), split="val", **options)
 
 
 def inaturalist(root: Path, **options: Any) -> Any:
     kinds = ("00000_A_B_C_D_E_F_g", "00001_A_B_X_D_E_F_h")
     classes(root / "2021_train", kinds, "{number}.jpg")
     return datasets.INaturalist(str(root), target_type=["full", "class"], **options)
-
-
-def inaturalist_loaded(root: Path, **options: Any) -> Any:
-    inaturalist(root)
-    return datasets.INaturalist(str(root), loader=default_loader, **options)
 
 
 def flickr30k(root: Path, **options: Any) -> Any:
@@ -159,23 +93,10 @@ def flickr30k(root: Path, **options: Any) -> Any:
     return datasets.Flickr30k(str(root), ann_file=str(root / "captions"), **options)
 
 
-def flickr8k(root: Path, **options: Any) -> Any:
-    photo(root / "77_x.jpg", 1)
-    page = "<table><tr><td><a href='http://f/u/77/'>x</a><ul><li>a cat</li></ul></td></tr></table>"
-    lines(root / "captions", page.replace("x</a>", "http://f/u/77/</a>"))
-    return datasets.Flickr8k(str(root), ann_file=str(root / "captions"), **options)
-
-
 def caltech101(root: Path, **options: Any) -> Any:
     base = root / "caltech101" / "101_ObjectCategories"
     classes(base, ("BACKGROUND_Google", "ant", "bass"), "image_{number:04d}.jpg")
     return _without_checks(datasets.Caltech101)(str(root), **options)
-
-
-def caltech256(root: Path, **options: Any) -> Any:
-    base = root / "caltech256" / "256_ObjectCategories"
-    classes(base, ("001.ak47", "002.flag"), "{label:03d}_{number:04d}.jpg")
-    return _without_checks(datasets.Caltech256)(str(root), **options)
 
 
 def celeba(root: Path, **options: Any) -> Any:
@@ -201,13 +122,6 @@ def lfw(root: Path, **options: Any) -> Any:
     return _without_checks(datasets.LFWPeople)(str(root), split="train", **options)
 
 
-def sbu(root: Path, **options: Any) -> Any:
-    # Its constructor leaves files open.
-    photo(root / "dataset" / "1.jpg", 1)
-    held = {"photos": ["1.jpg"], "captions": ["a cat"], "loader": default_loader}
-    return _filled(datasets.SBU, root, options, **held)
-
-
 def _filled(kind: Any, root: Path, options: dict[str, Any], **attributes: Any) -> Any:
     """A dataset whose constructor reads files by SciPy, with what it would have read."""
     dataset = object.__new__(kind)
@@ -221,14 +135,6 @@ def stanford_cars(root: Path, **options: Any) -> Any:
         photo(root / f"{number}.jpg", number)
     samples = [(str(root / f"{number}.jpg"), number) for number in range(3)]
     return _filled(datasets.StanfordCars, root, options, _samples=samples, loader=default_loader)
-
-
-def flowers102(root: Path, **options: Any) -> Any:
-    files = [root / f"{number}.jpg" for number in range(3)]
-    for number, path in enumerate(files):
-        photo(path, number)
-    held = {"_image_files": files, "_labels": [2, 0, 1], "loader": default_loader}
-    return _filled(datasets.Flowers102, root, options, **held)
 
 
 def clevr(root: Path, **options: Any) -> Any:
@@ -247,12 +153,7 @@ def cityscapes(root: Path, **options: Any) -> Any:
         truth = root / "gtFine" / "train" / "bern"
         photo(truth / f"{name}_gtFine_labelIds.png", number, 1)
         lines(truth / f"{name}_gtFine_polygons.json", json.dumps({"objects": [number]}))
-    options.setdefault("target_type", "polygon")
-    return datasets.Cityscapes(str(root), **options)
-
-
-def cityscapes_all_targets(root: Path, **options: Any) -> Any:
-    return cityscapes(root, target_type=["semantic", "polygon"], **options)
+    return datasets.Cityscapes(str(root), target_type=["semantic", "polygon"], **options)
 
 
 class _Annotations:
@@ -268,25 +169,18 @@ class _Annotations:
         return [{"id": number, "caption": f"a {number}"} for number in numbers]
 
 
-def _coco(kind: Any) -> Maker:
-    def make(root: Path, **options: Any) -> Any:
-        for number in (3, 5, 8):
-            photo(root / f"{number}.jpg", number, 1 if number == 5 else 3)
-        return _filled(kind, root, options, coco=_Annotations(), ids=[3, 5, 8])
-
-    return make
+def coco_detection(root: Path, **options: Any) -> Any:
+    for number in (3, 5, 8):
+        photo(root / f"{number}.jpg", number, 1 if number == 5 else 3)
+    return _filled(datasets.CocoDetection, root, options, coco=_Annotations(), ids=[3, 5, 8])
 
 
 def kitti(root: Path, **options: Any) -> Any:
-    part = root / "Kitti" / "raw" / ("training" if options.get("train", True) else "testing")
+    part = root / "Kitti" / "raw" / "training"
     for number in range(3):
         photo(part / "image_2" / f"00{number}.png", number)
         lines(part / "label_2" / f"00{number}.txt", *(["Car" + " 1" * 14] * (number + 1)))
     return datasets.Kitti(str(root), **options)
-
-
-def kitti_test(root: Path, **options: Any) -> Any:
-    return kitti(root, train=False, **options)
 
 
 def _voc(root: Path, kind: str) -> None:
@@ -323,40 +217,22 @@ FILES: dict[str, Maker] = {
     maker.__name__: maker
     for maker in (
         image_folder,
-        eurosat,
-        country211,
-        imagenette,
-        imagenet,
-        rendered_sst2,
-        dtd,
-        fgvc_aircraft,
-        sun397,
         gtsrb,
         food101,
         pets,
-        pets_all_targets,
         pets_segmented,
-        places365,
         inaturalist,
-        inaturalist_loaded,
         flickr30k,
-        flickr8k,
         caltech101,
-        caltech256,
         celeba,
         lfw,
-        sbu,
         stanford_cars,
-        flowers102,
         clevr,
+        coco_detection,
         cityscapes,
-        cityscapes_all_targets,
         kitti,
-        kitti_test,
         voc_detection,
         voc_segmentation,
         wider_face,
     )
 }
-FILES["coco_detection"] = _coco(datasets.CocoDetection)
-FILES["coco_captions"] = _coco(datasets.CocoCaptions)
