@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ import torch
 import torch.utils.data._utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from helpers import warm
+
 pytest.register_assert_rewrite("helpers.contract", "helpers.ends")  # whose messages then say why
 
 hypothesis.settings.register_profile(
@@ -86,6 +89,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        warm.begin()  # so that no test is as long as that takes
 
 
 def pytest_unconfigure() -> None:

@@ -307,13 +307,11 @@ class EpochContract:
     ) -> None:
         alive = []
         for (case, options), workers in itertools.product(self.alive, WORKERS.values()):
-            before = children()
             given = {**self.options, **options, **workers}
-            iterator = iter(self.loader(backend, **{**BY_NAME[case].make(), **given}))
-            next(iterator)  # what is built once, is
-            started = len(children() - before)
+            if not workers:
+                next(iter(self.loader(backend, **{**BY_NAME[case].make(), **given})))  # built once
+            started = workers.get("num_workers", 0) * self.starts_workers
             alive.append(ends.Alive(backend, case, given, started))
-            del iterator
         ends.assert_ends_cleanly(tmp_path, alive, ends.SOURCES if all_ends else self.ends)
 
     # What the plan and the device say
