@@ -12,7 +12,6 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
-    BatchSampler,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -278,19 +277,6 @@ def test_batch_samplers_of_any_kind():
     empty = DataLoader(dataset(), batch_sampler=[[]])
     with pytest.raises(IndexError, match="list index out of range"):
         next(iter(empty))
-
-
-def test_a_batch_size_that_changes_under_way():
-    sizes = []
-    for kind in (TorchLoader, DataLoader):
-        batch_sampler = BatchSampler(SequentialSampler(range(37)), 5, False)
-        loader = kind(dataset(), batch_sampler=batch_sampler)
-        trace = []
-        for number, (_, labels) in enumerate(loader):
-            trace.append(labels.tolist())
-            batch_sampler.batch_size = (5, 2, 9)[number % 3]
-        sizes.append(trace)
-    assert sizes[0] == sizes[1]
 
 
 def _replace(data):

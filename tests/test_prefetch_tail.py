@@ -55,16 +55,21 @@ def test_batches_are_the_datasets_own_to_the_bit(folder: Path, workers: dict[str
     assert_same(epochs(ours), epochs(torch.utils.data.DataLoader(**arguments)))
 
 
+class Watching(Prefetch):
+    """Notes the types of what it copies."""
+
+    def transfer(self, device: Any) -> Any:
+        seen.clear()
+        transfer = super().transfer(device)
+        send = transfer.send
+        transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
+        return transfer
+
+
+seen: list[torch.dtype] = []
+
+
 def test_workers_send_bytes(folder: Path) -> None:
-    seen = []
-
-    class Watching(Prefetch):
-        def transfer(self, device: Any) -> Any:
-            transfer = super().transfer(device)
-            send = transfer.send
-            transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
-            return transfer
-
     loader = DataLoader(images(folder), 4, num_workers=1, backend=Watching(tail=True))
     assert {batch[0].dtype for batch in loader} == {torch.float32}
     assert set(seen) == {torch.uint8}
@@ -124,15 +129,6 @@ def test_on_the_gpu_they_are_the_datasets_own_to_the_bit(
 def test_h5_leaves_its_tail_too(folder: Path, workers: int, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     from backends.h5 import H5
-
-    seen = []
-
-    class Watching(Prefetch):
-        def transfer(self, device: Any) -> Any:
-            transfer = super().transfer(device)
-            send = transfer.send
-            transfer.send = lambda batch: (seen.append(batch[0][0].dtype), send(batch))[1]
-            return transfer
 
     steps = [transforms.Resize(20), transforms.RandomCrop(16), transforms.ToTensor()]
     chain = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
