@@ -42,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             products[test].append(item)
         if item.get_closest_marker("thinned") is not None:
             tables[test].append(item)
+        by_day = getattr(getattr(item, "cls", None), "by_day", None)
+        if by_day is not None and item.originalname not in by_day:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.nightly)
     for cases in tables.values():
         mark = cases[0].get_closest_marker("thinned")
         assert mark is not None

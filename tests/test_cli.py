@@ -246,21 +246,14 @@ def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path):
 def test_ctrl_c_prints_what_is_known(tmp_path):
     text = HEAD + (
         "for step, batch in enumerate(DataLoader(Slow(0.002))):\n"
-        "    if step == 200: print('running', flush=True)\n"
+        "    if step == 200: os.kill(os.getpid(), 2)\n"
         "    time.sleep(0.002)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dataloaders", "check", "--budget", "60",
-         str(write(tmp_path, text))],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "interrupted after" in out
-    assert "this is what was known by then" in out
+    words = ["-m", "dataloaders", "check", "--budget", 60, write(tmp_path, text)]
+    done = warm.run(words)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted after" in done.stdout
+    assert "this is what was known by then" in done.stdout
 
 
 LIGHTNING = (

@@ -122,7 +122,7 @@ def test_epochs_of_each_backend(backend, workers, tmp_path):
 
 def tuned(loader):
     for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
-        dataloaders.tune(loader, step, budget_s=0.5, max_workers=2, remember=False)
+        dataloaders.tune(loader, step, budget_s=0.25, max_workers=2, remember=False)
 
 
 def checked(loader):
@@ -156,7 +156,7 @@ def test_processes_that_are_not_forked(context, tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(9)
 def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)
