@@ -421,10 +421,7 @@ def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path):
         "asked.wait()\n"
     )
     # A process of its own, with which the thread ends.
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "tune", "--budget", "60", str(write(tmp_path, text))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = warm.run(["-m", "dataloaders", "tune", "--budget", 60, write(tmp_path, text)])
     assert done.returncode == 0, done.stderr
     assert "note: the script's loop ended after" in done.stdout
 

@@ -6,7 +6,9 @@ whose every byte is i, so that a sample read at another's place shows.
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 import threading
 import zipfile
 from collections.abc import Callable
@@ -80,6 +82,23 @@ class _Zip:
         return found
 
 
+class _Tar:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with tarfile.open(path, "w") as archive:
+            for index in range(COUNT):
+                info = tarfile.TarInfo(str(index))
+                info.size = _BYTES
+                archive.addfile(info, io.BytesIO(bytes([index]) * _BYTES))
+
+    def open(self) -> Any:
+        return tarfile.open(self.path)
+
+    def read(self, handle: Any, index: int) -> bytes:
+        found: bytes = handle.extractfile(str(index)).read()
+        return found
+
+
 class _Hdf5:
     def __init__(self, path: Path) -> None:
         import h5py
@@ -123,6 +142,7 @@ STORES: dict[str, Callable[[Path], Any]] = {
     "unbuffered": _Plain,
     "buffered": _Buffered,
     "zip": _Zip,
+    "tar": _Tar,
     "hdf5": _Hdf5,
     "lmdb": _Lmdb,
 }
