@@ -92,6 +92,15 @@ def test_what_is_not_training_is_left_alone():
     assert why[3] is None
 
 
+def test_a_number_chooses_whatever_the_loader_is():
+    measure = Recorder(enough=3)
+    loaders = [loader_of(2), loader_of(8), loader_of(9)]
+    with Takeover(measure, 2), torch.no_grad():
+        stopped = [loop(loader)[-1] == -1 for loader in loaders]
+    assert stopped == [False, True, False]
+    assert measure.loader is loaders[1]
+
+
 class Endless(DataLoader[Any]):
     """A subclass that keeps one iterator for ever, as several training libraries have it."""
 
