@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ import torch
 import torch.utils.data._utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from helpers import warm
+
 pytest.register_assert_rewrite("helpers.contract", "helpers.ends")  # whose messages then say why
 
 hypothesis.settings.register_profile(
@@ -39,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             products[test].append(item)
         if item.get_closest_marker("thinned") is not None:
             tables[test].append(item)
+        by_day = getattr(getattr(item, "cls", None), "by_day", None)
+        if by_day is not None and item.originalname not in by_day:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.nightly)
     for cases in tables.values():
         mark = cases[0].get_closest_marker("thinned")
         assert mark is not None
@@ -86,6 +92,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        warm.begin()  # so that no test is as long as that takes
 
 
 def pytest_unconfigure() -> None:

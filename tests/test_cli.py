@@ -252,24 +252,6 @@ def test_a_hidden_package_is_reported_with_both_paths(command, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_backends_package_of_the_users_stays_theirs(command, tmp_path):
-    (tmp_path / "backends").mkdir()
-    write(tmp_path / "backends", "", "__init__.py")
-    text = HEAD + (
-        "from dataloaders import DataLoader as Ours\n"
-        "for batch in Ours(TensorDataset(torch.randn(64, 4))): time.sleep(0.02)\n"
-    )
-    # A process of its own: here `backends` was imported long ago.
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "check", "--quiet", "--budget", "1",
-         str(write(tmp_path, text))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] in ("step-bound", "inconclusive")
-
-
-@pytest.mark.nightly
 def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path):
     text = WAITS_FOR_INPUT.replace(
         'if __name__ == "__main__":',
@@ -289,21 +271,14 @@ def test_spawned_workers_find_the_script_and_exit_handlers_run(tmp_path):
 def test_ctrl_c_prints_what_is_known(tmp_path):
     text = HEAD + (
         "for step, batch in enumerate(DataLoader(Slow(0.002))):\n"
-        "    if step == 200: print('running', flush=True)\n"
+        "    if step == 200: os.kill(os.getpid(), 2)\n"
         "    time.sleep(0.002)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dataloaders", "check", "--budget", "60",
-         str(write(tmp_path, text))],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "interrupted after" in out
-    assert "this is what was known by then" in out
+    words = ["-m", "dataloaders", "check", "--budget", 60, write(tmp_path, text)]
+    done = warm.run(words)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted after" in done.stdout
+    assert "this is what was known by then" in done.stdout
 
 
 LIGHTNING = (
@@ -397,13 +372,6 @@ def test_a_loader_that_a_backend_cannot_serve_stays_stock_with_one_warning(comma
     assert done.stderr.count("stays stock") == 1
 
 
-def test_run_refuses_a_backend_that_is_not_there(command, tmp_path):
-    done = command("run", "--backend", "nonsense", write(tmp_path, "print('ran')"))
-    assert done.status == 2
-    assert "the names are: stock, prefetch" in done.err
-    assert "ran" not in done.out
-
-
 # tune and backends ------------------------------------------------------------------------------
 
 
@@ -478,10 +446,7 @@ def test_a_thread_of_the_scripts_that_trains_on_is_left_alone(tmp_path):
         "asked.wait()\n"
     )
     # A process of its own, with which the thread ends.
-    done = subprocess.run(
-        [sys.executable, "-m", "dataloaders", "tune", "--budget", "60", str(write(tmp_path, text))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = warm.run(["-m", "dataloaders", "tune", "--budget", 60, write(tmp_path, text)])
     assert done.returncode == 0, done.stderr
     assert "note: the script's loop ended after" in done.stdout
 
@@ -546,14 +511,17 @@ def test_backends_are_listed_with_what_they_lack(command, tmp_path, monkeypatch)
 # the command line itself ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["check"], ["tune"], ["run"], ["backends"], ["demo"]])
-def test_help_teaches(words, command):
-    done = command(*words, "--help")
-    assert done.status == 0
-    assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
-    if words == ["check"]:
-        assert "3  nothing could be measured" in done.out
-        assert "dataloaders check -m mypackage.train -- --config small.yaml" in done.out
+def test_help_teaches(command):
+    for words in ([], ["check"], ["tune"], ["run"], ["backends"], ["demo"]):
+        done = command(*words, "--help")
+        assert done.status == 0
+        assert done.out.startswith(f"usage: dataloaders {' '.join(words)}".rstrip())
+        if words == ["check"]:
+            assert "3  nothing could be measured" in done.out
+            assert "dataloaders check -m mypackage.train -- --config small.yaml" in done.out
+    done = command()
+    assert done.status == 2
+    assert "dataloaders check train.py" in done.out
 
 
 @pytest.mark.parametrize(
@@ -567,6 +535,7 @@ def test_help_teaches(words, command):
         (["check", "--json", "/no/such/folder/r.json", "x.py"], "does not exist; make it first"),
         (["check", "--fail-if", "slow", "x.py"], "the verdicts are input-bound, transfer-bound"),
         (["run", "x.py"], "--backend"),
+        (["run", "--backend", "nonsense", __file__], "the names are: stock, prefetch"),
         (["fly"], "invalid choice"),
     ],
 )
@@ -577,26 +546,13 @@ def test_wrong_command_lines_are_told_apart(words, says, command):
     assert "trains its model" not in done.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["look.py", "--", "-x", "1"],
-        ["look.py", "-x", "1"],
-        ["-m", "look", "--", "-x", "1"],
-        ["-m", "look", "-x", "1"],
-    ],
-)
-def test_the_scripts_arguments_reach_it(words, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+@pytest.mark.parametrize("words", [["look.py"], ["-m", "look"]])
+def test_the_scripts_arguments_reach_it(words, dashes, command, tmp_path, monkeypatch):
     write(tmp_path, "import sys; print(sys.argv[1:])", "look.py")
     monkeypatch.chdir(tmp_path)
-    done = command("run", "--backend", "stock", *words)
+    done = command("run", "--backend", "stock", *words, *dashes, "-x", "1")
     assert (done.status, done.out) == (0, "['-x', '1']\n")
-
-
-def test_without_words_the_help_is_shown(command):
-    done = command()
-    assert done.status == 2
-    assert "dataloaders check train.py" in done.out
 
 
 def test_a_reader_that_has_read_enough_is_no_error():

@@ -51,11 +51,6 @@ def test_a_folder_without_classes_is_refused(tmp_path):
         demo(images=str(tmp_path / "nowhere"))
 
 
-def tuned(**choice):
-    given = {"num_workers": 0, "prefetch_factor": None, "pin_memory": True}
-    return {"given": given, "choice": {**given, **choice}}
-
-
 @pytest.mark.nightly
 def test_the_demo_runs_its_parts(tmp_path):
     rng = np.random.default_rng(0)

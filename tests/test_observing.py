@@ -6,6 +6,7 @@ inherits it, and all of them share one offset. So a process is started as torch 
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -122,7 +123,7 @@ def test_epochs_of_each_backend(backend, workers, tmp_path):
 
 def tuned(loader):
     for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
-        dataloaders.tune(loader, step, budget_s=0.5, max_workers=2, remember=False)
+        dataloaders.tune(loader, step, budget_s=0.25, max_workers=2, remember=False)
 
 
 def checked(loader):
@@ -156,7 +157,7 @@ def test_processes_that_are_not_forked(context, tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(7)
 def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
     """A fork shares the offsets of files that are open here: reading there must not move them."""
     dataset = LazyImages(store, place, tmp_path)
@@ -260,10 +261,11 @@ def test_nothing_is_observed_twice(backend, tmp_path):
     ("behave", "reason"),
     [
         (lambda: os._exit(3), r"the process that read samples of Images died \(.*exited unexpect"),
+        (lambda: os._exit(0), r"the process that read samples of Images died \("),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), r"the process that .* of Images died \(.*"),
         (lambda: time.sleep(1000), r"Images returned no sample within 1 s .* a larger timeout="),
     ],
-    ids=["dies", "is killed", "hangs"],
+    ids=["dies", "ends", "is killed", "hangs"],
 )
 @pytest.mark.nightly
 def test_a_dataset_that_ends_or_hangs_its_process(behave, reason, tmp_path, workers_end_fast):
@@ -273,23 +275,14 @@ def test_a_dataset_that_ends_or_hangs_its_process(behave, reason, tmp_path, work
 
     plan = str(loader(Prefetch(tail=True)).explain())
     assert "images are normalised before the copy" in plan
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(plan)
+    for text in (plan, str(loader(Dali()).explain())):
+        assert re.search(reason, text), text
     for backend, error, more in (
-        (Dali(), BackendUnavailable, ""),
         (Synthetic(), BackendUnavailable, r".*Synthetic\(like=batch\)"),
         (H5(), CacheError, ""),
     ):
         with pytest.raises(error, match=reason + more):
             iter(loader(backend))
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.nightly
-def test_a_dataset_that_ends_its_process_without_an_error(tmp_path):
-    dataset = Images(tmp_path, lambda: os._exit(0))
-    loader = DataLoader(dataset, 4, backend=Prefetch(tail=True), num_workers=1, timeout=300)
-    assert "the process that read samples of Images died" in str(loader.explain())
 
 
 def test_where_no_process_can_be_started_the_plan_says_why(tmp_path, capfd):

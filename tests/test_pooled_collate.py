@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, UserList, namedtuple
+from numbers import Number
 
 import numpy as np
 import pytest
@@ -188,6 +189,38 @@ def test_the_users_own_table_is_respected(monkeypatch):
     monkeypatch.undo()
     batch = collate([large(), large()])
     assert (len(batch), pool.lent_bytes >= 2 * BYTES) == (2, True)
+
+
+class Marker:
+    pass
+
+
+class MarkedList(Marker, list):
+    """Makes its other base a kind of a list."""
+
+
+ADDED = {
+    False: (Strange, (Strange, torch.Generator), type),
+    True: (torch.Tensor, float, torch.nn.Parameter, bool, dict, Pair, object, Marker, Number,
+           (Strange, tuple)),
+}  # fmt: skip
+
+
+def test_a_table_that_only_grew_is_torchs_and_one_that_concerns_samples_is_not(monkeypatch):
+    table = torch_collate.default_collate_fn_map
+    loader = DataLoader(TensorDataset(torch.ones(2)))
+
+    def is_changed():
+        return "default_collate_fn_map" in str(loader.explain())
+
+    assert not is_changed()
+    for changes, kinds in ADDED.items():
+        for kind in kinds:
+            with monkeypatch.context() as patch:
+                patch.setitem(table, kind, lambda *_, **__: None)
+                assert is_changed() == changes, kind
+    monkeypatch.delitem(table, float)
+    assert is_changed()
 
 
 def test_small_batches_do_not_hide_a_large_one_for_long():

@@ -6,9 +6,7 @@ Endings and errors that every backend has are in its contract (`helpers.contract
 from __future__ import annotations
 
 import gc
-import os
 import re
-import signal
 import threading
 import time
 import weakref
@@ -16,7 +14,6 @@ from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from typing import ClassVar
 
-import psutil
 import pytest
 import torch
 import torch.utils.data
@@ -31,7 +28,7 @@ from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
 from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
-from helpers.processes import children, start_script, wait_until_gone
+from helpers.processes import children, wait_until_gone
 from helpers.waits import becomes_true
 
 THREAD = "dataloaders-prefetch"
@@ -258,38 +255,24 @@ def test_of_two_errors_at_one_batch_the_samplers_comes_first_as_under_torch():
 # Endings
 
 
-@pytest.mark.parametrize("how", ["break", "early", "hangs"])
+@pytest.mark.parametrize(("sample", "batches"), [(integer_sample, 12), (hangs, 0)])
 @pytest.mark.usefixtures("workers_end_fast")
-def test_a_dropped_loader_leaves_nothing_without_the_collector(how):
+def test_a_dropped_loader_leaves_nothing_without_the_collector(sample, batches):
+    """While the next epoch's first tasks are on their way, and while a worker hangs."""
     before, processes = threads(), children()
-    options = {**KEPT, "persistent_workers": how != "break", "batch_size": 2}
     gc.disable()
     try:
-        loader = DataLoader(MapDataset(hangs if how == "hangs" else integer_sample, 24), **options)
-        batches = iter(loader)
+        loader = DataLoader(MapDataset(sample, 24), batch_size=2, **KEPT)
+        iterator = iter(loader)
         assert len(children() - processes) == 2
-        for _ in range({"break": 1, "early": 12, "hangs": 0}[how]):
-            next(batches)  # "early": the next epoch's first tasks are on their way
-        del batches
-        if how == "break":
-            assert children() - processes == set()  # at once, as under torch
+        for _ in range(batches):
+            next(iterator)
+        del iterator
         del loader
         assert wait_until_gone(list(children() - processes)) == []
         assert becomes_true(lambda: threads() <= before)
     finally:
         gc.enable()
-
-
-def test_an_iterator_that_waits_for_a_stuck_loader_can_be_dropped():
-    before = threads()
-    numbers = Numbers(gate=threading.Semaphore(0))
-    loader = numbers_loader(numbers)
-    iterator = iter(loader)
-    assert becomes_true(lambda: threads() - before)
-    del iterator
-    assert numbers.cancelled.is_set()
-    del loader
-    assert becomes_true(lambda: threads() <= before)
 
 
 def test_the_last_batches_do_not_wait_for_the_workers_to_end(tmp_path):
@@ -346,35 +329,6 @@ def test_frameworks_can_shut_the_workers_down_where_torch_keeps_them():
             assert_same(list(loader), whole)
             loader._iterator._shutdown_workers()
     del whole  # its thread, which waited for a worker, is gone
-
-
-@pytest.mark.nightly
-def test_ctrl_c_while_waiting_ends_the_program(tmp_path):
-    process = start_script(
-        tmp_path,
-        """
-        import time
-        from dataloaders import DataLoader
-
-        class Slow:
-            def __len__(self): return 1000
-            def __getitem__(self, index):
-                time.sleep(0 if index < 4 else 1000)
-                return index
-
-        if __name__ == "__main__":
-            for batch in DataLoader(Slow(), num_workers=2, backend="prefetch"):
-                print(int(batch), flush=True)
-        """,
-    )
-    for number in range(4):
-        assert int(process.stdout.readline()) == number
-    pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in output
-    assert process.returncode == -signal.SIGINT
-    assert wait_until_gone(pids) == []
 
 
 @pytest.mark.usefixtures("workers_end_fast")

@@ -159,21 +159,7 @@ def test_the_order_and_the_workers_base_seed():
 # Samples
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_workers": 2, **KEPT},
-        *(
-            pytest.param(change, marks=pytest.mark.nightly)
-            for change in (
-                {"num_workers": 1, "batch_size": 5},
-                {"num_workers": 1, "multiprocessing_context": "forkserver", **KEPT},
-                {"batch_size": None},
-            )
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [{"num_workers": 2, **KEPT}, {"batch_size": None}], ids=str)
 def test_samples_depend_on_seed_epoch_and_index_alone(change):
     """Neither on workers nor on batches, nor where training resumed."""
     reference = DataLoader(Augmented(), **REFERENCE)
@@ -203,10 +189,9 @@ def test_any_order_of_keys_gives_the_same_samples(keys, size, seed, epoch):
     assert epoch_of(Augmented, keys) == epoch_of(Bulk, sorted(keys))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_repeats_of_an_index_are_augmented_differently_and_reproducibly(workers):
+def test_repeats_of_an_index_are_augmented_differently_and_reproducibly():
     order = [3, 5, 3, 3, 5]
-    found = rows(DataLoader(Augmented(), 4, sampler=order, seed=2, num_workers=workers))
+    found = rows(DataLoader(Augmented(), 4, sampler=order, seed=2, num_workers=2))
     assert found[:, 1].unique().numel() == 5
     assert torch.equal(found, rows(DataLoader(Augmented(), 4, sampler=order, seed=2)))
     assert torch.equal(found[0], rows(DataLoader(Augmented(), seed=2))[3])

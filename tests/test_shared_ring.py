@@ -114,20 +114,6 @@ def test_a_few_segments_serve_a_whole_epoch():
     assert len(set().union(*batches)) <= 2 * 4
 
 
-@pytest.mark.usefixtures("workers_end_fast")
-@pytest.mark.nightly
-def test_errors_are_torchs_and_cost_no_slot():
-    outcomes = []
-    for loader in loaders(Failing()):
-        for _ in range(2):
-            got = []
-            with pytest.raises(RuntimeError, match="equal size") as caught:
-                got.extend(batch[0] for batch in loader)
-            outcomes.append((str(caught.value).splitlines()[-1], got))
-    for outcome in outcomes:
-        assert_same(outcome, outcomes[-1])
-
-
 class Noise(Images):
     """Files of 1.7 MB, of random pixels."""
 
@@ -260,9 +246,6 @@ def test_files_as_the_way_of_sharing(tmp_path):
         import torch
         from backends.stock import Stock
         from dataloaders import DataLoader
-from dataloaders.recording.worker import recording_changes
-from dataloaders.replaying.evaluate import replayed
-from dataloaders.specification import view_of
 
         class Images(torch.utils.data.Dataset):
             def __len__(self): return 40

@@ -7,14 +7,12 @@ import warnings
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from backends.stock import Stock
 from dataloaders import DataLoader, wrap
-from helpers.compare import assert_same
-from helpers.contract import Unloadable, fails_at_five
-from helpers.datasets import CountingStream, MapDataset
+from helpers.datasets import CountingStream
 
 TorchLoader = torch.utils.data.DataLoader
 SQUARES = [index * index for index in range(20)]
@@ -90,25 +88,6 @@ def test_a_loader_that_leaves_prefetch_for_stock_gets_torchs_own_iterator():
     for process in ahead:
         process.join(30)
         assert not process.is_alive()
-
-
-def shift_by_worker(worker):
-    get_worker_info().dataset.shift = 1000 * (worker + 1)
-
-
-def test_worker_init_fn_may_change_the_workers_dataset():
-    options = {"batch_size": 2, "num_workers": 2, "worker_init_fn": shift_by_worker}
-    batches = list(DataLoader(Squares(), **options))
-    assert_same(batches, list(TorchLoader(Squares(), **options)))
-    assert {int(batch[0]) // 1000 for batch in batches} == {1, 2}
-
-
-@pytest.mark.usefixtures("workers_end_fast")
-def test_an_exception_in_a_worker_says_where_as_torchs_does():
-    where = r"Caught Unloadable in DataLoader worker process \d(.|\n)*fails_at_five"
-    with pytest.raises(Unloadable, match=where) as caught:
-        list(DataLoader(MapDataset(fails_at_five), num_workers=2))
-    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_wrapped_loader_leaves_the_workers_of_the_other_one_alone():

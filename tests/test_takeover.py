@@ -92,14 +92,13 @@ def test_what_is_not_training_is_left_alone():
     assert why[3] is None
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_number_chooses_whatever_the_loader_is(number):
+def test_a_number_chooses_whatever_the_loader_is():
     measure = Recorder(enough=3)
     loaders = [loader_of(2), loader_of(8), loader_of(9)]
-    with Takeover(measure, number), torch.no_grad():
+    with Takeover(measure, 2), torch.no_grad():
         stopped = [loop(loader)[-1] == -1 for loader in loaders]
-    assert stopped == [number == 1, number == 2, number == 3]
-    assert measure.loader is loaders[number - 1]
+    assert stopped == [False, True, False]
+    assert measure.loader is loaders[1]
 
 
 class Endless(DataLoader[Any]):
@@ -177,18 +176,6 @@ def test_everything_is_put_back():
     with pytest.raises(LookupError), Takeover(Recorder(enough=1)):
         raise LookupError
     assert (DataLoader.__iter__, dataloaders.DataLoader.__iter__) == before
-
-
-def stepping(loader, optimizer):
-    """`loop`, with a step of ``optimizer`` for each batch."""
-    seen = []
-    try:
-        for (batch,) in loader:
-            seen += batch.tolist()
-            optimizer.step()
-    except StopScript:
-        seen.append(-1)
-    return seen
 
 
 def an_optimizer():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,21 +192,6 @@ def test_a_dataset_with_a_del_is_not_copied() -> None:
     with pytest.raises(NotCopyable, match="Closing has a __del__"):
         Copies(dataset, lambda chain: OTHER)
     assert dataset.closed == 0
-
-
-@pytest.mark.nightly
-def test_nothing_here_imports_torchvision() -> None:
-    source = """
-import sys, torch
-from torch.utils.data import DataLoader, TensorDataset
-from dataloaders.replaying.tail import device_tail
-found = device_tail(DataLoader(TensorDataset(torch.ones(4, 3, 2, 2))))
-print(type(found) is str, [name for name in ("torchvision", "PIL") if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "True []"
 
 
 def test_generators_that_datasets_and_transforms_hold() -> None:

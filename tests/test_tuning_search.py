@@ -104,95 +104,73 @@ class TestChoose:
         assert contenders({**rates, workers(1): 89}, needs(100)) == [workers(2)]
 
 
+LINEAR = {count: 10.0 * (count or 1) for count in range(17)}
+UP_TO_6 = {count: min(rate, 60.0) for count, rate in LINEAR.items()}
+SEARCHES = {
+    # What is searched, the rates by number of workers, which are tried, which is chosen.
+    "twice as many while that pays": ({}, LINEAR, [2, 4, 8, 16], 16),
+    "what lies between the last two": ({}, UP_TO_6, [2, 4, *[8, 16] * 3, 6, 12, 6, 6], 6),
+    "between two that are equal": (
+        {}, {0: 10, 2: 40, 4: 75, 8: 75, 3: 60, 6: 90}, [2, 4, 8, 4, 8, 4, 8, 6], 6
+    ),
+    "no more than the need takes": ({"need": needs(25)}, LINEAR, [2, 4, 3], 3),
+    "one worker beside a step": (
+        {"fewest": 1, "most": 4}, {0: 50, 1: 50, 2: 100, 4: 101, 3: 101},
+        [1, *[2, 4] * 3, 3, 3, 3], 2,
+    ),
+    "one worker alone": ({"most": 1}, LINEAR, [], 0),
+    "workers in vain": (
+        {"given": workers(8, 4)}, {0: 100, 8: 40, 2: 30, 4: 30, 3: 30}, [8, 2, 4], 0
+    ),
+    "the loader as it is does not fit": (
+        {"given": workers(20, 2)}, UP_TO_6, [2, 4, *[8, 16] * 3, 6, 12, 6, 6], 6
+    ),
+    # A lucky first trial of 4 seems 8 % faster than the present 5.
+    "the loader as it is, again": (
+        {"given": workers(5), "most": 5}, {0: 20, 5: 100, 2: 60, 4: [108, 100], 3: 70},
+        [5, 2, 4, 4, 5, 4, 5], 4,
+    ),
+    # Noise
+    "near ones in turns": (
+        {"most": 4}, {0: 10, 2: 50, 4: [53, 51, 52], 3: 50}, [2, 4, 4, 2, 4, 2, 3, 3, 3], 4
+    ),
+    "a lucky trial does not decide": (
+        {"most": 2}, {0: 100, 2: [109, 100, 101]}, [2, 2, 0, 2, 0], 0
+    ),
+    "a lucky trial does not meet the need": (
+        {"need": needs(100)}, {0: 40, 2: [101, 80, 80], 4: 160, 3: 120}, [2, 2, 4, 4, 2, 3], 3
+    ),
+    "an unlucky trial does not end the doubling": (
+        {"most": 8}, {0: 50, 2: 100, 4: [95, 200], 8: 400}, [2, 4, 2, 4, 8], 8
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "rates", "tried", "chosen"), SEARCHES.values(), ids=SEARCHES)
+def test_which_numbers_of_workers_are_tried_and_chosen(facts, rates, tried, chosen):
+    search = searching(**facts)
+    asked = played(search, by_workers(rates))
+    assert (counts(asked), search.choice) == (tried, workers(chosen) if chosen else ALONE)
+    settings = [ask.settings for ask in asked]
+    assert {ALONE, workers(20, 2), *settings} > {search.given}
+    again = {ask.why for place, ask in enumerate(asked) if ask.settings in settings[:place]}
+    assert again <= {"again, in turns"}
+    assert search.limited == (max(tried, default=0) == chosen == search.most or search.most == 1)
+
+
 class TestWorkers:
-    def test_twice_as_many_while_that_pays(self):
-        search = searching()
-        asked = played(search, lambda one: 10.0 * (one.num_workers or 1))
-        assert [ask.settings for ask in asked] == [workers(n) for n in (2, 4, 8, 16)]
-        assert search.choice == workers(16)
-        assert search.limited  # more might pay still
-
-    def test_what_lies_between_the_last_two_is_tried(self):
-        search = searching()
-        asked = played(search, lambda one: 10.0 * min(one.num_workers or 1, 6))
-        assert search.choice == workers(6)
-        assert max(counts(asked)) == 16
-        assert not search.limited
-
-    def test_a_best_number_between_two_that_are_equal(self):
-        search = searching()
-        played(search, by_workers({0: 10, 2: 40, 4: 75, 8: 75, 3: 60, 6: 90}))
-        assert search.choice == workers(6)
-
-    def test_nothing_larger_once_the_need_is_met_and_the_fewest_that_meet_it(self):
-        search = searching(need=needs(25))
-        asked = played(search, lambda one: 10.0 * (one.num_workers or 1))
-        assert counts(asked) == [2, 4, 3]
-        assert search.choice == workers(3)
-        assert not search.limited
-
     def test_nothing_larger_where_all_cores_are_busy(self):
         asked = played(
             searching(),
-            lambda one: 10.0 * (one.num_workers or 1),
+            by_workers(LINEAR),
             busy=lambda one: 0.98 if one.num_workers == 4 else 0.9,
         )
         assert counts(asked) == [2, 4]
 
-    def test_one_worker_is_tried_beside_a_step_only(self):
-        rates = {0: 50, 1: 50, 2: 100, 4: 101, 3: 101}
-        search = searching(fewest=1, most=4)
-        assert counts(played(search, by_workers(rates)))[:3] == [1, 2, 4]
-        assert search.choice == workers(2)
-        assert played(searching(most=1), by_workers(rates)) == []
-
-    def test_workers_in_vain(self):
-        search = searching(given=workers(8, 4))
-        asked = played(search, by_workers({0: 100, 8: 40, 2: 30, 4: 30, 3: 30}))
-        assert asked[0].settings == workers(8, 4)
-        assert counts(asked) == [8, 2, 4]
-        assert search.choice == ALONE
-
-    def test_the_loader_as_it_is_is_not_tried_where_it_does_not_fit(self):
-        asked = played(searching(given=workers(20, 2)), lambda one: 10.0)
-        assert 20 not in counts(asked)
-
-    def test_what_is_chosen_is_compared_with_the_loader_as_it_is(self):
-        # A lucky first trial of 4 seems 8 % faster than the present 5.
-        search = searching(given=workers(5), most=4 + 1)
-        rates = {0: 20, 5: 100, 2: 60, 4: [108, 100], 3: 70}
-        asked = played(search, by_workers(rates))
-        assert counts(asked).count(5) == 3
-        assert search.rates[workers(4)] == 100
-
     def test_two_batches_in_flight_where_shared_memory_holds_them(self):
         search = searching(most=8, shm_cap=lambda prefetch: 8 // prefetch)
-        asked = played(search, lambda one: 10.0 * (one.num_workers or 1))
+        asked = played(search, by_workers(LINEAR))
         assert [ask.settings for ask in asked] == [workers(2), workers(4), workers(8, 1)]
-
-
-class TestNoise:
-    def test_two_that_are_near_are_tried_in_turns(self):
-        asked = played(searching(most=4), by_workers({0: 10, 2: 50, 4: [53, 51, 52], 3: 50}))
-        assert counts(asked)[:6] == [2, 4, 4, 2, 4, 2]
-        assert [ask.why for ask in asked[2:6]] == ["again, in turns"] * 4
-
-    def test_a_lucky_trial_does_not_decide(self):
-        search = searching(most=2)
-        asked = played(search, by_workers({0: 100, 2: [109, 100, 101]}))
-        assert search.choice == ALONE
-        assert counts(asked) == [2, 2, 0, 2, 0]
-
-    def test_a_lucky_trial_does_not_meet_the_need(self):
-        search = searching(need=needs(100))
-        asked = played(search, by_workers({0: 40, 2: [101, 80, 80], 4: 160, 3: 120}))
-        assert counts(asked)[:3] == [2, 2, 4]
-        assert search.choice == workers(3)
-
-    def test_an_unlucky_trial_does_not_end_the_doubling(self):
-        search = searching(most=8)
-        played(search, by_workers({0: 50, 2: 100, 4: [95, 200], 8: 400}))
-        assert search.choice == workers(8)
 
     @given(
         st.lists(st.floats(1, 100), min_size=17, max_size=17),

@@ -40,5 +40,5 @@ def test_it_is_what_python_does(kind, code, tmp_path):
 def test_one_that_hangs_is_ended():
     code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        warm.run(["-c", code], timeout=1)
+        warm.run(["-c", code], timeout=0.5)
     assert wait_until_gone([int(caught.value.stdout)]) == []

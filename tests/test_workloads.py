@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -22,6 +22,7 @@ MILLISECONDS = st.integers(1, 200).map(lambda value: value / 1000)
 PATTERN = st.lists(MILLISECONDS, min_size=1, max_size=8)
 
 
+@settings(max_examples=40)
 @given(PATTERN, PATTERN, st.integers(1, 3), st.integers(1, 3))
 def test_no_loop_beats_its_step_nor_loses_to_a_serial_one(loads, steps, workers, ahead):
     real = seconds_per_batch(loads, steps, workers=workers, prefetch=ahead, batches=30)

@@ -26,6 +26,7 @@ def run_script(
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
     fresh: bool = False,
+    taken_down: bool = False,
     python: str | Path = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """Write ``source`` to ``folder/script.py`` and run it there; output is text.
@@ -37,17 +38,21 @@ def run_script(
         timeout: in seconds.
         fresh: in an interpreter that has imported nothing, and is taken down in the end: see
             `warm`.
+        taken_down: in a warm one that is taken down in the end.
         python: the interpreter of a fresh one; see `base_environment` for another than ours.
     """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     arguments = ["-W", "error", str(script)]
+    variables = {**os.environ, **(env or {})}
     if not fresh:
-        return warm.run(arguments, cwd=folder, env={**os.environ, **(env or {})}, timeout=timeout)
+        return warm.run(
+            arguments, cwd=folder, env=variables, timeout=timeout, taken_down=taken_down
+        )
     return subprocess.run(
         [str(python), *arguments],
         cwd=folder,
-        env={**os.environ, **(env or {})},
+        env=variables,
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -4,9 +4,9 @@
          <──its pid, then how it ended──────
 
 A program has an ``__main__``, ``sys.argv`` and ``sys.path[0]`` of its own, and is a session of its
-own. It ends as Python does up to the exit handlers; the interpreter is not taken down then, which
-would copy all that the fork shares. So what looks at imports, at memory, at how Python starts or at
-what is left when it is taken down needs a fresh interpreter: `sys.executable`.
+own. It ends as Python does up to the exit handlers; the interpreter is taken down only on request,
+as that copies all that the fork shares. So what looks at imports, at memory or at how Python starts
+needs a fresh interpreter: `sys.executable`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,18 @@ _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "CUDA_", "
 """Variables that are read when an interpreter or torch starts, by how their names begin."""
 
 
+def begin() -> None:
+    """Start what takes seconds to start, without a wait for it."""
+    _Server.of(os.environ)
+
+
 def run(
     arguments: Sequence[object],
     *,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
+    taken_down: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """What ``python *arguments`` gives: as `subprocess.run`, with its output as text.
 
@@ -52,6 +58,7 @@ def run(
         cwd: where it runs; None: here.
         env: all of its variables; None: ours.
         timeout: seconds after which it is killed, with what it has started.
+        taken_down: whether modules are cleared in the end.
 
     Raises:
         subprocess.TimeoutExpired: it was.
@@ -70,7 +77,7 @@ def run(
             timeout=timeout,
             check=False,
         )
-    program = server.start(words, os.path.abspath(cwd or os.getcwd()), given)
+    program = server.start(words, os.path.abspath(cwd or os.getcwd()), given, taken_down)
     output, errors, status = program.communicate(timeout)
     return subprocess.CompletedProcess(command, status, output.decode(), errors.decode())
 
@@ -104,7 +111,9 @@ class _Server:
             )
         atexit.register(self._end)
 
-    def start(self, words: list[str], cwd: str, env: Mapping[str, str]) -> _Program:
+    def start(
+        self, words: list[str], cwd: str, env: Mapping[str, str], taken_down: bool
+    ) -> _Program:
         ours, theirs = socket.socketpair()
         outputs, inputs = zip(os.pipe(), os.pipe(), strict=True)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -115,8 +124,8 @@ class _Server:
             theirs.close()
             for one in (nothing, *inputs):
                 os.close(one)
-        request = json.dumps({"words": words, "cwd": cwd, "env": dict(env)}) + "\n"
-        ours.sendall(request.encode())
+        request = {"words": words, "cwd": cwd, "env": dict(env), "taken_down": taken_down}
+        ours.sendall(json.dumps(request).encode() + b"\n")
         return _Program(words, ours, outputs)
 
     def _end(self) -> None:
@@ -242,15 +251,21 @@ def _program(given: Sequence[int]) -> Callable[[], object]:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
+    end = _run if request["taken_down"] else _end
     if kind == "-m":
-        return lambda: runpy._run_module_as_main(what)  # type: ignore[attr-defined]
+        return lambda: end(lambda: runpy._run_module_as_main(what))  # type: ignore[attr-defined]
     if kind == "script":
         name = os.path.join(request["cwd"], what)
         main.__dict__.update(__file__=name, __cached__=None)
         source = Path(name).read_bytes()
     else:
         source, name = what.encode(), "<string>"
-    return lambda: exec(compile(source, name, "exec"), main.__dict__)
+    return lambda: end(lambda: exec(compile(source, name, "exec"), main.__dict__))
+
+
+def _run(program: Callable[[], object]) -> None:
+    """Run it, and leave its end to Python."""
+    program()
 
 
 def _end(program: Callable[[], object]) -> None:
@@ -286,4 +301,4 @@ def _shown(kind: type[BaseException], error: BaseException, trace: Any) -> None:
 
 
 if __name__ == "__main__":
-    _end(_serve(int(sys.argv[1])))
+    _serve(int(sys.argv[1]))()
