@@ -349,6 +349,67 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.Mon
     assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
 
 
+def in_another_process(dataset: Any, path: Path, **options: Any) -> int:
+    """Build in a child, which exits with 3 if that fails; returns its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        precompute(dataset, path, num_workers=0, **options)
+        os._exit(0)
+    finally:
+        os._exit(3)
+
+
+class Late(Numbered):
+    """Says when it is read, and gives its samples once there is a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def __getitem__(self, index: int) -> Any:
+        self.file.with_name("begun").touch()
+        while not self.file.exists():
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_the_error_of_a_rank_is_that_of_those_that_wait_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    failing = Numbered()
+    failing.failing = frozenset([3])
+    assert os.waitpid(in_another_process(failing, path, shard=(0, 2)), 0)[1] == 3 << 8
+    # An earlier start's is not: that rank may come again.
+    rank_0 = in_another_process(Numbered(), path, shard=(0, 2))
+    assert len(precompute(Numbered(), path, shard=(1, 2), num_workers=0)) == SIZE
+    assert os.waitpid(rank_0, 0)[1] == 0
+    path.unlink()
+
+    def tell(progress: BuildProgress) -> None:
+        if progress.waiting and not failed.exists():
+            failed.touch()
+
+    failed = tmp_path / "rank 1 waits"
+    late = Late(failed)
+    late.failing = frozenset([3])
+    rank_0 = in_another_process(late, path, shard=(0, 2))
+    with pytest.raises(CacheError, match=r"rank 0 of 2 ended.* no sample 3 today"):
+        precompute(Numbered(), path, shard=(1, 2), num_workers=0, progress=tell)
+    assert os.waitpid(rank_0, 0)[1] == 3 << 8
+
+
+def test_a_late_rank_whose_parts_are_joined_begins_no_second_build(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    precompute(Late(tmp_path), path, shard=(1, 2), num_workers=0, wait=False)
+    rank_1 = in_another_process(Late(path), path, shard=(1, 2))
+    while not (tmp_path / "begun").exists():  # it has looked, and found no cache
+        time.sleep(0.01)
+    precompute(Late(tmp_path), path, shard=(0, 2), num_workers=0)
+    assert os.waitpid(rank_1, 0)[1] == 0
+    assert len(CachedDataset(path)) == SIZE
+
+
 @pytest.mark.parametrize(
     "shard", [(4, 4), (-1, 4), (0, 0), (0,), [0, 4], (0.0, 4), (True, 4), "0/4", (0, 1 << 17)]
 )

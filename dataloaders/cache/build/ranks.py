@@ -1,10 +1,15 @@
 """One rank among those that build a cache: how far all are, what they write, waiting for them.
 
-Ranks know of each other only by the parts that they see in one folder.
+    rank 0 ──parts──> train.parts/                          <──looks── rank 1, which waits
+           ──its error──> .train.h5.00000-of-00002.lock     <──looks── and raises it, too
+
+Ranks know of each other only by these files. A rank that is killed leaves no error: it may be slow,
+or be started again, so others wait for it, and warn.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
@@ -13,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from dataloaders.cache.build.estimation import Estimate, refuse_small_disk
-from dataloaders.cache.build.locks import Busy, locked
+from dataloaders.cache.build.failure import told
+from dataloaders.cache.build.locks import Busy, builder_of, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
 from dataloaders.cache.build.progress import BuildProgress
-from dataloaders.errors import CacheWarning
+from dataloaders.errors import CacheError, CacheWarning
 from dataloaders.machine.resources import ranks_here
 
 __all__ = ["Ranks"]
@@ -51,7 +57,26 @@ class Ranks:
         self._rank, self._of = shard or (0, 1)
         self._report = report
         self._told = float("-inf")
-        self.name = "" if shard is None else f"{self._rank:05d}-of-{self._of:05d}"
+        self.name = "" if shard is None else self._name(self._rank)
+        # An error that is there already is of an earlier start: that rank may start again, too.
+        self._old = {} if shard is None else {n: self._error_of(n) for n in range(self._of)}
+
+    def _name(self, rank: int) -> str:
+        return f"{rank:05d}-of-{self._of:05d}"
+
+    def note_error(self, error: Exception) -> None:
+        """Have the others know why this rank ends; its lock is held."""
+        text = json.dumps({"error": told(error), "id": os.urandom(8).hex()})
+        with suppress(OSError):  # a full disk; then they warn, and go on waiting
+            lock_path(self._path, self.name).write_text(text)
+
+    def _error_of(self, rank: int) -> dict[str, str] | None:
+        """Return what this rank noted when it last ended; None: no error, or it runs again."""
+        try:
+            found = json.loads(lock_path(self._path, self._name(rank)).read_text())
+        except (OSError, ValueError):
+            return None
+        return found if type(found) is dict and "error" in found else None
 
     def tell(self, seconds: float, missing: list[range] | None = None) -> None:
         """Report, now and then, how far the process that builds is, or all ranks.
@@ -113,7 +138,11 @@ class Ranks:
         """Wait until the parts of all ranks are there; one of them calls ``finish``.
 
         Warns:
-            CacheWarning: nothing has changed for a long time; says which samples are missing.
+            CacheWarning: nothing has changed for a long time; says whose samples are missing.
+
+        Raises:
+            CacheError: another rank has ended with an error since this one began, and its samples
+                are missing.
         """
         started = time.monotonic()
         seen, since, patience = -1, 0.0, _STALL_S
@@ -126,16 +155,29 @@ class Ranks:
                         finish()
                     return
             now = time.monotonic() - started
+            lacking = [rank for rank, left in enumerate(self._left(range(self._of))) if left]
+            for rank in lacking:
+                error = self._error_of(rank)
+                if error is not None and error != self._old[rank]:
+                    raise CacheError(
+                        f"rank {rank} of {self._of} ended with an error, and {self._path} lacks "
+                        f"its samples: {error['error']}. Mend that, and start all ranks again with "
+                        "the same arguments: what is finished is kept"
+                    )
             left = sum(map(len, missing))
             if left != seen:
                 seen, since, patience = left, now, _STALL_S
-            elif missing and now - since >= patience:
+            elif now - since >= patience:
                 patience *= 2
                 texts = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
+                whose = [
+                    f"{rank} ({builder_of(lock_path(self._path, self._name(rank)))})"
+                    for rank in lacking[:8]
+                ]
                 warnings.warn(
-                    f"{self._path} waits for samples {', '.join(texts)} of other ranks, and none "
-                    f"was finished for {now - since:.0f} s. If a rank has ended, start it again: "
-                    "what is finished is kept",
+                    f"{self._path} waits for samples {', '.join(texts)} of other ranks: "
+                    f"{', '.join(whose)}. None was finished for {now - since:.0f} s. If a rank has "
+                    "ended, start it again: what is finished is kept",
                     CacheWarning,
                     stacklevel=2,
                 )
