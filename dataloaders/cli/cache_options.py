@@ -96,19 +96,6 @@ any flipped bit is found, and what it hit is named. Exit status 0: whole; 1: dam
 for each damage. Delete the parts that it names and build again: only these are made anew.
 """
 
-_EXTRACT = """\
-Writes samples as plain files into a new folder: images as PNG (TIFF where PNG lacks their mode),
-encoded and packed ones as the files that they are, large arrays as .npy, and the rest as
-samples.jsonl, one line a row.
-"""
-
-_EXTRACT_EPILOG = """\
-examples:
-  dataloaders cache extract train.h5 look               # the first 16 rows
-  dataloaders cache extract train.h5 look --rows 100:200
-  dataloaders cache extract train.h5 all --rows :       # every row
-"""
-
 _FOLDER = """\
 the user's cache folder: $DATALOADERS_CACHE/h5, else
 $XDG_CACHE_HOME/gpu-dataloaders/h5, else ~/.cache/gpu-dataloaders/h5
@@ -240,17 +227,6 @@ _ACTIONS: dict[str, tuple[str, str, str | None, Arguments]] = {
         {**_PATH, "--sheet": _option("draw the first images into this PNG file", "F")},
     ),
     "verify": ("find any flipped bit", _VERIFY, None, {**_PATH, "--quiet": _flag("no progress")}),
-    "extract": (
-        "samples as plain files",
-        _EXTRACT,
-        _EXTRACT_EPILOG,
-        {
-            **_PATH,
-            "folder": _option("made if it does not exist"),
-            "--rows": _option("which rows (the first 16)", "A:B"),
-            "--overwrite": _flag("though something is in it"),
-        },
-    ),
     "list": ("caches in the user's cache folder", _LIST, None, {}),
     "prune": (
         "delete caches from the user's cache folder",
