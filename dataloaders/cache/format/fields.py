@@ -135,10 +135,10 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
         return number_in(found, where)
     if kind is str:
         return text_in(found, where)
-    of = get_args(kind)
-    if get_origin(kind) in (Union, types.UnionType):
+    origin, of = _parts(kind)
+    if origin in (Union, types.UnionType):
         return None if found is None else typed(found, of[0], where, between)
-    if get_origin(kind) is tuple:
+    if origin is tuple:
         some = list_in(found, where, None if of[1:] == (...,) else len(of))
         kinds = [of[0]] * len(some) if of[1:] == (...,) else of
         return tuple(typed(each, one, where) for each, one in zip(some, kinds, strict=True))
@@ -153,3 +153,8 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
 
 
 _hints = functools.cache(get_type_hints)
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
