@@ -819,12 +819,10 @@ def test_a_packed_cache_and_back(
     command: Callable[..., tuple[int, str]], path: Path, photos: Path, tmp_path: Path
 ) -> None:
     assert command("build", photos, path, "--images", "packed", "--workers", 0)[0] == 0
-    status, said = command("info", path, "--sheet", tmp_path / "sheet.png")
+    status, said = command("info", path)
     assert status == 0
     assert "file:RGB" in said
     assert "built from images: packed" in said
-    sheet = Image.open(tmp_path / "sheet.png")
-    assert len(set(np.asarray(sheet).reshape(-1, 3).sum(1).tolist())) > 50
 
 
 def test_an_encoded_cache_and_back(
@@ -832,7 +830,7 @@ def test_an_encoded_cache_and_back(
 ) -> None:
     words = ("--images", "jpeg", "--quality", 70, "--max-side", 20, "--workers", 0)
     assert command("build", photos, path, *words)[0] == 0
-    status, said = command("info", path, "--sheet", tmp_path / "sheet.png")
+    status, said = command("info", path)
     assert status == 0
     assert "encoded:JPEG:RGB" in said
     assert "built from images: jpeg, quality 70, max_side 20" in said

@@ -313,9 +313,9 @@ def test_a_class_that_takes_no_arguments_is_a_dataset_too(command: Callable[...,
     assert len(CachedDataset("x.h5")) == 4
 
 
-def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., Done]) -> None:
+def test_info_tells_columns_and_transforms(command: Callable[..., Done]) -> None:
     build(command, "squares_data.py:squares", "squares.h5")
-    done = command("info", "squares.h5", "--sheet", "sheet.png")
+    done = command("info", "squares.h5")
     assert done.status == 0, done.err
     assert "squares.h5: 6 samples" in done.out
     rows = [line.split() for line in done.out.splitlines()]
@@ -323,8 +323,6 @@ def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., 
     assert "transforms computed: " in done.out
     assert "Resize" in done.out.split("transforms computed: ")[1].splitlines()[0]
     assert "RandomCrop" in done.out.split("transforms left to run live: ")[1].splitlines()[0]
-    with Image.open("sheet.png") as sheet:
-        assert np.asarray(sheet)[4, 128 + 4].tolist() == [40, 0, 0]  # the second image
 
 
 def test_a_narrow_terminal_is_shown_all_of_it(
@@ -336,22 +334,6 @@ def test_a_narrow_terminal_is_shown_all_of_it(
     monkeypatch.setenv("COLUMNS", "30")
     for words in (["info", folder / "squares.h5"], ["list"]):
         assert "…" not in command(*words).out
-
-
-def test_a_sheet_replaces_no_cache(command: Callable[..., Done]) -> None:
-    build(command, "squares_data.py:squares", "squares.h5")
-    before = Path("squares.h5").read_bytes()
-    Path("squares.png").symlink_to("squares.h5")
-    for path, sheet, message in (
-        ("squares.h5", "squares.h5", "give a name that ends in .png"),
-        ("squares.h5", "sheet.jpgg", "give a name that ends in .png"),
-        ("squares.png", "squares.png", "is the cache itself"),
-        ("squares.h5", "absent/sheet.png", "cannot be written: No such file or directory"),
-    ):
-        done = command("info", path, "--sheet", sheet)
-        assert done.status == 2, sheet
-        assert message in done.err
-        assert Path("squares.h5").read_bytes() == before
 
 
 def test_verify_finds_a_flipped_bit(command: Callable[..., Done]) -> None:
@@ -375,7 +357,7 @@ def test_what_a_cache_says_is_shown_as_text(command: Callable[..., Done]) -> Non
         [{"tensor": tv_tensors.Mask(torch.zeros(2, 2)), "empty": torch.zeros(3, 0, 4)}],
         failed=[(0, loud)], fingerprint={loud: loud, "dataset": [loud]}, head=[loud], tail=[loud],
     )  # fmt: skip
-    done = command("info", "a.h5", "--sheet", "a.png")
+    done = command("info", "a.h5")
     assert done.status == 0, done.err
     assert done.out.replace("\n", "").isprintable()
     assert "tv_tensor:Mask:float32" in done.out
@@ -519,7 +501,7 @@ def test_parts_are_listed_verified_merged_and_pruned(
         (["build"], ["goes on where it stopped", "cache build photos/train train.h5 --resize"]),
         (["join"], ["have to stay there", "--shard 1/2 --no-wait", "cache join train.h5"]),
         (["merge"], ["as much disk again", "cache merge train.h5 one.h5"]),
-        (["info"], ["(the head)", "(the tail)", "cache info train.h5 --sheet train.png"]),
+        (["info"], ["(the head)", "(the tail)"]),
         (["verify"], ["any flipped bit is found", "Exit status 0: whole"]),
         (["list"], ["$DATALOADERS_CACHE/h5", "~/.cache/gpu-dataloaders/h5", "interrupted"]),
         (["prune"], ["$DATALOADERS_CACHE/h5", "noatime", "cache prune --unused 7 --yes"]),
@@ -567,7 +549,7 @@ def test_numbers_that_cannot_be(command: Callable[..., Done]) -> None:
         assert f"{number}: give a number of days from 0 on" in done.err
 
 
-def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_tensor_dataset_is_built_too(command: Callable[..., Done], tmp_path: Path) -> None:
     (tmp_path / "tensor_data.py").write_text(
         "import torch\n"
         "data = [(torch.full((1, 4, 4), float(i)), i) for i in range(3)]\n"
@@ -578,5 +560,4 @@ def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: P
     )
     assert build(command, "tensor_data.py:some", "some.h5").status == 0
     assert torch.equal(CachedDataset("some.h5")[2][0], torch.full((1, 4, 4), 2.0))
-    assert command("info", "some.h5", "--sheet", "some.png").status == 0
-    assert Path("some.png").exists()
+    assert command("info", "some.h5").status == 0

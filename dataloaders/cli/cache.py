@@ -33,7 +33,7 @@ def carry_out(parsed: argparse.Namespace) -> int:
     if parsed.action == "info":
         from dataloaders.cli import cache_info
 
-        return cache_info.info(parsed.path, sheet=parsed.sheet)
+        return cache_info.info(parsed.path)
     from dataloaders.cli import cache_folder
 
     if parsed.action == "list":

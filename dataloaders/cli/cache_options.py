@@ -26,7 +26,7 @@ examples:
   dataloaders cache build photos/train train.h5 --images packed
       the files themselves, all transforms live
   dataloaders cache build mypackage.data:training_set small.h5 --compress zstd --level 9
-  dataloaders cache info train.h5 --sheet train.png
+  dataloaders cache info train.h5
   dataloaders cache verify train.h5
   torchrun --nproc-per-node 4 -m dataloaders cache build mypackage.data:training_set train.h5
 
@@ -81,13 +81,7 @@ example:
 _INFO = """\
 Prints each column with its kind, type, the shape of a row and its size; the transforms that were
 computed (the head) and those that are left to run live (the tail); classes; what the cache was
-built from; and the samples that were left out. --sheet draws the first 64 images as they are kept:
-a look at what a training will see.
-"""
-
-_INFO_EPILOG = """\
-example:
-  dataloaders cache info train.h5 --sheet train.png
+built from; and the samples that were left out.
 """
 
 _VERIFY = """\
@@ -220,12 +214,7 @@ _ACTIONS: dict[str, tuple[str, str, str | None, Arguments]] = {
         _MERGE_EPILOG,
         {**_PATH, "one_file": _option("the file to write"), "--quiet": _flag("no progress")},
     ),
-    "info": (
-        "what is in a cache",
-        _INFO,
-        _INFO_EPILOG,
-        {**_PATH, "--sheet": _option("draw the first images into this PNG file", "F")},
-    ),
+    "info": ("what is in a cache", _INFO, None, _PATH),
     "verify": ("find any flipped bit", _VERIFY, None, {**_PATH, "--quiet": _flag("no progress")}),
     "list": ("caches in the user's cache folder", _LIST, None, {}),
     "prune": (
