@@ -330,6 +330,10 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ranks_module, "_TELL_S", 0.05)
     path = tmp_path / "a.h5"
     precompute(Numbered(), path, shard=(2, 4), num_workers=0, wait=False)
+    failing = Numbered()
+    failing.failing = frozenset([17])
+    with pytest.raises(ValueError, match="no sample 17 today"):
+        precompute(failing, path, shard=(1, 4), num_workers=0, wait=False)
     seen: list[BuildProgress] = []
 
     def tell(progress: BuildProgress) -> None:
@@ -345,6 +349,10 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.Mon
     (warning,) = caught
     assert warning.category is CacheWarning
     assert f"{path} waits for samples 10 to 19, 30 to 40 of other ranks" in str(warning.message)
+    assert (
+        "other ranks: 1 (ended before this one began: ValueError: no sample 17 today), 3 (never"
+        in (str(warning.message))
+    )
     waits = [one for one in seen if one.waiting]
     assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
 

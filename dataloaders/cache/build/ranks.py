@@ -78,6 +78,13 @@ class Ranks:
             return None
         return found if type(found) is dict and "error" in found else None
 
+    def _last_of(self, rank: int) -> str:
+        """Say what is known of a rank that is waited for."""
+        if (error := self._error_of(rank)) is not None:
+            return f"ended before this one began: {error['error']}"
+        path = lock_path(self._path, self._name(rank))
+        return builder_of(path) if path.exists() else "never began"
+
     def tell(self, seconds: float, missing: list[range] | None = None) -> None:
         """Report, now and then, how far the process that builds is, or all ranks.
 
@@ -170,10 +177,7 @@ class Ranks:
             elif now - since >= patience:
                 patience *= 2
                 texts = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
-                whose = [
-                    f"{rank} ({builder_of(lock_path(self._path, self._name(rank)))})"
-                    for rank in lacking[:8]
-                ]
+                whose = [f"{rank} ({self._last_of(rank)})" for rank in lacking[:8]]
                 warnings.warn(
                     f"{self._path} waits for samples {', '.join(texts)} of other ranks: "
                     f"{', '.join(whose)}. None was finished for {now - since:.0f} s. If a rank has "
