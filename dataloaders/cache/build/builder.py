@@ -276,7 +276,7 @@ class _Builder:
                 self._build()
             except BaseException as error:
                 self._tell_how_to_go_on(error)
-                if isinstance(error, Exception) and not self._is_alone:  # Ctrl-C is no failure
+                if not self._is_alone and not isinstance(error, KeyboardInterrupt):
                     self._ranks.note_error(error)
                 raise
         if not self._is_alone and options.wait:

@@ -64,7 +64,7 @@ class Ranks:
     def _name(self, rank: int) -> str:
         return f"{rank:05d}-of-{self._of:05d}"
 
-    def note_error(self, error: Exception) -> None:
+    def note_error(self, error: BaseException) -> None:
         """Have the others know why this rank ends; its lock is held."""
         text = json.dumps({"error": told(error), "id": os.urandom(8).hex()})
         with suppress(OSError):  # a full disk; then they warn, and go on waiting
@@ -74,7 +74,7 @@ class Ranks:
         """Return what this rank noted when it last ended; None: no error, or it runs again."""
         try:
             found = json.loads(lock_path(self._path, self._name(rank)).read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if type(found) is dict and "error" in found else None
 
@@ -101,7 +101,6 @@ class Ranks:
         if not folder.names.length and not folder.watch():
             return BuildProgress("compute", True, 0, 0, 0, 0, 0, seconds, None, None)
         parts = folder.finished()
-        lacking = [] if missing is None else self._left(range(self._of))
         return BuildProgress(
             phase="compute",
             waiting=True,
@@ -113,8 +112,17 @@ class Ranks:
             seconds=seconds,
             samples_per_second=None,
             seconds_left=None,
-            shards_left=sum(each > 0 for each in lacking),
+            shards_left=len(self._lacking(missing or [])),
         )
+
+    def _lacking(self, missing: list[range]) -> list[int]:
+        """Return the ranks that have some of these samples to make."""
+        ranges = [range_of(rank, self._of, self._length) for rank in range(self._of)]
+        return [
+            rank
+            for rank, own in enumerate(ranges)
+            if any(each.start < own.stop and own.start < each.stop for each in missing)
+        ]
 
     def _left(self, ranks: range) -> list[int]:
         """Return how many samples each of these ranks has still to make."""
@@ -162,7 +170,7 @@ class Ranks:
                         finish()
                     return
             now = time.monotonic() - started
-            lacking = [rank for rank, left in enumerate(self._left(range(self._of))) if left]
+            lacking = self._lacking(missing)
             for rank in lacking:
                 error = self._error_of(rank)
                 if error is not None and error != self._old[rank]:
