@@ -144,7 +144,7 @@ class Caches(RuleBasedStateMachine):
         size=st.integers(1, 26),
         rows=st.integers(2, 12),
         fails=st.none() | st.integers(0, 25),
-        ranks=st.sampled_from([1, 2]),
+        ranks=st.sampled_from([1, 1, 2]),
         single_file=st.sampled_from([None, False, False, True]),
     )
     def begin(
