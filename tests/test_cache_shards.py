@@ -330,6 +330,10 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ranks_module, "_TELL_S", 0.05)
     path = tmp_path / "a.h5"
     precompute(Numbered(), path, shard=(2, 4), num_workers=0, wait=False)
+    failing = Numbered()
+    failing.failing = frozenset([17])
+    with pytest.raises(ValueError, match="no sample 17 today"):
+        precompute(failing, path, shard=(1, 4), num_workers=0, wait=False)
     seen: list[BuildProgress] = []
 
     def tell(progress: BuildProgress) -> None:
@@ -345,8 +349,73 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path, monkeypatch: pytest.Mon
     (warning,) = caught
     assert warning.category is CacheWarning
     assert f"{path} waits for samples 10 to 19, 30 to 40 of other ranks" in str(warning.message)
+    assert (
+        "other ranks: 1 (ended before this one began: ValueError: no sample 17 today), 3 (never"
+        in (str(warning.message))
+    )
     waits = [one for one in seen if one.waiting]
     assert (waits[0].shards_left, waits[0].samples_done, waits[0].samples) == (2, 20, SIZE)
+
+
+def in_another_process(dataset: Any, path: Path, **options: Any) -> int:
+    """Build in a child, which exits with 3 if that fails; returns its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        precompute(dataset, path, num_workers=0, **options)
+        os._exit(0)
+    finally:
+        os._exit(3)
+
+
+class Late(Numbered):
+    """Says when it is read, and gives its samples once there is a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def __getitem__(self, index: int) -> Any:
+        self.file.with_name("begun").touch()
+        while not self.file.exists():
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_the_error_of_a_rank_is_that_of_those_that_wait_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    failing = Numbered()
+    failing.failing = frozenset([3])
+    assert os.waitpid(in_another_process(failing, path, shard=(0, 2)), 0)[1] == 3 << 8
+    # An earlier start's is not: that rank may come again.
+    rank_0 = in_another_process(Numbered(), path, shard=(0, 2))
+    assert len(precompute(Numbered(), path, shard=(1, 2), num_workers=0)) == SIZE
+    assert os.waitpid(rank_0, 0)[1] == 0
+    path.unlink()
+
+    def tell(progress: BuildProgress) -> None:
+        if progress.waiting and not failed.exists():
+            failed.touch()
+
+    failed = tmp_path / "rank 1 waits"
+    late = Late(failed)
+    late.failing = frozenset([3])
+    rank_0 = in_another_process(late, path, shard=(0, 2))
+    with pytest.raises(CacheError, match=r"rank 0 of 2 ended.* no sample 3 today"):
+        precompute(Numbered(), path, shard=(1, 2), num_workers=0, progress=tell)
+    assert os.waitpid(rank_0, 0)[1] == 3 << 8
+
+
+def test_a_late_rank_whose_parts_are_joined_begins_no_second_build(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    precompute(Late(tmp_path), path, shard=(1, 2), num_workers=0, wait=False)
+    rank_1 = in_another_process(Late(path), path, shard=(1, 2))
+    while not (tmp_path / "begun").exists():  # it has looked, and found no cache
+        time.sleep(0.01)
+    precompute(Late(tmp_path), path, shard=(0, 2), num_workers=0)
+    assert os.waitpid(rank_1, 0)[1] == 0
+    assert len(CachedDataset(path)) == SIZE
 
 
 @pytest.mark.parametrize(
@@ -450,8 +519,6 @@ def test_shards_that_are_built_apart_are_joined(
     told = capsys.readouterr().out
     assert "in 4 parts:" in told
     assert "a.parts/00030.h5: 11 samples" in told
-    assert main(["cache", "extract", "a.h5", "out", "--rows", "9:12"]) == 0
-    assert len((folder / "out" / "samples.jsonl").read_text().splitlines()) == 3
     data = bytearray((folder / "a.parts" / "00010.h5").read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "a.parts" / "00010.h5").write_bytes(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -22,11 +21,9 @@ from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.sample.sample import DTYPES
 from dataloaders.cli import main
 from dataloaders.cli.cache_options import add_parsers
 from dataloaders.cli.photos import make_photos
-from helpers.cached import MODES, TORCH_DTYPES
 from helpers.cached import build as build_cache
 
 DATA = """
@@ -316,9 +313,9 @@ def test_a_class_that_takes_no_arguments_is_a_dataset_too(command: Callable[...,
     assert len(CachedDataset("x.h5")) == 4
 
 
-def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., Done]) -> None:
+def test_info_tells_columns_and_transforms(command: Callable[..., Done]) -> None:
     build(command, "squares_data.py:squares", "squares.h5")
-    done = command("info", "squares.h5", "--sheet", "sheet.png")
+    done = command("info", "squares.h5")
     assert done.status == 0, done.err
     assert "squares.h5: 6 samples" in done.out
     rows = [line.split() for line in done.out.splitlines()]
@@ -326,8 +323,6 @@ def test_info_tells_columns_transforms_and_draws_a_sheet(command: Callable[..., 
     assert "transforms computed: " in done.out
     assert "Resize" in done.out.split("transforms computed: ")[1].splitlines()[0]
     assert "RandomCrop" in done.out.split("transforms left to run live: ")[1].splitlines()[0]
-    with Image.open("sheet.png") as sheet:
-        assert np.asarray(sheet)[4, 128 + 4].tolist() == [40, 0, 0]  # the second image
 
 
 def test_a_narrow_terminal_is_shown_all_of_it(
@@ -339,22 +334,6 @@ def test_a_narrow_terminal_is_shown_all_of_it(
     monkeypatch.setenv("COLUMNS", "30")
     for words in (["info", folder / "squares.h5"], ["list"]):
         assert "…" not in command(*words).out
-
-
-def test_a_sheet_replaces_no_cache(command: Callable[..., Done]) -> None:
-    build(command, "squares_data.py:squares", "squares.h5")
-    before = Path("squares.h5").read_bytes()
-    Path("squares.png").symlink_to("squares.h5")
-    for path, sheet, message in (
-        ("squares.h5", "squares.h5", "give a name that ends in .png"),
-        ("squares.h5", "sheet.jpgg", "give a name that ends in .png"),
-        ("squares.png", "squares.png", "is the cache itself"),
-        ("squares.h5", "absent/sheet.png", "cannot be written: No such file or directory"),
-    ):
-        done = command("info", path, "--sheet", sheet)
-        assert done.status == 2, sheet
-        assert message in done.err
-        assert Path("squares.h5").read_bytes() == before
 
 
 def test_verify_finds_a_flipped_bit(command: Callable[..., Done]) -> None:
@@ -371,112 +350,6 @@ def test_verify_finds_a_flipped_bit(command: Callable[..., Done]) -> None:
     assert advice.startswith("squares.h5 is damaged: build it again")
 
 
-def test_samples_are_extracted_as_plain_files(command: Callable[..., Done]) -> None:
-    build(command, "squares_data.py:squares", "squares.h5")
-    done = command("extract", "squares.h5", "out", "--rows", "1:3")
-    assert done.status == 0, done.err
-    lines = [json.loads(line) for line in Path("out/samples.jsonl").read_text().splitlines()]
-    assert [line["row"] for line in lines] == [1, 2]
-    image, label = sorted(set(lines[0]) - {"row"}, key=lambda name: lines[0][name] == 1)
-    assert lines[0][label] == 1
-    with Image.open(Path("out") / lines[1][image]) as found:
-        assert np.asarray(found)[0, 0].tolist() == [80, 0, 0]
-    done = command("extract", "squares.h5", "out", "--rows", "a:b")
-    assert done.status == 2
-    assert "give A:B" in done.err
-
-
-def test_what_is_in_a_folder_is_not_replaced_unasked(command: Callable[..., Done]) -> None:
-    build_cache(Path("a.h5"), [b"1", b"2"])
-    Path("out").mkdir()
-    Path("out/samples.jsonl").write_text("mine")
-    done = command("extract", "a.h5", "out")
-    assert done.status == 2
-    assert "out is not empty, and files in it could be replaced; give a new folder" in done.err
-    assert Path("out/samples.jsonl").read_text() == "mine"
-    assert command("extract", "a.h5", "out", "--overwrite").status == 0
-    assert len(Path("out/samples.jsonl").read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [("1", [1]), ("-1", [2]), ("1:", [1, 2]), (":", [0, 1, 2]), (":-1", [0, 1]), ("-2:3", [1, 2]),
-     ("3:", []), ("0:4", None), ("3", None), ("-4", None), ("2:1", None), ("-5:", None)],
-)  # fmt: skip
-def test_rows_that_there_are_not_are_an_error(
-    rows: str, expected: list[int] | None, command: Callable[..., Done]
-) -> None:
-    build_cache(Path("a.h5"), [b"1", b"2", b"3"])
-    done = command("extract", "a.h5", "out", f"--rows={rows}")
-    if expected is None:
-        assert done.status == 2
-        assert f"--rows {rows}: there are no such rows, since the cache has rows 0 to 2" in done.err
-        assert not Path("out").exists()
-        return
-    assert done.status == 0, done.err
-    lines = Path("out/samples.jsonl").read_text().splitlines()
-    assert [json.loads(line)["row"] for line in lines] == expected
-
-
-def test_leaves_of_every_kind_are_extracted(command: Callable[..., Done]) -> None:
-    kinds = [3, 1.5, 1j, "text", b"bytes", bytearray(b"more"), [1, {"a": [None]}], None, True]
-    sample = {
-        "images": [made_image(mode) for mode in MODES],
-        "empty": Image.new("L", (0, 3)),
-        "long": np.zeros((1 << 40, 0)),
-        "tensors": [torch.full((2, 3), 1).to(dtype) for dtype in TORCH_DTYPES],
-        "arrays": [np.ones((2, 3), dtype) for dtype in sorted(DTYPES)],
-        "large": [np.ones(99, dtype) for dtype in sorted(DTYPES)],
-        "scalars": [np.ones((), dtype)[()] for dtype in sorted(DTYPES)],
-        "kinds": tuple(kinds),
-    }
-    build_cache(Path("a.h5"), [sample])
-    done = command("extract", "a.h5", "out")
-    assert done.status == 0, done.err
-    (line,) = [json.loads(each) for each in Path("out/samples.jsonl").read_text().splitlines()]
-    for number, image in enumerate(sample["images"]):
-        file = Path("out") / line[f"images/{number}"]
-        found = np.load(file) if file.suffix == ".npy" else np.asarray(Image.open(file))
-        assert found.tolist() == np.asarray(image).tolist(), image.mode
-    assert np.load(Path("out") / line["empty"]).shape == (3, 0)
-    assert np.load(Path("out") / line["long"]).shape == (1 << 40, 0)
-    for number, dtype in enumerate(sorted(DTYPES)):
-        assert np.load(Path("out") / line[f"large/{number}"]).dtype == np.dtype(dtype)
-    told = [line[f"kinds/{number}"] for number in range(len(kinds))]
-    assert (Path("out") / told.pop(5)).read_bytes() == b"more"
-    assert (Path("out") / told.pop(4)).read_bytes() == b"bytes"
-    assert told == [3, 1.5, [0.0, 1.0], "text", [1, {"a": [None]}], None, True]
-    assert line["tensors/10"] == [[1.0] * 3] * 2  # bfloat16
-    assert line["tensors/15"] == [[1.0] * 3] * 2  # float8
-
-
-def made_image(mode: str) -> Image.Image:
-    image = Image.new(mode, (3, 2))
-    count = len(image.tobytes())
-    return Image.frombytes(mode, (3, 2), bytes(range(7, 7 + count)))
-
-
-def test_names_of_extracted_files_are_short_and_differ(command: Callable[..., Done]) -> None:
-    build_cache(
-        Path("a.h5"),
-        [{"a": {"b": b"1"}, "a-b": b"2", "A-B": b"3", "é" * 200: {"é" * 200: b"4", "è": b"5"}}],
-    )
-    done = command("extract", "a.h5", "out")
-    assert done.status == 0, done.err
-    (line,) = [json.loads(each) for each in Path("out/samples.jsonl").read_text().splitlines()]
-    files = [name for key, name in line.items() if key != "row"]
-    assert [(Path("out") / name).read_bytes() for name in files] == [b"1", b"2", b"3", b"4", b"5"]
-    assert len({name.casefold() for name in files}) == 5
-
-
-def test_a_folder_that_cannot_be_written_to(command: Callable[..., Done]) -> None:
-    build_cache(Path("a.h5"), [b"1"])
-    Path("out").write_text("a file")
-    done = command("extract", "a.h5", "out")
-    assert done.status == 2
-    assert "out cannot be written to: File exists; make room, or give another folder" in done.err
-
-
 def test_what_a_cache_says_is_shown_as_text(command: Callable[..., Done]) -> None:
     loud = "\x1b]0;title\x07\ud800[red]:smile:"
     build_cache(
@@ -484,7 +357,7 @@ def test_what_a_cache_says_is_shown_as_text(command: Callable[..., Done]) -> Non
         [{"tensor": tv_tensors.Mask(torch.zeros(2, 2)), "empty": torch.zeros(3, 0, 4)}],
         failed=[(0, loud)], fingerprint={loud: loud, "dataset": [loud]}, head=[loud], tail=[loud],
     )  # fmt: skip
-    done = command("info", "a.h5", "--sheet", "a.png")
+    done = command("info", "a.h5")
     assert done.status == 0, done.err
     assert done.out.replace("\n", "").isprintable()
     assert "tv_tensor:Mask:float32" in done.out
@@ -628,9 +501,8 @@ def test_parts_are_listed_verified_merged_and_pruned(
         (["build"], ["goes on where it stopped", "cache build photos/train train.h5 --resize"]),
         (["join"], ["have to stay there", "--shard 1/2 --no-wait", "cache join train.h5"]),
         (["merge"], ["as much disk again", "cache merge train.h5 one.h5"]),
-        (["info"], ["(the head)", "(the tail)", "cache info train.h5 --sheet train.png"]),
+        (["info"], ["(the head)", "(the tail)"]),
         (["verify"], ["any flipped bit is found", "Exit status 0: whole"]),
-        (["extract"], ["one line a row", "cache extract train.h5 look --rows 100:200"]),
         (["list"], ["$DATALOADERS_CACHE/h5", "~/.cache/gpu-dataloaders/h5", "interrupted"]),
         (["prune"], ["$DATALOADERS_CACHE/h5", "noatime", "cache prune --unused 7 --yes"]),
     ],
@@ -677,7 +549,7 @@ def test_numbers_that_cannot_be(command: Callable[..., Done]) -> None:
         assert f"{number}: give a number of days from 0 on" in done.err
 
 
-def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_tensor_dataset_is_built_too(command: Callable[..., Done], tmp_path: Path) -> None:
     (tmp_path / "tensor_data.py").write_text(
         "import torch\n"
         "data = [(torch.full((1, 4, 4), float(i)), i) for i in range(3)]\n"
@@ -688,5 +560,4 @@ def test_a_tensor_dataset_is_drawn_too(command: Callable[..., Done], tmp_path: P
     )
     assert build(command, "tensor_data.py:some", "some.h5").status == 0
     assert torch.equal(CachedDataset("some.h5")[2][0], torch.full((1, 4, 4), 2.0))
-    assert command("info", "some.h5", "--sheet", "some.png").status == 0
-    assert Path("some.png").exists()
+    assert command("info", "some.h5").status == 0

@@ -288,9 +288,11 @@ class _Values:
         for part, places in groups(parts):
             array, own = self._parts.array(part), numbers[places]
             if array is None:
-                decoded = np.empty((len(own), *self._shape), self._dtype)
-                self._parts.column(part).fill(own, decoded)
-                values[places] = decoded
+                column = self._parts.column(part)
+                for number, place in sorted(zip(own.tolist(), places.tolist(), strict=True)):
+                    found = column.view(number)  # in the file's order: pieces are decoded once
+                    assert found is not None  # its rows are of one kind
+                    values[place] = found.view(self._dtype)
             elif len(own) < len(numbers):
                 values[places] = array[own]
             else:

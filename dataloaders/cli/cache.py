@@ -1,4 +1,4 @@
-"""``dataloaders cache``: build, join, merge, look at, check, take apart, list and delete caches."""
+"""``dataloaders cache``: build, join, merge, look at, check, list and delete caches."""
 
 from __future__ import annotations
 
@@ -33,11 +33,7 @@ def carry_out(parsed: argparse.Namespace) -> int:
     if parsed.action == "info":
         from dataloaders.cli import cache_info
 
-        return cache_info.info(parsed.path, sheet=parsed.sheet)
-    if parsed.action == "extract":
-        from dataloaders.cli.cache_extract import extract
-
-        return extract(parsed.path, parsed.folder, rows=parsed.rows, overwrite=parsed.overwrite)
+        return cache_info.info(parsed.path)
     from dataloaders.cli import cache_folder
 
     if parsed.action == "list":

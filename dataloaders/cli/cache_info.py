@@ -1,4 +1,4 @@
-"""What ``dataloaders cache info`` prints, and its contact sheet.
+"""What ``dataloaders cache info`` prints.
 
 What a file says of itself is shown as text: none of it reaches the terminal as a control character.
 """
@@ -6,13 +6,8 @@ What a file says of itself is shown as text: none of it reaches the terminal as 
 from __future__ import annotations
 
 import json
-import math
-import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from dataloaders.cache.format.attributes import told
 from dataloaders.cache.format.disk import size_of
@@ -20,29 +15,21 @@ from dataloaders.cache.format.entries import ColumnEntry
 from dataloaders.cache.printable import printable
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cli.table import table
-from dataloaders.errors import CacheError, OptionError
 
 __all__ = ["info"]
 
 _SHOWN_FAILURES = 20
 _SHOWN_SHARDS = 20
-_SHEET = 64
-_THUMBNAIL = 128
 _LONGEST = 10_000  # characters of a line
 
 
-def info(path: str, *, sheet: str | None = None) -> int:
-    """Print what the cache at ``path`` holds, and draw its first images into ``sheet``.
+def info(path: str) -> int:
+    """Print what the cache at ``path`` holds.
 
     Raises:
-        OptionError: ``sheet`` is not the name of a PNG file.
-        CacheError: the cache cannot be used, or ``sheet`` cannot be written.
+        CacheError: it cannot be used.
     """
-    if sheet is not None and Path(sheet).suffix.lower() != ".png":
-        raise OptionError(f"--sheet {sheet}: a PNG file is drawn; give a name that ends in .png")
     cached = CachedDataset(path)
-    if sheet is not None and os.path.exists(sheet) and os.path.samefile(sheet, path):
-        raise OptionError(f"--sheet {sheet} is the cache itself; give another name")
 
     def print_(text: str) -> None:
         print(printable(text, _LONGEST))
@@ -69,9 +56,6 @@ def info(path: str, *, sheet: str | None = None) -> int:
         print_(f"left out, since reading them failed: {len(cached.failed):,} samples")
         for number, message in cached.failed[:_SHOWN_FAILURES]:
             print_(f"  sample {number}: {message}")
-    if sheet is not None:
-        _draw(cached, Path(sheet))
-        print_(f"the first images: {sheet}")
     return 0
 
 
@@ -105,55 +89,3 @@ def _columns_table(cached: CachedDataset) -> str:
 
 def _bytes(column: ColumnEntry) -> int:
     return sum(np.dtype(dtype).itemsize * place.size for _, dtype, place in column.parts())
-
-
-def _draw(cached: CachedDataset, path: Path) -> None:
-    """A contact sheet: the first images, in rows, each with its number's order."""
-    from PIL import Image
-
-    numbers = [
-        number
-        for number, column in enumerate(cached.index.columns)
-        if any(_is_image(kind, dimensions) for kind, dimensions in column.variants)
-    ]
-    if not numbers:
-        raise CacheError("this cache holds no images to draw; leave out --sheet")
-    thumbnails = []
-    for row in range(min(_SHEET, len(cached))):
-        image = _as_image(cached.leaves(row)[numbers[0]])
-        if image is not None:
-            image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-            thumbnails.append(image)
-    across = max(1, math.ceil(math.sqrt(len(thumbnails))))
-    down = max(1, math.ceil(len(thumbnails) / across))
-    canvas = Image.new("RGB", (across * _THUMBNAIL, down * _THUMBNAIL), "white")
-    for place, image in enumerate(thumbnails):
-        canvas.paste(image, (place % across * _THUMBNAIL, place // across * _THUMBNAIL))
-    try:
-        canvas.save(path, "PNG")
-    except OSError as error:
-        raise CacheError(f"--sheet {path} cannot be written: {error.strerror or error}") from error
-
-
-def _is_image(kind: str, dimensions: int) -> bool:
-    return kind.startswith(("image:", "encoded:", "file:", "tv_tensor:Image")) or (
-        kind in ("tensor:uint8", "tensor:float32") and dimensions == 3
-    )
-
-
-def _as_image(leaf: Any) -> Any:
-    from PIL import Image
-
-    if isinstance(leaf, Image.Image):
-        if leaf.mode == "P":  # whose transparency Pillow warns of on the way to RGB
-            leaf = leaf.convert("RGBA")
-        return leaf.convert("RGB")
-    if not isinstance(leaf, torch.Tensor) or leaf.ndim != 3 or leaf.shape[0] not in (1, 3):
-        return None
-    if not leaf.numel():
-        return None
-    if leaf.is_floating_point():  # of any range: normalised ones too
-        low, high = leaf.min(), leaf.max()
-        leaf = ((leaf - low) / (high - low).clamp_min(1e-12) * 255).to(torch.uint8)
-    pixels = leaf.as_subclass(torch.Tensor).expand(3, -1, -1).permute(1, 2, 0)
-    return Image.fromarray(np.ascontiguousarray(pixels.numpy()))

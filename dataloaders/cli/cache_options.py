@@ -26,7 +26,7 @@ examples:
   dataloaders cache build photos/train train.h5 --images packed
       the files themselves, all transforms live
   dataloaders cache build mypackage.data:training_set small.h5 --compress zstd --level 9
-  dataloaders cache info train.h5 --sheet train.png
+  dataloaders cache info train.h5
   dataloaders cache verify train.h5
   torchrun --nproc-per-node 4 -m dataloaders cache build mypackage.data:training_set train.h5
 
@@ -81,32 +81,13 @@ example:
 _INFO = """\
 Prints each column with its kind, type, the shape of a row and its size; the transforms that were
 computed (the head) and those that are left to run live (the tail); classes; what the cache was
-built from; and the samples that were left out. --sheet draws the first 64 images as they are kept:
-a look at what a training will see.
-"""
-
-_INFO_EPILOG = """\
-example:
-  dataloaders cache info train.h5 --sheet train.png
+built from; and the samples that were left out.
 """
 
 _VERIFY = """\
 Reads the whole cache, with all of its parts, and compares every block with its checksum:
 any flipped bit is found, and what it hit is named. Exit status 0: whole; 1: damaged, with a line
 for each damage. Delete the parts that it names and build again: only these are made anew.
-"""
-
-_EXTRACT = """\
-Writes samples as plain files into a new folder: images as PNG (TIFF where PNG lacks their mode),
-encoded and packed ones as the files that they are, large arrays as .npy, and the rest as
-samples.jsonl, one line a row.
-"""
-
-_EXTRACT_EPILOG = """\
-examples:
-  dataloaders cache extract train.h5 look               # the first 16 rows
-  dataloaders cache extract train.h5 look --rows 100:200
-  dataloaders cache extract train.h5 all --rows :       # every row
 """
 
 _FOLDER = """\
@@ -233,24 +214,8 @@ _ACTIONS: dict[str, tuple[str, str, str | None, Arguments]] = {
         _MERGE_EPILOG,
         {**_PATH, "one_file": _option("the file to write"), "--quiet": _flag("no progress")},
     ),
-    "info": (
-        "what is in a cache",
-        _INFO,
-        _INFO_EPILOG,
-        {**_PATH, "--sheet": _option("draw the first images into this PNG file", "F")},
-    ),
+    "info": ("what is in a cache", _INFO, None, _PATH),
     "verify": ("find any flipped bit", _VERIFY, None, {**_PATH, "--quiet": _flag("no progress")}),
-    "extract": (
-        "samples as plain files",
-        _EXTRACT,
-        _EXTRACT_EPILOG,
-        {
-            **_PATH,
-            "folder": _option("made if it does not exist"),
-            "--rows": _option("which rows (the first 16)", "A:B"),
-            "--overwrite": _flag("though something is in it"),
-        },
-    ),
     "list": ("caches in the user's cache folder", _LIST, None, {}),
     "prune": (
         "delete caches from the user's cache folder",

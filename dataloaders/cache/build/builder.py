@@ -276,6 +276,8 @@ class _Builder:
                 self._build()
             except BaseException as error:
                 self._tell_how_to_go_on(error)
+                if not self._is_alone and not isinstance(error, KeyboardInterrupt):
+                    self._ranks.note_error(error)
                 raise
         if not self._is_alone and options.wait:
             self._ranks.wait(lambda: self._finish(self.folder.finished()))
@@ -321,6 +323,8 @@ class _Builder:
             self._settle()
         else:
             with locked(self.path, "build", waiting=silent):
+                if options.wait and _identity(self.path) != self._before:
+                    return  # finished by another rank, with parts that this one had made earlier
                 self._settle()
         if not options.resume:
             folder.drop(folder.finished(self._range))

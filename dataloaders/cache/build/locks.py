@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dataloaders.errors import CacheError, MissingDependency
 
-__all__ = ["Busy", "builder_of", "locked"]
+__all__ = ["Busy", "builder_of", "lock_path", "locked"]
 
 _POLL_S = 0.1
 

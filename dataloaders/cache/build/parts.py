@@ -35,13 +35,13 @@ __all__ = [
     "BuildFolder",
     "Names",
     "Part",
+    "complete_builds",
     "missing_in",
     "parts_folder",
     "range_of",
     "remove_unfinished",
     "unfinished",
 ]
-__all__ = ["BuildFolder", "Names", "Part", "missing_in", "parts_folder", "range_of"]
 
 _DIGITS = 5
 _PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")

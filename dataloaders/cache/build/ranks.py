@@ -1,10 +1,15 @@
 """One rank among those that build a cache: how far all are, what they write, waiting for them.
 
-Ranks know of each other only by the parts that they see in one folder.
+    rank 0 ──parts──> train.parts/                          <──looks── rank 1, which waits
+           ──its error──> .train.h5.00000-of-00002.lock     <──looks── and raises it, too
+
+Ranks know of each other only by these files. A rank that is killed leaves no error: it may be slow,
+or be started again, so others wait for it, and warn.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
@@ -13,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from dataloaders.cache.build.estimation import Estimate, refuse_small_disk
-from dataloaders.cache.build.locks import Busy, locked
+from dataloaders.cache.build.failure import told
+from dataloaders.cache.build.locks import Busy, builder_of, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
 from dataloaders.cache.build.progress import BuildProgress
-from dataloaders.errors import CacheWarning
+from dataloaders.errors import CacheError, CacheWarning
 from dataloaders.machine.resources import ranks_here
 
 __all__ = ["Ranks"]
@@ -51,7 +57,33 @@ class Ranks:
         self._rank, self._of = shard or (0, 1)
         self._report = report
         self._told = float("-inf")
-        self.name = "" if shard is None else f"{self._rank:05d}-of-{self._of:05d}"
+        self.name = "" if shard is None else self._name(self._rank)
+        # An error that is there already is of an earlier start: that rank may start again, too.
+        self._old = {} if shard is None else {n: self._error_of(n) for n in range(self._of)}
+
+    def _name(self, rank: int) -> str:
+        return f"{rank:05d}-of-{self._of:05d}"
+
+    def note_error(self, error: BaseException) -> None:
+        """Have the others know why this rank ends; its lock is held."""
+        text = json.dumps({"error": told(error), "id": os.urandom(8).hex()})
+        with suppress(OSError):  # a full disk; then they warn, and go on waiting
+            lock_path(self._path, self.name).write_text(text)
+
+    def _error_of(self, rank: int) -> dict[str, str] | None:
+        """Return what this rank noted when it last ended; None: no error, or it runs again."""
+        try:
+            found = json.loads(lock_path(self._path, self._name(rank)).read_text())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if type(found) is dict and "error" in found else None
+
+    def _last_of(self, rank: int) -> str:
+        """Say what is known of a rank that is waited for."""
+        if (error := self._error_of(rank)) is not None:
+            return f"ended before this one began: {error['error']}"
+        path = lock_path(self._path, self._name(rank))
+        return builder_of(path) if path.exists() else "never began"
 
     def tell(self, seconds: float, missing: list[range] | None = None) -> None:
         """Report, now and then, how far the process that builds is, or all ranks.
@@ -69,7 +101,6 @@ class Ranks:
         if not folder.names.length and not folder.watch():
             return BuildProgress("compute", True, 0, 0, 0, 0, 0, seconds, None, None)
         parts = folder.finished()
-        lacking = [] if missing is None else self._left(range(self._of))
         return BuildProgress(
             phase="compute",
             waiting=True,
@@ -81,8 +112,17 @@ class Ranks:
             seconds=seconds,
             samples_per_second=None,
             seconds_left=None,
-            shards_left=sum(each > 0 for each in lacking),
+            shards_left=len(self._lacking(missing or [])),
         )
+
+    def _lacking(self, missing: list[range]) -> list[int]:
+        """Return the ranks that have some of these samples to make."""
+        ranges = [range_of(rank, self._of, self._length) for rank in range(self._of)]
+        return [
+            rank
+            for rank, own in enumerate(ranges)
+            if any(each.start < own.stop and own.start < each.stop for each in missing)
+        ]
 
     def _left(self, ranks: range) -> list[int]:
         """Return how many samples each of these ranks has still to make."""
@@ -113,7 +153,11 @@ class Ranks:
         """Wait until the parts of all ranks are there; one of them calls ``finish``.
 
         Warns:
-            CacheWarning: nothing has changed for a long time; says which samples are missing.
+            CacheWarning: nothing has changed for a long time; says whose samples are missing.
+
+        Raises:
+            CacheError: another rank has ended with an error since this one began, and its samples
+                are missing.
         """
         started = time.monotonic()
         seen, since, patience = -1, 0.0, _STALL_S
@@ -126,16 +170,26 @@ class Ranks:
                         finish()
                     return
             now = time.monotonic() - started
+            lacking = self._lacking(missing)
+            for rank in lacking:
+                error = self._error_of(rank)
+                if error is not None and error != self._old[rank]:
+                    raise CacheError(
+                        f"rank {rank} of {self._of} ended with an error, and {self._path} lacks "
+                        f"its samples: {error['error']}. Mend that, and start all ranks again with "
+                        "the same arguments: what is finished is kept"
+                    )
             left = sum(map(len, missing))
             if left != seen:
                 seen, since, patience = left, now, _STALL_S
-            elif missing and now - since >= patience:
+            elif now - since >= patience:
                 patience *= 2
                 texts = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
+                whose = [f"{rank} ({self._last_of(rank)})" for rank in lacking[:8]]
                 warnings.warn(
-                    f"{self._path} waits for samples {', '.join(texts)} of other ranks, and none "
-                    f"was finished for {now - since:.0f} s. If a rank has ended, start it again: "
-                    "what is finished is kept",
+                    f"{self._path} waits for samples {', '.join(texts)} of other ranks: "
+                    f"{', '.join(whose)}. None was finished for {now - since:.0f} s. If a rank has "
+                    "ended, start it again: what is finished is kept",
                     CacheWarning,
                     stacklevel=2,
                 )

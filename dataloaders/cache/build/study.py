@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -298,17 +299,10 @@ def _spread(samples: int, count: int) -> list[int]:
 
 
 def _scattered(samples: int, count: int) -> list[int]:
-    """As `_spread`, but of many samples each is moved by less than half a step.
-
-    Where kinds of samples come in turns, even steps may meet one kind only. Steps that begin with
-    fractions of the golden ratio do not keep time with any turn.
-    """
-    even = _spread(samples, count)
+    """As `_spread`, but of many samples some by chance: kinds of samples may come in turns."""
     if samples <= 6 * count:
-        return even
-    step, golden = samples / count, (5**0.5 - 1) / 2
-    moved = (index + int((n * golden % 1 - 0.5) * step) for n, index in enumerate(even))
-    return sorted({min(max(index, 0), samples - 1) for index in moved})
+        return _spread(samples, count)
+    return sorted(random.Random(0).sample(range(samples), count))
 
 
 def _rejoined(sample: Any) -> Any:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from dataloaders.errors import CacheError
 
-__all__ = ["free_bytes", "size_of", "sync", "write_all", "writing"]
-
-_MOST_PIECES = 1024  # that the system takes at once
-# For more the system takes larger pages, which in a virtual machine may be new to the host: up to
-# four times as slow. Less is slower, too.
-_MOST_BYTES = 1 << 20
+__all__ = ["free_bytes", "size_of", "sync", "writing"]
 
 
 def free_bytes(folder: str | Path) -> int:
@@ -55,36 +49,6 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def write_all(descriptor: int, offset: int, *pieces: bytes | memoryview) -> None:
-    """Put all of these, one behind the other, at this byte of an open file.
-
-    The system may take it in parts.
-    """
-    left = list(pieces)
-    while left:
-        now = _first_of(left)
-        count = os.pwritev(descriptor, now, offset)
-        offset += count
-        done = 0
-        while done < len(now) and count >= len(left[done]):
-            count -= len(left[done])
-            done += 1
-        del left[:done]
-        if count:
-            left[0] = memoryview(left[0])[count:]
-
-
-def _first_of(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """What is written first."""
-    found, room = list[bytes | memoryview](), _MOST_BYTES
-    for piece in pieces[:_MOST_PIECES]:
-        if len(piece) >= room:
-            return [*found, memoryview(piece)[:room]]
-        found.append(piece)
-        room -= len(piece)
-    return found
 
 
 def size_of(count: float) -> str:

@@ -25,7 +25,7 @@ __all__ = [
     "is_shard_name",
 ]
 
-Variant: TypeAlias = "tuple[str, int]"
+Variant: TypeAlias = tuple[str, int]
 """A cell's kind, and how many dimensions it has."""
 
 MOST_VARIANTS = 255
@@ -52,7 +52,8 @@ class Extent(NamedTuple):
     size: int
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """One file of a joined cache.
 
     Attributes:

@@ -7,7 +7,7 @@ Index ──check_places──> nothing stands outside the file, or on anything 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,6 @@ from dataloaders.cache.format.entries import (
     Extent,
     Packing,
     Shard,
-    Variant,
     is_shard_name,
 )
 from dataloaders.cache.format.fields import (
@@ -34,7 +33,7 @@ from dataloaders.cache.format.fields import (
     fields_in,
     list_in,
     number_in,
-    text_in,
+    typed,
 )
 from dataloaders.cache.printable import shown
 from dataloaders.cache.sample.decode import is_encoded
@@ -44,11 +43,6 @@ from dataloaders.errors import CacheError
 __all__ = ["check_places", "columns_in", "extent_in", "failed_in", "shards_in"]
 
 _MOST_DIMENSIONS = 64
-_SHARD_FIELDS = Shard._fields
-_COLUMN_FIELDS = (
-    "name", "dtype", "variants", "shape", "dimensions", "values", "offsets", "shapes", "codes",
-    "packing", "most_values", "most_pixels",
-)  # fmt: skip
 
 
 def shards_in(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
@@ -56,26 +50,19 @@ def shards_in(found: Any, rows: int, samples: int) -> tuple[Shard, ...]:
     entries = list_in(found, "shards")
     if not 0 < len(entries) <= MOST_SHARDS:
         raise Malformed(f"there are {len(entries)} shards, and not 1 to {MOST_SHARDS}")
-    shards = []
+    shards: list[Shard] = []
     for number, each in enumerate(entries):
         where = f"shard {number}"
-        fields = fields_in(each, where, _SHARD_FIELDS)
-        name = text_in(fields["name"], f"{where}: name")
-        if not is_shard_name(name):
-            raise Malformed(f"{where} is named {shown(name)}, which is no file beside this one")
-        own = number_in(fields["rows"], f"{where}: rows")
-        identity = text_in(fields["identity"], f"{where}: identity")
-        if len(identity) != 2 * DIGEST or set(identity) - set("0123456789abcdef"):
-            raise Malformed(f"{where}: identity is {shown(identity)}, and no digest")
-        shards.append(
-            Shard(
-                name,
-                own,
-                number_in(fields["samples"], f"{where}: samples", least=own),
-                number_in(fields["file_bytes"], f"{where}: file_bytes", least=HEADER),
-                identity,
+        shard = typed(each, Shard, where)
+        if not is_shard_name(shard.name):
+            raise Malformed(
+                f"{where} is named {shown(shard.name)}, which is no file beside this one"
             )
-        )
+        if len(shard.identity) != 2 * DIGEST or set(shard.identity) - set("0123456789abcdef"):
+            raise Malformed(f"{where}: identity is {shown(shard.identity)}, and no digest")
+        number_in(shard.samples, f"{where}: samples", least=shard.rows)
+        number_in(shard.file_bytes, f"{where}: file_bytes", least=HEADER)
+        shards.append(shard)
     if len({shard.name for shard in shards}) != len(shards):
         raise Malformed("two shards have the same name")
     for what, whole, sizes in (
@@ -104,97 +91,72 @@ def columns_in(structure: Any, found: list[Any], rows: int) -> tuple[ColumnEntry
 
 def _column(found: Any, name: str, rows: int) -> ColumnEntry:
     where = f"column {shown(name)}"
-    fields = fields_in(found, where, _COLUMN_FIELDS)
-    if fields["name"] != name:
-        raise Malformed(f"{where} is named {shown(fields['name'])}")
-    dtype = text_in(fields["dtype"], f"{where}: dtype")
-    if dtype not in DTYPES:
-        raise Malformed(f"{where} has dtype {shown(dtype)}")
-    dimensions = number_in(fields["dimensions"], f"{where}: dimensions", most=_MOST_DIMENSIONS)
-    shape = None if fields["shape"] is None else _shape(fields["shape"], f"{where}: shape")
-    variants = _variants(fields["variants"], where, dtype, shape)
-    if dimensions != max((of for _, of in variants), default=0):
-        raise Malformed(f"{where} has {dimensions} dimensions, and its variants do not")
-    several = len(variants) > 1
-    codes = _optional(fields["codes"], f"{where}: codes", rows if several else None)
-    most_pixels = None
-    if fields["most_pixels"] is not None:
-        if not any(is_encoded(kind) for kind, _ in variants):
+    entry: ColumnEntry = typed(found, ColumnEntry, where)
+    if entry.name != name:
+        raise Malformed(f"{where} is named {shown(entry.name)}")
+    if entry.dtype not in DTYPES:
+        raise Malformed(f"{where} has dtype {shown(entry.dtype)}")
+    shape = entry.shape
+    if shape is not None and len(shape) > MOST_FIXED:
+        raise Malformed(f"{where} has {len(shape)} dimensions, of at most {MOST_FIXED}")
+    _check_variants(entry, where)
+    if entry.most_pixels is not None:
+        if not any(is_encoded(kind) for kind, _ in entry.variants):
             raise Malformed(f"{where}: most_pixels is there, and no encoded image")
-        most_pixels = number_in(fields["most_pixels"], f"{where}: most_pixels", least=1)
+        number_in(entry.most_pixels, f"{where}: most_pixels", least=1)
     if shape is not None:
-        if fields["most_values"] is not None:
+        if entry.most_values is not None:
             raise Malformed(f"{where}: most_values is there, and all rows have one shape")
         # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
         if max(rows, 1) * math.prod(filter(None, shape)) > LARGEST:
             raise Malformed(f"{where} has too many values")
-        count = rows * math.prod(shape)
-        values, packing = _values(fields, where, dtype, count, math.prod(shape))
-        _optional(fields["offsets"], f"{where}: offsets", None)
-        _optional(fields["shapes"], f"{where}: shapes", None)
-        return ColumnEntry(
-            name, dtype, variants, shape, dimensions, values, None, None, codes, packing, None,
-            most_pixels,
-        )  # fmt: skip
-    values, packing = _values(fields, where, dtype, None, None)
-    offsets = extent_in(fields["offsets"], f"{where}: offsets", rows + 1)
-    needed = rows * dimensions if dimensions > 1 else None
-    shapes = _optional(fields["shapes"], f"{where}: shapes", needed)
-    most_values = None
-    if fields["most_values"] is not None:
-        most = LARGEST if packing is None else LARGEST_ROW // np.dtype(dtype).itemsize
-        most_values = number_in(fields["most_values"], f"{where}: most_values", most=most)
-    return ColumnEntry(
-        name, dtype, variants, None, dimensions, values, offsets, shapes, codes, packing,
-        most_values, most_pixels,
-    )  # fmt: skip
-
-
-def _values(
-    fields: Mapping[str, Any], where: str, dtype: str, count: int | None, row: int | None
-) -> tuple[Extent, Packing | None]:
-    """The values, so many if that is known, and how they are compressed.
-
-    Args:
-        row: values of a row of a fixed column.
-    """
-    if fields["packing"] is None:
-        return extent_in(fields["values"], f"{where}: values", count), None
-    packing = fields_in(fields["packing"], f"{where}: packing", ("codec", "piece", "pieces"))
-    offset, size = (
-        number_in(each, f"{where}: values")
-        for each in list_in(fields["values"], f"{where}: values", 2)
+    like = ColumnEntry.of_rows(
+        name, entry.dtype, entry.variants, shape, rows, size=entry.values.size
     )
-    if offset or not size or count not in (None, size):
+    if entry.dimensions != like.dimensions:
+        raise Malformed(f"{where} has {entry.dimensions} dimensions, and its variants do not")
+    if entry.packing is not None:
+        _check_packing(entry, entry.packing, where)
+    for part in ("values", "offsets", "shapes", "codes"):
+        own, wanted = getattr(entry, part), getattr(like, part)
+        if part == "values" and entry.packing is not None:
+            own = own._replace(offset=wanted.offset)
+        check_extent(own, f"{where}: {part}", None if wanted is None else wanted.size)
+    return entry
+
+
+def _check_packing(entry: ColumnEntry, packing: Packing, where: str) -> None:
+    """How the values are compressed."""
+    offset, size = entry.values
+    if offset or not size:
         raise Malformed(f"{where} is compressed, and its values are {shown([offset, size])}")
-    codec = text_in(packing["codec"], f"{where}: packing.codec")
-    if codec not in CODECS:
-        raise Malformed(f"{where} is compressed with {shown(codec)}, of {', '.join(CODECS)}")
-    width = np.dtype(dtype).itemsize
-    piece = number_in(packing["piece"], f"{where}: packing.piece", least=1, most=size)
+    if packing.codec not in CODECS:
+        raise Malformed(
+            f"{where} is compressed with {shown(packing.codec)}, of {', '.join(CODECS)}"
+        )
+    width = np.dtype(entry.dtype).itemsize
+    piece = number_in(packing.piece, f"{where}: packing.piece", least=1, most=size)
+    row = None if entry.shape is None else math.prod(entry.shape)
     most = LARGEST_PIECE if row is None else max(LARGEST_PIECE, row * width)
     if piece * width > min(most, LARGEST_ROW) or (row is not None and piece % row):
         raise Malformed(f"{where} cannot be compressed in pieces of {piece} values")
-    pieces = extent_in(packing["pieces"], f"{where}: packing.pieces", 2 * -(-size // piece))
-    return Extent(0, size), Packing(codec, piece, pieces)
+    check_extent(packing.pieces, f"{where}: packing.pieces", 2 * -(-size // piece))
+    if entry.most_values is not None:
+        number_in(entry.most_values, f"{where}: most_values", most=LARGEST_ROW // width)
 
 
-def _variants(
-    found: Any, where: str, dtype: str, shape: tuple[int, ...] | None
-) -> tuple[Variant, ...]:
-    variants = []
-    for each in list_in(found, f"{where}: variants"):
-        pair = list_in(each, f"{where}: a variant", 2)
-        kind = text_in(pair[0], f"{where}: a variant's kind")
-        of = number_in(pair[1], f"{where}: a variant's dimensions", most=_MOST_DIMENSIONS)
-        if not fits(kind, dtype, of, shape):
-            raise Malformed(f"{where} cannot hold {shown(kind)} with {of} dimensions in {dtype}")
-        if kind != "none" and shape is not None and of != len(shape):
-            raise Malformed(f"{where} has rows of {len(shape)} dimensions, and one kind {of}")
-        variants.append((kind, of))
-    if not 0 < len(variants) <= MOST_VARIANTS or len(set(variants)) != len(variants):
+def _check_variants(entry: ColumnEntry, where: str) -> None:
+    for kind, of in entry.variants:
+        number_in(of, f"{where}: a variant's dimensions", most=_MOST_DIMENSIONS)
+        if not fits(kind, entry.dtype, of, entry.shape):
+            raise Malformed(
+                f"{where} cannot hold {shown(kind)} with {of} dimensions in {entry.dtype}"
+            )
+        if kind != "none" and entry.shape is not None and of != len(entry.shape):
+            raise Malformed(f"{where} has rows of {len(entry.shape)} dimensions, and one kind {of}")
+    count = len(entry.variants)
+    if not 0 < count <= MOST_VARIANTS or len(set(entry.variants)) != count:
         raise Malformed(f"{where} has no, too many or twice the same variants")
-    return tuple(variants)
 
 
 def failed_in(found: Any, most: int) -> tuple[Extent, Extent] | None:
@@ -232,28 +194,20 @@ def check_places(places: Iterable[tuple[str, str, Extent]], begin: int, end: int
             raise Malformed(f"{name} and {other} overlap")
 
 
-def _shape(found: Any, where: str) -> tuple[int, ...]:
-    shape = tuple(number_in(each, where) for each in list_in(found, where))
-    if len(shape) > MOST_FIXED:
-        raise Malformed(f"{where} has {len(shape)} dimensions, of at most {MOST_FIXED}")
-    return shape
-
-
 def extent_in(found: Any, where: str, count: int | None = None) -> Extent:
     """The place of some values; of ``count`` of them, unless that is None."""
-    pair = list_in(found, where, 2)
-    offset, values = (number_in(each, where) for each in pair)
-    if count is not None and values != count:
-        raise Malformed(f"{where} has {values} values, and should have {count}")
-    if values == 0 and offset != 0:
+    extent: Extent = typed(found, Extent, where)
+    check_extent(extent, where, extent.size if count is None else count)
+    return extent
+
+
+def check_extent(extent: Extent | None, where: str, count: int | None) -> None:
+    """Nothing if ``extent`` is of so many values; with None there must be none."""
+    if extent is None and count is not None:
+        raise Malformed(f"{where} is no list of 2")
+    if extent is not None and count is None:
+        raise Malformed(f"{where} should not be there")
+    if extent is not None and extent.size != count:
+        raise Malformed(f"{where} has {extent.size} values, and should have {count}")
+    if extent is not None and extent.size == 0 and extent.offset != 0:
         raise Malformed(f"{where} has no values, and a place")
-    return Extent(offset, values)
-
-
-def _optional(found: Any, where: str, count: int | None) -> Extent | None:
-    """The extent of so many values; with None there must be none."""
-    if count is None:
-        if found is not None:
-            raise Malformed(f"{where} should not be there")
-        return None
-    return extent_in(found, where, count)

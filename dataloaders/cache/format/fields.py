@@ -1,13 +1,16 @@
 """JSON that anybody may have written, field by field: of the right type and range, or Malformed.
 
-bytes ──loads──> values, not too deep ──fields_in, number_in, ...──> what may be relied on
+bytes ──loads──> values, not too deep ──typed: as a class is annotated──> what may be relied on
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dataloaders.cache.printable import shown
 
@@ -20,6 +23,7 @@ __all__ = [
     "number_in",
     "text_in",
     "texts_in",
+    "typed",
 ]
 
 LARGEST = 1 << 48
@@ -114,3 +118,43 @@ def text_in(found: Any, where: str) -> str:
 def texts_in(found: Any, where: str) -> tuple[str, ...]:
     """A list of texts."""
     return tuple(text_in(each, where) for each in list_in(found, where))
+
+
+def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
+    """``found`` as a value of type ``kind``: None, int, str, tuples of these, or a dataclass.
+
+    A tuple is a list in JSON, and a dataclass an object with the names of its fields as keys.
+
+    Args:
+        found: what the JSON says.
+        kind: the type, as annotations have it.
+        where: what it is called in messages.
+        between: that and the name of a field.
+    """
+    if kind is int:
+        return number_in(found, where)
+    if kind is str:
+        return text_in(found, where)
+    origin, of = _parts(kind)
+    if origin in (Union, types.UnionType):
+        return None if found is None else typed(found, of[0], where, between)
+    if origin is tuple:
+        some = list_in(found, where, None if of[1:] == (...,) else len(of))
+        kinds = [of[0]] * len(some) if of[1:] == (...,) else of
+        return tuple(typed(each, one, where) for each, one in zip(some, kinds, strict=True))
+    hints = _hints(kind)
+    if not dataclasses.is_dataclass(kind):  # a NamedTuple
+        some = list_in(found, where, len(hints))
+        pairs = zip(some, hints.values(), strict=True)
+        return kind(*(typed(each, one, where) for each, one in pairs))
+    fields = fields_in(found, where, tuple(hints))
+    made: Any = kind
+    return made(**{n: typed(fields[n], of, f"{where}{between}{n}", ".") for n, of in hints.items()})
+
+
+_hints = functools.cache(get_type_hints)
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)

@@ -145,26 +145,7 @@ class Index:
             "samples": self.samples,
             "structure": self.structure,
             "columns": [
-                {
-                    "name": column.name,
-                    "dtype": column.dtype,
-                    "variants": column.variants,
-                    "shape": column.shape,
-                    "dimensions": column.dimensions,
-                    "values": column.values,
-                    "offsets": column.offsets,
-                    "shapes": column.shapes,
-                    "codes": column.codes,
-                    "most_values": column.most_values,
-                    "most_pixels": column.most_pixels,
-                    "packing": None
-                    if column.packing is None
-                    else {
-                        "codec": column.packing.codec,
-                        "piece": column.packing.piece,
-                        "pieces": column.packing.pieces,
-                    },
-                }
+                {**vars(column), "packing": column.packing and vars(column.packing)}
                 for column in self.columns
             ],
             "checksums": {
@@ -181,7 +162,7 @@ class Index:
             "tail": self.tail,
         }
         if self.shards:
-            fields["shards"] = [shard._asdict() for shard in self.shards]
+            fields["shards"] = [vars(shard) for shard in self.shards]
         try:
             text = json.dumps(fields, sort_keys=True, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:

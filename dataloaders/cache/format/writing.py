@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,7 +25,6 @@ from dataloaders.cache.format.block import DIGEST, VERSION, block_for
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.codecs import codec_of
 from dataloaders.cache.format.compress import Compressed, chunk_of, piece_of
-from dataloaders.cache.format.disk import write_all
 from dataloaders.cache.format.entries import ColumnEntry, Extent, Packing, Shard
 from dataloaders.cache.format.hdf5 import Chunked, Dataset, Source, write_hdf5
 from dataloaders.cache.format.index import Index
@@ -39,7 +37,9 @@ Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
 
 _WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
-_WRITE_BYTES, _WRITE_PIECES = 1 << 20, 1024
+# For more the system takes larger pages, which in a virtual machine may be new to the host: up to
+# four times as slow. Less is slower, too.
+_WRITE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def write_cache(
             attributes=places.get("/attributes"),
         )
         index = _checksummed(descriptor, index)
-        write_all(descriptor, 0, index.encode())
+        _write(descriptor, 0, [index.encode()])
         os.fsync(descriptor)
         return Index.parse(descriptor, str(path))
     finally:
@@ -213,6 +213,8 @@ def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:
 
 
 def _bytes(block: Any) -> memoryview:
+    if isinstance(block, bytes):
+        return memoryview(block)
     return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
 
 
@@ -241,21 +243,23 @@ def _said(index: Index, columns: Sequence[ColumnEntry]) -> dict[str, dict[str, s
 
 
 def _write(
-    descriptor: int, offset: int, blocks: Iterable[Any], progress: Callable[[int], None] | None
+    descriptor: int,
+    offset: int,
+    blocks: Iterable[Any],
+    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
-    waiting: list[memoryview] = []
-    size = 0
-    for block in chain(blocks, [None]):
-        if block is not None:
-            waiting.append(_bytes(block))
-            size += len(waiting[-1])
-        if block is None or size >= _WRITE_BYTES or len(waiting) >= _WRITE_PIECES:
-            write_all(descriptor, offset, *waiting)
-            offset += size
-            if progress is not None:
-                progress(size)
-            waiting, size = [], 0
+    done = 0
+    with open(descriptor, "r+b", _WRITE_BYTES, closefd=False) as file:
+        file.seek(offset)
+        for block in map(_bytes, blocks):
+            for first in range(0, len(block), _WRITE_BYTES):
+                done += file.write(block[first : first + _WRITE_BYTES])
+                if progress is not None and done >= _WRITE_BYTES:
+                    progress(done)
+                    done = 0
+    if progress is not None:
+        progress(done)
 
 
 def _checksummed(descriptor: int, index: Index) -> Index:
@@ -279,7 +283,7 @@ def _checksummed(descriptor: int, index: Index) -> Index:
     if (table < 0).any():
         raise OSError("the file cannot be read while it is written")
     data = table.astype("<u4").tobytes()
-    write_all(descriptor, place, data)
+    _write(descriptor, place, [data])
     return replace(
         index,
         file_bytes=file_bytes,

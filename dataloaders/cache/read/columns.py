@@ -162,23 +162,6 @@ class ColumnReader:
                 raise self._located(row, error) from error
         return leaves
 
-    def fill(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-        """Put these rows of a fixed column into ``out``, one after the other, as they are.
-
-        Args:
-            rows: their numbers.
-            out: (rows, *shape), of a type as wide as the column's.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
-        for position in np.argsort(rows, kind="stable").tolist():  # as in `leaves`
-            row = int(rows[position])
-            try:
-                out[position, ...] = self._row(row).view(out.dtype)
-            except CacheError as error:
-                raise self._located(row, error) from error
-
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
         """What the file has of rows ``first`` to ``last - 1``, as arrays that lie over it.
 

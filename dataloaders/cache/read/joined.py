@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from dataloaders.machine.page_cache import expect_exactly
 __all__ = ["JoinedColumn", "Shards", "groups"]
 
 Numbers = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 class Shards:
@@ -181,48 +182,27 @@ class JoinedColumn:
         return taken if packed else None
 
     def leaf(self, row: int) -> Any:
-        """The leaf of this row, in memory of its own.
-
-        Raises:
-            CacheError: what the file says of it cannot be.
-        """
-        shard, own = self.shards.at(row)
-        try:
-            return self.of(shard).leaf(own)
-        except CacheError as error:
-            raise self._located(shard, error) from error
+        """As `ColumnReader.leaf`."""
+        return self._at(row, ColumnReader.leaf)
 
     def file(self, row: int) -> bytes | None:
-        """The encoded image of this row as the bytes of a file; None: it is kept otherwise.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
-        shard, own = self.shards.at(row)
-        try:
-            return self.of(shard).file(own)
-        except CacheError as error:
-            raise self._located(shard, error) from error
+        """As `ColumnReader.file`."""
+        return self._at(row, ColumnReader.file)
 
     def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
-        """The kind of this row, and its values in their shape as a view of its file, if any.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
-        shard, own = self.shards.at(row)
-        try:
-            return self.of(shard).cell(own)
-        except CacheError as error:
-            raise self._located(shard, error) from error
+        """As `ColumnReader.cell`."""
+        return self._at(row, ColumnReader.cell)
 
     def view(self, row: int) -> npt.NDArray[Any] | None:
-        """The values of this row, in their shape, as a view of its file; None: it has none.
+        """As `ColumnReader.view`."""
+        return self._at(row, ColumnReader.view)
 
-        Raises:
-            CacheError: as `leaf`.
-        """
-        return self.cell(row)[1]
+    def _at(self, row: int, what: Callable[[ColumnReader, int], _T]) -> _T:
+        shard, own = self.shards.at(row)
+        try:
+            return what(self.of(shard), own)
+        except CacheError as error:
+            raise self._located(shard, error) from error
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
         """As `ColumnReader.stretches`; nothing of a shard that cannot be opened."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataloaders.cache.sample.decode import decoded, decoded_file, is_encoded
+from dataloaders.cache.sample.decode import decoded, is_encoded
 from dataloaders.cache.sample.file import EncodedFile
 from dataloaders.cache.sample.palette import PALETTE, contents, files
 from dataloaders.cache.sample.planes import PLANES, has_planes, planes_of
@@ -370,7 +370,6 @@ _LEAVES: dict[str, Any] = {
     "tv_tensor": _tv_tensor,
     "image": _image,
 }
-_DECODED: dict[str, Any] = {"encoded": decoded, "file": decoded_file}
 
 
 def leaf_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
@@ -387,8 +386,8 @@ def leaf_of(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None)
     """
     family, _, detail = kind.partition(":")
     try:
-        if family in _DECODED:
-            return _DECODED[family](detail, values, most_pixels)
+        if family in ("encoded", "file"):
+            return decoded(kind, values, most_pixels)
         return _LEAVES[family](detail, values)
     except ImportError as error:
         package = "torchvision" if family == "tv_tensor" else "Pillow"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dataloaders.cache.sample.file import FORMATS, opened, refuse_larger
 from dataloaders.cache.sample.palette import restored
 
-__all__ = ["KEPT", "Undecoded", "decoded", "decoded_file", "is_encoded", "undecoded"]
+__all__ = ["KEPT", "Undecoded", "decoded", "is_encoded", "undecoded"]
 
 KEPT: dict[str, dict[str, tuple[str, ...]]] = {
     "JPEG": {"L": ("L",), "RGB": ("RGB",), "CMYK": ("CMYK",)},
@@ -107,12 +107,13 @@ def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = Non
         KeyError, ValueError: it is none, or has more pixels.
         ImportError: Pillow is not installed.
     """
-    family, _, detail = kind.partition(":")
-    if family == "file":
+    if kind == "file:RGB":
         image = opened(_bytes(values), FORMATS)
         refuse_larger(image, most_pixels)
-        return Undecoded(image, detail)
-    name, _, mode = detail.partition(":")
+        return Undecoded(image, "RGB")
+    family, name, mode = kind.split(":")
+    if family != "encoded":
+        raise KeyError(family)
     modes = KEPT[name][mode]
     image = opened(_bytes(values), (name,))
     if image.format != name or image.mode not in modes:
@@ -121,29 +122,12 @@ def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = Non
     return Undecoded(image, mode)
 
 
-def decoded(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
-    """The image of a cell of kind ``encoded:<detail>``, of ``most_pixels`` unless that is None.
-
-    Raises:
-        KeyError, ValueError: it is none.
-        ImportError: Pillow is not installed.
-    """
-    made = undecoded(f"encoded:{detail}", values, most_pixels).converted()
-    if made.mode != "P":  # as other images of a cache: pixels only, and no class of a file's format
-        made.info = {}
+def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The image of a cell of this kind; arguments and errors as of `undecoded`."""
+    made = undecoded(kind, values, most_pixels).converted()
+    if made.mode != "P" and kind != "file:RGB":
+        made.info = {}  # as other images of a cache: pixels only
     return made
-
-
-def decoded_file(detail: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
-    """The image of a cell of kind ``file:<detail>``, of ``most_pixels`` unless that is None.
-
-    Raises:
-        KeyError, ValueError: it is none.
-        ImportError: Pillow is not installed.
-    """
-    if detail != "RGB":
-        raise KeyError(detail)
-    return undecoded("file:RGB", values, most_pixels).converted()
 
 
 def _bytes(values: npt.NDArray[Any]) -> bytes:

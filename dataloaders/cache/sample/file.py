@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FORMATS", "SUFFIXES", "EncodedFile", "opened", "refuse_larger"]
+__all__ = ["FORMATS", "EncodedFile", "opened", "refuse_larger"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
-
-SUFFIXES = {
-    "BMP": "bmp",
-    "GIF": "gif",
-    "JPEG": "jpg",
-    "MPO": "jpg",  # a JPEG file with several images, of which the first one counts
-    "PNG": "png",
-    "PPM": "ppm",
-    "TIFF": "tiff",
-    "WEBP": "webp",
-}
-"""How the names of such files end."""
 
 
 @dataclass(frozen=True)
