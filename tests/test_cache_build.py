@@ -408,7 +408,7 @@ def test_an_estimate_says_what_it_will_take(path):
 DISK = """
 import os, sys
 from pathlib import Path
-import torch
+import numpy as np
 from dataloaders.cache import precompute
 
 class Large:
@@ -421,7 +421,7 @@ class Large:
         if self.what == "fails" and index == 1 or self.what == "stops" and index == 110:
             raise ValueError("broken")
         more = self.what == "is larger" and index == 100
-        return torch.full((50_000 + more,), index % 100, dtype=torch.uint8)
+        return np.full(50_000 + more, index % 100, np.uint8)
 
 peak = 0
 
