@@ -186,13 +186,15 @@ class Pair(Images):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_columns_of_all_kinds(num_workers):
-    options = {"sampler": [4, 4, 0, 11, -1], "seed": 4, "num_workers": num_workers}
+    options = {"sampler": [4, 4, 0, 11, 7], "seed": 4, "num_workers": num_workers}
     ours = DataLoader(Pair(), 4, backend=H5(), **options)
     batches = assert_batches_are_stocks(ours, Pair(), 4, **options)
     assert batches[0]["twin"].dtype is torch.uint8
     assert batches[0]["image"].dtype is torch.float32
     batches[0]["rest"][0]["tensor"].fill_(9)
     assert_batches_are_stocks(ours, Pair(), 4, **options)
+    (batch,) = DataLoader(Pair(), 2, sampler=[-1, 0], backend=H5())
+    assert batch["label"].tolist() == [COUNT - 1, 0]
     with pytest.raises(IndexError):
         list(DataLoader(Pair(), 2, sampler=[0, COUNT], backend=H5()))
 
