@@ -369,8 +369,7 @@ def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):
 def test_failed_samples_have_the_numbers_of_the_dataset(tmp_path):
     path = tmp_path / "a.h5"
     for rank in range(3):
-        failed = {"failed": [(rank, f"no {rank}")], "samples": 4}
-        build_part(path, 4 * rank, mixed(3), 12, **failed)
+        build_part(path, 4 * rank, mixed(3), 12, failed=[(rank, f"no {rank}")])
     told = [(0, "no 0"), (5, "no 1"), (10, "no 2")]
     assert [CachedDataset(shard).failed for shard in shards(tmp_path)] == [[one] for one in told]
     assert verify(shards(tmp_path)[1]) == []
