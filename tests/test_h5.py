@@ -170,6 +170,7 @@ class Pair(Images):
         self.other = cropped().transform
 
     def __getitem__(self, index):
+        sample = super().__getitem__(index)
         return {
             "twin": self.other(smooth(index)),
             "rest": [{
@@ -180,7 +181,7 @@ class Pair(Images):
                 "array": np.full((4,), index / 2, np.float32), "scalar": np.float32(index),
                 "number": torch.tensor(index), "nested": (index, (index + 1,)),
             }],
-            **super().__getitem__(index),
+            **sample,
         }  # fmt: skip
 
 
@@ -192,6 +193,7 @@ def test_columns_of_all_kinds(num_workers):
     assert batches[0]["twin"].dtype is torch.uint8
     assert batches[0]["image"].dtype is torch.float32
     batches[0]["rest"][0]["tensor"].fill_(9)
+    ours = DataLoader(Pair(), 4, backend=H5(), **options)
     assert_batches_are_stocks(ours, Pair(), 4, **options)
     (batch,) = DataLoader(Pair(), 2, sampler=[-1, 0], backend=H5())
     assert batch["label"].tolist() == [COUNT - 1, 0]
