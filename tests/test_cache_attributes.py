@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from dataloaders.cache import CachedDataset, join, precompute
 from dataloaders.cache.format.attributes import attributes_in, attributes_of, encoded
-from dataloaders.cache.read.verification import verify
+from dataloaders.cache import verify
 from dataloaders.cli import cache_info
 from dataloaders.errors import CacheError
 from helpers.older import say_less

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dataloaders.cache import precompute, verify
-from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache import CachedDataset
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]  # gigabytes, whatever the disk
 

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.format.block import HEADER, seal
+from dataloaders.cache.format.block import HEADER, SMALLEST_BLOCK, seal
+from dataloaders.cache.format.checksums import BLOCK
 from dataloaders.errors import CacheError
+
+__all__ = ["BLOCK", "HEADER", "SMALLEST_BLOCK", "seal"]
 
 NUMBERS = (
     -1, 0, 1, 2, 3, 7, 8, 10, 11, 12, 16, 63, 64, 65, 255, 256, 4095, 4096, 4104, 2**31, 2**32,
