@@ -1,10 +1,9 @@
-"""Encoded images of every kind, made here, and a DALI pipeline that does nothing but decode."""
+"""Encoded images of every kind, made here."""
 
 from __future__ import annotations
 
 import io
 import struct
-import warnings
 import zlib
 from typing import Any
 
@@ -28,13 +27,6 @@ def exif(orientation: int = 6, thumbnail: bytes = b"") -> bytes:
     tags = Image.Exif()
     tags[0x0112] = orientation
     return tags.tobytes() + thumbnail
-
-
-def opened(data: bytes) -> Pixels:
-    """What torchvision's loader makes of it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's on transparency that is lost
-        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 # JPEG
@@ -219,41 +211,3 @@ def odd_files() -> dict[str, bytes]:
         "jpeg 2000": saved(colour, "JPEG2000"),
         "ico": saved(noise(32, 32), "ICO", sizes=[(32, 32)]),
     }
-
-
-class Decoder:
-    """A DALI pipeline that decodes one file after the other, on the CPU."""
-
-    def __init__(self) -> None:
-        self._pipeline: Any = None
-
-    def __call__(self, data: Any) -> Pixels:
-        """uint8 [height, width, 3].
-
-        Raises:
-            RuntimeError: DALI cannot decode it.
-        """
-        if self._pipeline is None:
-            self._pipeline = _pipeline()
-        try:
-            self._pipeline.feed_input("files", [np.frombuffer(data, np.uint8)])
-            (found,) = self._pipeline.run()
-        except RuntimeError:
-            self._pipeline = None  # none that failed can be used again
-            raise
-        return np.array(found.at(0))
-
-
-def _pipeline() -> Any:
-    from nvidia.dali import fn, pipeline_def, types
-
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
-    def decoding() -> Any:
-        files = fn.external_source(name="files")
-        return fn.decoders.image(
-            files, device="cpu", output_type=types.RGB, adjust_orientation=False
-        )
-
-    pipeline = decoding()
-    pipeline.build()
-    return pipeline
