@@ -16,6 +16,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from backends.h5 import H5
+from backends.h5.batches import batches_of
 from backends.prefetch import Prefetch
 from dataloaders import DataLoader
 from dataloaders.cache import precompute
@@ -142,6 +143,20 @@ def test_any_chain_of_any_images(caches, number):
     options = {"sampler": draw.choices(range(COUNT), k=9), "seed": number}
     ours = DataLoader(dataset, 4, backend=H5(caches(dataset, images), images=images), **options)
     assert_batches_are_stocks(ours, dataset, 4, **options)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.thinned(2)
+def test_crops_and_flips_are_proved_and_not_made_sample_by_sample(caches, number):
+    """What a few rows do not prove is right, too, but slow: nobody else would see it."""
+    draw = random.Random(number)
+    lib, sizes = draw.choice([v1, v2]), (ONE, THREE)[number % 2]
+    names = [draw.choices(["crop", "mirror", "turn"], k=draw.randint(2, 6)) for _ in range(8)]
+    steps = [[WINDOWS[step](lib) for step in each] for each in names]
+    chains = [lib.Compose([*each, lib.CenterCrop(5), lib.PILToTensor()]) for each in steps]
+    dataset = Chains(chains, sizes=sizes)
+    made = batches_of(H5(caches(dataset, "raw")).cached(DataLoader(dataset)))
+    assert not isinstance(made, str), made
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

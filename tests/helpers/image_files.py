@@ -8,12 +8,9 @@ import zlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from .pictures import noise
-
-Pixels = npt.NDArray[np.uint8]
 
 
 def saved(image: Image.Image, format: str, **options: Any) -> bytes:
