@@ -64,7 +64,12 @@ def own_folder(tmp_path, monkeypatch):
 def caches(tmp_path_factory):
     """Where the cache of some images is: one that a test has built is opened by those after it."""
     folder = tmp_path_factory.mktemp("caches")
-    return lambda dataset, images: folder / f"{hash((dataset.mode, dataset.sizes, images))}.h5"
+
+    def path_of(dataset, images):
+        what = (type(dataset).__name__, dataset.mode, dataset.sizes, images)
+        return folder / f"{hash(what)}.h5"
+
+    return path_of
 
 
 def epoch(loader, seed=6):
