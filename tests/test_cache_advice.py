@@ -1,11 +1,7 @@
 """What is said before a build whose rows are images as large as they are decoded."""
 
-from __future__ import annotations
-
 import re
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils.data import ConcatDataset, Subset
@@ -14,7 +10,7 @@ from torchvision.transforms import v2
 
 from backends.h5 import H5
 from dataloaders import DataLoader
-from dataloaders.cache import Estimate, estimate, precompute
+from dataloaders.cache import estimate, precompute
 from dataloaders.cli import main
 from dataloaders.errors import CacheWarning
 from helpers.photos import picture
@@ -24,26 +20,26 @@ FIRST = v2.RandomResizedCrop(32)
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     return _photos(tmp_path_factory.mktemp("large"), *LARGE)
 
 
-def _photos(root: Path, height: int, width: int) -> Path:
+def _photos(root, height, width):
     for number in range(4):
         (root / f"class{number % 2}").mkdir(exist_ok=True)
         picture(number, height, width).save(root / f"class{number % 2}" / f"{number}.jpg")
     return root
 
 
-def folder(root: Path, *members: Any) -> ImageFolder:
+def folder(root, *members):
     return ImageFolder(str(root), v2.Compose([*members, v2.ToImage()]))
 
 
-def said(dataset: Any, path: Path, **options: Any) -> str:
+def said(dataset, path, **options):
     return estimate(dataset, path / "a.h5", num_workers=0, **options).advice
 
 
-def test_a_random_member_that_comes_first(photos: Path, tmp_path: Path) -> None:
+def test_a_random_member_that_comes_first(photos, tmp_path):
     assert said(folder(photos, FIRST), tmp_path) == (
         "RandomResizedCrop at dataset.transform.transforms[0] is random, and nothing before it "
         "makes images smaller: it and all after it stay live, and images are stored as large as "
@@ -65,9 +61,7 @@ def test_a_random_member_that_comes_first(photos: Path, tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_which_member_it_is(
-    photos: Path, tmp_path: Path, members: list[Any], where: str | None
-) -> None:
+def test_which_member_it_is(photos, tmp_path, members, where):
     advice = said(folder(photos, *members), tmp_path)
     if where is None:
         assert advice == ""
@@ -75,7 +69,7 @@ def test_which_member_it_is(
         assert re.search(where, advice), advice
 
 
-def test_what_is_done_about_it_already(photos: Path, tmp_path: Path) -> None:
+def test_what_is_done_about_it_already(photos, tmp_path):
     dataset = folder(photos, FIRST)
     assert said(dataset, tmp_path, images="packed") == ""
     assert said(dataset, tmp_path, images="jpeg") == ""
@@ -83,7 +77,7 @@ def test_what_is_done_about_it_already(photos: Path, tmp_path: Path) -> None:
     assert "351.6 KiB" in said(ConcatDataset([Subset(dataset, [0]), dataset]), tmp_path)
 
 
-def test_small_images_are_no_matter(tmp_path: Path) -> None:
+def test_small_images_are_no_matter(tmp_path):
     root = tmp_path / "small"
     root.mkdir()
     assert said(folder(_photos(root, 60, 60), FIRST), tmp_path) == ""
@@ -92,37 +86,35 @@ def test_small_images_are_no_matter(tmp_path: Path) -> None:
 class Own:
     """Images that are no files."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.transform = v2.Compose([FIRST, v2.ToImage()])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(picture(index, *LARGE))
 
 
-def test_what_has_no_files_cannot_be_packed(tmp_path: Path) -> None:
+def test_what_has_no_files_cannot_be_packed(tmp_path):
     advice = said(Own(), tmp_path)
     assert advice.endswith('Smaller are images="jpeg", or a Resize in front of it')
 
 
-def test_precompute_warns_or_hands_it_on(photos: Path, tmp_path: Path) -> None:
+def test_precompute_warns_or_hands_it_on(photos, tmp_path):
     dataset = folder(photos, FIRST)
     with pytest.warns(CacheWarning, match=r"RandomResizedCrop .* 351\.6 KiB a row"):
         precompute(dataset, tmp_path / "a.h5", num_workers=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         precompute(dataset, tmp_path / "a.h5", num_workers=0)  # it is there, and only opened
-        told: list[Estimate] = []
+        told = []
         precompute(dataset, tmp_path / "b.h5", num_workers=0, announce=told.append)
     assert "RandomResizedCrop" in told[0].advice
     assert "RandomResizedCrop" not in str(told[0])
 
 
-def test_the_command_line_says_it(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_the_command_line_says_it(tmp_path, photos, capsys, monkeypatch):
     (tmp_path / "advice_data.py").write_text(
         "from torchvision.datasets import ImageFolder\nfrom torchvision.transforms import v2\n"
         f"data = ImageFolder({str(photos)!r}, v2.Compose([v2.RandomResizedCrop(9), v2.ToImage()]))"
@@ -136,15 +128,13 @@ def test_the_command_line_says_it(
     assert "RandomResizedCrop" not in capsys.readouterr().err
 
 
-def test_h5_prints_it_when_it_builds(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_h5_prints_it_when_it_builds(photos, tmp_path, capsys):
     loader = DataLoader(folder(photos, FIRST), batch_size=2, backend=H5(tmp_path / "a.h5"))
     next(iter(loader))
     assert "h5  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
 
 
-def test_explain_of_h5_notes_it(photos: Path, tmp_path: Path) -> None:
+def test_explain_of_h5_notes_it(photos, tmp_path):
     path = tmp_path / "a.h5"
     note = "images are stored as large as they are decoded. Smaller are"
     loader = DataLoader(folder(photos, FIRST), backend="h5")

@@ -1,14 +1,6 @@
 """`classes` and `class_to_idx` of a dataset are there in its cache, and say if they are others."""
 
-from __future__ import annotations
-
 import pickle
-import re
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -20,9 +12,8 @@ from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.datasets import MNIST, FakeData, ImageFolder
 from torchvision.transforms import v2
 
-from dataloaders.cache import CachedDataset, join, precompute
+from dataloaders.cache import CachedDataset, join, precompute, verify
 from dataloaders.cache.format.attributes import attributes_in, attributes_of, encoded
-from dataloaders.cache.read.verification import verify
 from dataloaders.cli import cache_info
 from dataloaders.errors import CacheError
 from helpers.older import say_less
@@ -32,22 +23,22 @@ from helpers.photos import write_folder
 class Numbers:
     """Plain rows, and what it is told to say of itself."""
 
-    def __init__(self, rows: int = 6, **said: Any) -> None:
+    def __init__(self, rows=6, **said):
         self.rows = rows
         self.__dict__.update(said)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.rows
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return {"number": index}
 
 
-def kept(path: Path, dataset: Any, **options: Any) -> CachedDataset:
+def kept(path, dataset, **options):
     return precompute(dataset, path, num_workers=0, **options)
 
 
-def test_of_an_image_folder(tmp_path: Path) -> None:
+def test_of_an_image_folder(tmp_path):
     write_folder(tmp_path / "photos", 6)
     (tmp_path / "photos" / "class1").rename(tmp_path / "photos" / "Über")
     dataset = ImageFolder(str(tmp_path / "photos"), v2.Compose([v2.Resize(8), v2.CenterCrop(8)]))
@@ -63,7 +54,7 @@ def test_of_an_image_folder(tmp_path: Path) -> None:
     assert verify(tmp_path / "a.h5") == []
 
 
-def test_of_no_attribute_there_is_none(tmp_path: Path) -> None:
+def test_of_no_attribute_there_is_none(tmp_path):
     cached = kept(tmp_path / "a.h5", Numbers())
     assert cached.index.attributes is None
     assert cached.attributes == {}
@@ -96,28 +87,28 @@ def test_of_no_attribute_there_is_none(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_what_is_kept_of_what_a_dataset_says(said: dict[str, Any], found: dict[str, Any]) -> None:
+def test_what_is_kept_of_what_a_dataset_says(said, found):
     assert attributes_of(Numbers(**said)) == found
     assert not found or attributes_in(encoded(found)) == found
 
 
 class Raises(Numbers):
     @property
-    def classes(self) -> Any:
+    def classes(self):
         raise RuntimeError("not yet loaded")
 
 
-def test_a_property_that_raises_is_left_out() -> None:
+def test_a_property_that_raises_is_left_out():
     assert attributes_of(Raises()) == {}
 
 
-def test_a_property_of_torchvision(tmp_path: Path) -> None:
+def test_a_property_of_torchvision(tmp_path):
     dataset = MNIST.__new__(MNIST)  # its files are not needed for what it says of its classes
     assert attributes_of(dataset)["class_to_idx"]["3 - three"] == 3
     assert attributes_of(FakeData(3)) == {}
 
 
-def test_of_several_datasets_what_all_agree_on() -> None:
+def test_of_several_datasets_what_all_agree_on():
     one = Numbers(classes=["a", "b"], class_to_idx={"a": 0, "b": 1})
     same = Numbers(classes=("a", "b"), class_to_idx={"b": 1, "a": 0})
     other = Numbers(classes=["a", "b"], class_to_idx={"a": 1, "b": 0})
@@ -127,16 +118,16 @@ def test_of_several_datasets_what_all_agree_on() -> None:
     assert attributes_of(ConcatDataset([one, other])) == {"classes": ["a", "b"]}
     assert attributes_of(ConcatDataset([one, Numbers()])) == {}
     own = Subset(one, [0])
-    own.classes = ["of the subset"]  # type: ignore[attr-defined]
+    own.classes = ["of the subset"]
     assert attributes_of(own) == {"classes": ["of the subset"]}
 
 
-def names(count: int, length: int = 9) -> list[str]:
+def names(count, length=9):
     return [f"n{number:0{length - 1}d}" for number in range(count)]
 
 
-def test_a_hundred_thousand_classes(tmp_path: Path) -> None:
-    classes = names(100_000, 30)
+def test_tens_of_thousands_of_classes(tmp_path):
+    classes = names(30_000, 30)
     numbers = {name: number for number, name in enumerate(classes)}
     cached = kept(tmp_path / "a.h5", Numbers(classes=classes, class_to_idx=numbers))
     assert (cached.classes, cached.class_to_idx) == (classes, numbers)
@@ -153,13 +144,13 @@ TEXTS = st.text(st.characters(codec=None, categories=None), max_size=5)
     st.lists(TEXTS | st.lists(TEXTS, max_size=2).map(tuple), max_size=4),
     st.dictionaries(TEXTS, st.integers(-(2**63), 2**63 - 1), max_size=4),
 )
-def test_any_names_come_back(classes: Sequence[Any], numbers: dict[str, int]) -> None:
+def test_any_names_come_back(classes, numbers):
     found = attributes_of(Numbers(classes=classes, class_to_idx=numbers))
     assert found == {"classes": classes, "class_to_idx": numbers}
     assert attributes_in(encoded(found)) == found
 
 
-def test_other_classes_than_the_file_was_built_with(tmp_path: Path) -> None:
+def test_other_classes_than_the_file_was_built_with(tmp_path):
     path = tmp_path / "a.h5"
     kept(path, Numbers(classes=["cat", "dog"], class_to_idx={"cat": 0, "dog": 1}))
     message = (
@@ -177,13 +168,13 @@ def test_other_classes_than_the_file_was_built_with(tmp_path: Path) -> None:
     assert new.classes == ["cat", "cow", "dog"]
 
 
-def test_joined_shards(tmp_path: Path) -> None:
+def test_joined_shards(tmp_path):
     dataset = Numbers(7, classes=["cat", "dog"], class_to_idx={"cat": 0, "dog": 1})
     for rank in range(3):
         kept(tmp_path / "a.h5", dataset, shard=(rank, 3), wait=False)
     join(tmp_path / "a.h5")
     cached = CachedDataset(tmp_path / "a.h5")
-    assert (cached.classes, cached.class_to_idx) == (dataset.classes, dataset.class_to_idx)  # type: ignore[attr-defined]
+    assert (cached.classes, cached.class_to_idx) == (dataset.classes, dataset.class_to_idx)
     assert verify(tmp_path / "a.h5") == []
     old = cached.shards[1]
     say_less(old)
@@ -191,7 +182,7 @@ def test_joined_shards(tmp_path: Path) -> None:
     assert CachedDataset(tmp_path / "a.h5").attributes == {}  # one of them says nothing
 
 
-def test_shards_of_other_classes_are_not_joined(tmp_path: Path) -> None:
+def test_shards_of_other_classes_are_not_joined(tmp_path):
     for rank, classes in enumerate((["cat", "dog"], ["cat", "cow"])):
         kept(tmp_path / "a.h5", Numbers(classes=classes), shard=(rank, 2), wait=False)
     message = "from different builds: classes: 2 .* differs is 1: dog then, cow now"
@@ -199,13 +190,13 @@ def test_shards_of_other_classes_are_not_joined(tmp_path: Path) -> None:
         join(tmp_path / "a.h5")
 
 
-def test_any_hdf5_reader_finds_them(tmp_path: Path) -> None:
+def test_any_hdf5_reader_finds_them(tmp_path):
     kept(tmp_path / "a.h5", Numbers(classes=["cat", "dog"]))
     with h5py.File(tmp_path / "a.h5") as file:
         assert bytes(file["attributes"][:]) == b'{"classes":["cat","dog"]}'
 
 
-def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_named(tmp_path):
     place = kept(tmp_path / "a.h5", Numbers(classes=["cat", "dog"])).index.attributes
     assert place is not None
     data = bytearray((tmp_path / "a.h5").read_bytes())
@@ -215,7 +206,7 @@ def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
     assert any("the dataset's classes" in damage.what for damage in damages)
 
 
-def test_info_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_them(tmp_path, capsys):
     classes = ["cat", "\x1b[2J", "x" * 90, "dog"]
     numbers = {name: number for number, name in enumerate(classes)}
     kept(tmp_path / "a.h5", Numbers(classes=classes, class_to_idx=numbers))
@@ -226,15 +217,3 @@ def test_info_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     kept(tmp_path / "b.h5", Numbers(classes=[("tench", "Tinca"), ("shark",)]))
     cache_info.info(str(tmp_path / "b.h5"))
     assert "classes: 2 (tench/Tinca, shark)" in capsys.readouterr().out
-
-
-@pytest.mark.nightly
-def test_reading_them_imports_no_h5py(tmp_path: Path) -> None:
-    kept(tmp_path / "a.h5", Numbers(classes=["cat", "dog"]))
-    code = (
-        "import sys; from dataloaders.cache import CachedDataset\n"
-        f"print(CachedDataset({str(tmp_path / 'a.h5')!r}).classes)\n"
-        "assert not {'h5py', 'torchvision', 'PIL'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.match(r"\['cat', 'dog'\]", done.stdout)

@@ -1,22 +1,15 @@
 """Compressed columns: the same samples, the same bits however built, and nothing believed."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools
 import json
-import os
 import re
-import shutil
 import struct
-import subprocess
 import threading
 import tracemalloc
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import hdf5plugin
@@ -26,27 +19,22 @@ import torch
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from torchvision.transforms import v2
 
 from backends.h5 import H5
-from backends.h5.batches import Batches, batches_of
 from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, Compressed, precompute, verify
 from dataloaders.cache.format import compress as compressing
 from dataloaders.cache.format import writing
-from dataloaders.cache.format.block import seal
 from dataloaders.cache.format.codecs import CODECS, Undecodable, codec_of
 from dataloaders.cache.format.compress import piece_of
 from dataloaders.cache.format.entries import LARGEST_ROW
-from dataloaders.cache.format.index import Index
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, OptionError
-from dataloaders.transforms.draws import FreeDraws
-from helpers.cached import build, datasets
+from helpers.cached import build, datasets, spoil
 from helpers.compare import assert_same, bits
 from helpers.compressible import Pictures, rows_of
-from helpers.processes import run_script
+from helpers.hostile import seal
 
 BOTH = pytest.mark.parametrize("codec", CODECS)
 FILTERS = {"zstd": "32015", "gzip": "gzip"}
@@ -55,12 +43,12 @@ relaxed = settings(
 )
 
 
-def digest(path: Path) -> str:
+def digest(path):
     return hashlib.blake2b(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Columns of any size are compressed, in pieces of a few values."""
     monkeypatch.setattr(compressing, "_LEAST", 1)
     monkeypatch.setattr(compressing, "_LEAST_ROW", 0)
@@ -75,9 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @relaxed
 @given(data=st.data())
 @pytest.mark.nightly
-def test_samples_come_back_to_the_bit(
-    tmp_path: Path, small: None, codec: str, data: st.DataObject
-) -> None:
+def test_samples_come_back_to_the_bit(tmp_path, small, codec, data):
     samples = data.draw(datasets())
     samples = [samples[number % len(samples)] for number in range(3 * len(samples))]
     path = tmp_path / "a.h5"
@@ -94,24 +80,7 @@ def test_samples_come_back_to_the_bit(
     assert verify(path) == []
 
 
-@BOTH
-@pytest.mark.nightly
-def test_all_sorts_of_columns(tmp_path: Path, codec: str) -> None:
-    samples = rows_of(700)
-    plain = build(tmp_path / "plain.h5", samples)
-    index = build(tmp_path / "a.h5", samples, compress=Compressed(codec))
-    assert index.file_bytes < plain.file_bytes / 2
-    packed = {column.name for column in index.columns if column.packing is not None}
-    assert packed == {column.name for column in index.columns} - {"label"}
-    cached = CachedDataset(tmp_path / "a.h5")
-    wanted = [bits(sample) for sample in samples]
-    assert [bits(sample) for sample in cached] == wanted
-    order = np.random.default_rng(0).permutation(700).tolist()
-    assert [bits(each) for each in cached.__getitems__(order)] == [wanted[row] for row in order]
-    assert verify(tmp_path / "a.h5") == []
-
-
-def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path):
     samples = [np.random.default_rng(row).integers(0, 256, 70_000, np.uint8) for row in range(30)]
     plain = build(tmp_path / "plain.h5", samples)
     index = build(tmp_path / "a.h5", samples, compress=Compressed("zstd"))
@@ -124,7 +93,7 @@ def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_small_columns_and_no_rows(tmp_path: Path, codec: str) -> None:
+def test_small_columns_and_no_rows(tmp_path, codec):
     index = build(tmp_path / "a.h5", rows_of(20), compress=Compressed(codec))
     packed = [column.name for column in index.columns if column.packing is not None]
     assert packed == []
@@ -135,7 +104,7 @@ def test_small_columns_and_no_rows(tmp_path: Path, codec: str) -> None:
     assert CachedDataset(tmp_path / "a.h5")[99_999] is None
 
 
-def test_what_is_worth_it() -> None:
+def test_what_is_worth_it():
     assert piece_of(1, 100, (3, 8, 8), 19200, 192) == 0  # all of it is little
     assert piece_of(8, 10**7, (), 10**7, 1) == 0  # a label is little
     assert piece_of(1, 1000, (3, 64, 64), 12288 * 1000, 12288) == 5 * 12288
@@ -150,7 +119,7 @@ def test_what_is_worth_it() -> None:
 
 
 @BOTH
-def test_h5py_reads_the_same_values(tmp_path: Path, codec: str) -> None:
+def test_h5py_reads_the_same_values(tmp_path, codec):
     samples = rows_of(700)
     build(tmp_path / "plain.h5", samples)
     build(tmp_path / "a.h5", samples, compress=Compressed(codec))
@@ -158,7 +127,7 @@ def test_h5py_reads_the_same_values(tmp_path: Path, codec: str) -> None:
     seen = 0
     with h5py.File(tmp_path / "plain.h5") as plain, h5py.File(tmp_path / "a.h5") as file:
 
-        def compare(name: str, found: Any) -> None:
+        def compare(name, found):
             nonlocal seen
             if isinstance(found, h5py.Dataset):
                 other = file[f"columns/{name}"]
@@ -178,41 +147,19 @@ def test_h5py_reads_the_same_values(tmp_path: Path, codec: str) -> None:
     assert seen == 10
 
 
-@pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump (hdf5-tools) is not installed")
-def test_h5dump_reads_the_same_values(tmp_path: Path) -> None:
-    build(tmp_path / "a.h5", rows_of(300), compress=Compressed("zstd"))
-    # h5dump counts the user block from the file's beginning only through a name of its own.
-    command = ["h5dump", "-y", "-w", "0", "-d", "/columns/features", "-p", str(tmp_path / "a.h5")]
-    folder = str(Path(hdf5plugin.__file__).parent / "plugins")
-    done = subprocess.run(
-        command,
-        env={**os.environ, "HDF5_PLUGIN_PATH": folder},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "undefined symbol" in done.stderr:
-        pytest.skip("hdf5plugin's libraries do not load into this h5dump")
-    assert done.returncode == 0, done.stderr
-    assert f"FILTER_ID {FILTERS['zstd']}" in done.stdout
-    text = max(re.findall(r"DATA \{(.*?)\}", done.stdout, re.DOTALL), key=len)
-    numbers = [float(number) for number in re.findall(r"(?<=[ ,])\d[\d.]*(?=,|\s)", text)]
-    assert numbers == [float(value + row) for row in range(300) for value in range(100)]
-
-
 # Reading
 
 
 @BOTH
 @pytest.mark.nightly
-def test_threads_and_forks_and_other_workers_read_at_once(tmp_path: Path, codec: str) -> None:
+def test_threads_and_forks_and_other_workers_read_at_once(tmp_path, codec):
     samples = rows_of(400)
     build(tmp_path / "a.h5", samples, compress=Compressed(codec))
     cached = CachedDataset(tmp_path / "a.h5")
     wanted = [bits(sample) for sample in samples]
-    wrong: list[int] = []
+    wrong = []
 
-    def read(seed: int) -> None:
+    def read(seed):
         for row in np.random.default_rng(seed).integers(0, 400, 80).tolist():
             if bits(cached[row]) != wanted[row]:
                 wrong.append(row)
@@ -224,17 +171,13 @@ def test_threads_and_forks_and_other_workers_read_at_once(tmp_path: Path, codec:
         thread.join()
     assert wrong == []
     for context in ("fork", "forkserver") if codec == "zstd" else ("fork",):
-        loader: Any = torch.utils.data.DataLoader(
-            cached,
-            batch_size=None,
-            num_workers=1,
-            multiprocessing_context=context,
-            collate_fn=bits,
+        loader = torch.utils.data.DataLoader(
+            cached, batch_size=None, num_workers=1, multiprocessing_context=context, collate_fn=bits
         )
         assert list(loader) == wanted
 
 
-def test_a_compressed_column_is_no_array(tmp_path: Path) -> None:
+def test_a_compressed_column_is_no_array(tmp_path):
     build(tmp_path / "a.h5", rows_of(300), compress=Compressed("zstd"))
     cached = CachedDataset(tmp_path / "a.h5")
     with pytest.raises(CacheError, match=r"'image' is compressed with zstd, so it .*rows"):
@@ -246,7 +189,7 @@ def test_a_compressed_column_is_no_array(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_precompute(tmp_path: Path, codec: str) -> None:
+def test_precompute(tmp_path, codec):
     one = precompute(Pictures(), tmp_path / "a.h5", compress=codec, num_workers=0)
     two = precompute(
         Pictures(), tmp_path / "b.h5", compress=Compressed(codec), num_workers=2, rows=7
@@ -261,7 +204,7 @@ def test_precompute(tmp_path: Path, codec: str) -> None:
     assert plain.index.file_bytes > 2 * one.index.file_bytes
 
 
-def test_a_file_that_is_compressed_otherwise_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_compressed_otherwise_is_an_error(tmp_path):
     precompute(Pictures(), tmp_path / "a.h5", compress="zstd", num_workers=0)
     with pytest.raises(
         CacheError, match="compress: zstd, level 3 when it was built, gzip, level 4"
@@ -288,7 +231,7 @@ def test_a_file_that_is_compressed_otherwise_is_an_error(tmp_path: Path) -> None
         (lambda: Compressed("zstd", True), "level=True"),
     ],
 )
-def test_options(tmp_path: Path, compress: Any, message: str) -> None:
+def test_options(tmp_path, compress, message):
     with pytest.raises(OptionError, match=message):
         precompute(
             Pictures(), tmp_path / "a.h5", compress=compress() if callable(compress) else compress
@@ -296,89 +239,42 @@ def test_options(tmp_path: Path, compress: Any, message: str) -> None:
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_a_full_disk_or_a_limit_is_told(tmp_path: Path) -> None:
-    source = f"""
-        import os, resource, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import numpy as np
-        import h5py, hdf5plugin
-        from pathlib import Path
-        from dataloaders.cache import Compressed
-        from dataloaders.errors import CacheError
-        from helpers.cached import build
-        samples = [np.random.default_rng(row).bytes(100_000) for row in range(100)]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
-        try:
-            build(Path("a.h5"), samples, compress=Compressed("zstd"))
-        except (CacheError, OSError) as error:
-            print(error)
-        """
-    done = run_script(tmp_path, source)
-    assert done.returncode == 0, done.stderr
-    assert re.search("(?i:file too large)", done.stdout), done.stdout
-
-
 # backend="h5"
 
 
-def loaders(dataset: Any, path: Path, **options: Any) -> Iterator[DataLoader[Any]]:
-    for compress in (None, "zstd", "gzip"):
-        file = path / f"{compress}.h5"
-        precompute(dataset, file, compress=compress, num_workers=0)
-        yield DataLoader(dataset, backend=H5(file), **options)
-
-
-@pytest.mark.parametrize(
-    "sizes", [((40, 48),), ((40, 48), (52, 44), (64, 64))], ids=["one", "many"]
-)
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"seed": 3}], ids=str)
-@pytest.mark.thinned(5)
-def test_the_backend_gives_what_it_gives_without(tmp_path: Path, sizes: Any, options: Any) -> None:
-    chain = v2.Compose([v2.RandomCrop(32), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-    found = []
-    for loader in loaders(
-        Pictures(chain, sizes=sizes), tmp_path, batch_size=8, shuffle=True, **options
-    ):
-        torch.manual_seed(5)
-        found.append([batch for _ in range(2) for batch in loader])
-    assert len(found[0]) == 16
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
-            assert_same(one, other)
-
-
 @BOTH
-def test_whole_batches_of_compressed_columns(tmp_path: Path, codec: str) -> None:
-    samples = [
-        {
-            "image": Image.new("RGB", (30, 30), (row, 2, 3)),
-            "floats": torch.arange(40.0) + row,
-            "flags": torch.arange(200) % (row + 2) == 0,
-            "half": torch.full((150,), row / 3, dtype=torch.bfloat16),
-            "words": f"row {row} " * 20,
-            "label": row,
-        }
-        for row in range(700)
-    ]
-    build(tmp_path / "a.h5", samples, compress=Compressed(codec))
-    cached = CachedDataset(tmp_path / "a.h5", tails=[(("image",), v2.PILToTensor())])
-    assert [column.packing is None for column in cached.columns] == [False] * 5 + [True]
-    made = batches_of(cached)
-    assert isinstance(made, Batches), made
-    rows = [5, 699, 5, 0, 333]
-    batch = made.of(rows, FreeDraws(len(rows), np.random.default_rng(0)))
-    assert_same(torch.utils.data.default_collate([cached[row] for row in rows]), batch)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("sizes", [((40, 48),), ((40, 48), (52, 44), (64, 64))])
+@pytest.mark.covering
+def test_whole_batches_of_compressed_columns(tmp_path, codec, num_workers, sizes):
+    chain = v2.Compose([v2.RandomCrop(32), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    dataset = Rows(chain, sizes=sizes)
+    cached = precompute(dataset, tmp_path / "a.h5", compress=codec, num_workers=0)
+    assert [column.packing is None for column in cached.columns] == [False] * 3 + [True]
+    options = {"sampler": [5, 699, 5, 0, 333], "seed": 3, "num_workers": num_workers}
+    ours = DataLoader(dataset, 4, backend=H5(cached.path), **options)
+    assert "batches are made at once" in str(ours.explain())
+    assert_same(list(ours), list(DataLoader(dataset, 4, **options)))
+
+
+class Rows(Pictures):
+    def __init__(self, *given, **options):
+        super().__init__(*given, count=700, **options)
+
+    def __getitem__(self, index):
+        rest = {"flags": torch.arange(200) % (index + 2) == 0, "words": f"row {index} " * 20}
+        return {"image": self.transform(super().image(index)), **rest, "label": index}
 
 
 # The command line
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path, capsys):
     source = f"{Path(__file__).parent / 'helpers' / 'compressible.py'}:pictures"
     path = str(tmp_path / "a.h5")
     command = ["cache", "build", source, path, "--compress", "zstd", "--level", "9", "--quiet"]
     assert main([*command, "--workers", "0"]) == 0
-    assert Index.parse(path).fingerprint["compress"] == "zstd, level 9"
+    assert CachedDataset(path).index.fingerprint["compress"] == "zstd, level 9"
     capsys.readouterr()
     assert main(["cache", "info", path]) == 0
     told = capsys.readouterr().out
@@ -392,14 +288,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 # Damage
 
 
-def spoilt(path: Path, offset: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
 @BOTH
-def test_verify_names_the_column_of_a_damaged_piece(tmp_path: Path, codec: str) -> None:
+def test_verify_names_the_column_of_a_damaged_piece(tmp_path, codec):
     path = tmp_path / "a.h5"
     index = build(path, rows_of(300), compress=Compressed(codec))
     whole = path.read_bytes()
@@ -408,24 +298,24 @@ def test_verify_names_the_column_of_a_damaged_piece(tmp_path: Path, codec: str) 
             continue
         offset, size = column.packing.pieces
         place, length = np.frombuffer(whole, "<u8", size, offset).reshape(-1, 2)[0].tolist()
-        spoilt(path, place + length // 2, bytes([whole[place + length // 2] ^ 1]))
+        spoil(path, place + length // 2)
         (damage,) = verify(path)
         assert damage.offset <= place + length // 2 < damage.offset + damage.bytes
         assert f"column '{column.name}'" in damage.what
-        spoilt(path, 0, whole)
+        spoil(path, place + length // 2)
     offset = next(c.packing.pieces.offset for c in index.columns if c.packing is not None)
-    spoilt(path, offset, b"\xff" * 16)
+    spoil(path, offset, b"\xff" * 16)
     assert "(pieces)" in verify(path)[0].what
 
 
-def test_a_damaged_piece_is_an_error_that_names_its_row(tmp_path: Path) -> None:
+def test_a_damaged_piece_is_an_error_that_names_its_row(tmp_path):
     path = tmp_path / "a.h5"
     index = build(path, rows_of(700), compress=Compressed("zstd"))
     packing = index.columns[0].packing
     assert packing is not None
     whole = path.read_bytes()
     place, length = struct.unpack_from("<QQ", whole, packing.pieces.offset)
-    spoilt(path, place, bytes(length))
+    spoil(path, place, bytes(length))
     cached = CachedDataset(path)
     pattern = "column 'image', row 3: piece 0 of it does not decode to 64800 bytes: .*verify"
     for read in (lambda: cached[3], lambda: cached.__getitems__([3]), lambda: cached[3:4]):
@@ -440,29 +330,33 @@ def test_a_damaged_piece_is_an_error_that_names_its_row(tmp_path: Path) -> None:
 class Hostile:
     """A sound file, and ways to spoil it that keep the index's digest right."""
 
-    def __init__(self, path: Path, codec: str) -> None:
+    def __init__(self, path, codec):
         samples = [
             {"image": np.full(3000, row % 250, np.uint8), "text": "ab" * 100} for row in range(400)
         ]
         self.index = build(path, samples, compress=Compressed(codec))
         self.data = bytearray(path.read_bytes())
-        self.fields: dict[str, Any] = json.loads(self.index.text())
+        self.fields = json.loads(self.index.text())
 
-    def tables(self) -> list[tuple[int, int]]:
+    def tables(self):
         return [tuple(each["packing"]["pieces"]) for each in self.fields["columns"]]
 
-    def with_fields(self, fields: Any) -> bytes:
+    def with_fields(self, fields):
         block = self.index.user_block
         text = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
         return seal(text, block) + bytes(self.data[block:])
 
 
 @pytest.fixture(scope="module", params=list(CODECS))
-def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hostile:
-    return Hostile(tmp_path_factory.mktemp("hostile") / "a.h5", request.param)
+def hostile(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("hostile") / "a.h5"
+    made = Hostile(path, request.param)
+    for data in (bytes(made.data), made.with_fields(made.fields)):
+        assert read_all(path, data) == set()
+    return made
 
 
-def read_all(path: Path, data: bytes, most: int = 8 << 20) -> set[str]:
+def read_all(path, data, most=8 << 20):
     """What the errors said while all was read, of which no more memory was taken."""
     path.write_bytes(data)
     said = set()
@@ -489,14 +383,9 @@ def read_all(path: Path, data: bytes, most: int = 8 << 20) -> set[str]:
     return said
 
 
-def test_the_file_that_nobody_spoilt(tmp_path: Path, hostile: Hostile) -> None:
-    assert read_all(tmp_path / "a.h5", bytes(hostile.data)) == set()
-    assert read_all(tmp_path / "a.h5", hostile.with_fields(hostile.fields)) == set()
-
-
 @relaxed
 @given(data=st.data())
-def test_spoilt_tables_and_pieces(tmp_path: Path, hostile: Hostile, data: st.DataObject) -> None:
+def test_spoilt_tables_and_pieces(tmp_path, hostile, data):
     spoilt = bytearray(hostile.data)
     places = [
         (offset + 8 * number, 8) for offset, size in hostile.tables() for number in range(size)
@@ -529,6 +418,9 @@ def test_spoilt_tables_and_pieces(tmp_path: Path, hostile: Hostile, data: st.Dat
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        *(("values", values, "the index of the cache .* values")
+          for values in ([4096, 1_200_000], [0, 1_199_999], [0, 0], [0, -1], 7)),
+        ("packing", None, "is said to stand at bytes 0 to 1200000, outside"),
         ("codec", "blosc", "is compressed with 'blosc', of zstd, gzip"),
         ("codec", None, "packing.codec is None"),
         ("piece", 0, "packing.piece is 0"),
@@ -542,35 +434,16 @@ def test_spoilt_tables_and_pieces(tmp_path: Path, hostile: Hostile, data: st.Dat
         ("pieces", 5, "is no list of 2"),
         ("more", 5, "lacks, or should not have, 'more'"),
     ],
-)
-def test_spoilt_packings(
-    tmp_path: Path, hostile: Hostile, field: str, value: Any, message: str
-) -> None:
+)  # fmt: skip
+def test_spoilt_packings(tmp_path, hostile, field, value, message):
     fields = copy.deepcopy(hostile.fields)
-    fields["columns"][0]["packing"][field] = value
+    column = fields["columns"][0]
+    (column if field in ("values", "packing") else column["packing"])[field] = value
     (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
-    assert message in said
+    assert re.search(message, said)
 
 
-@pytest.mark.parametrize("values", [[4096, 1_200_000], [0, 1_199_999], [0, 0], [0, -1], 7])
-def test_spoilt_places_of_compressed_values(tmp_path: Path, hostile: Hostile, values: Any) -> None:
-    fields = copy.deepcopy(hostile.fields)
-    fields["columns"][0]["values"] = values
-    (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
-    assert "the index of the cache" in said
-    assert "values" in said
-
-
-def test_values_without_a_place_and_without_a_codec(tmp_path: Path, hostile: Hostile) -> None:
-    fields = copy.deepcopy(hostile.fields)
-    fields["columns"][0]["packing"] = None
-    (said,) = read_all(tmp_path / "a.h5", hostile.with_fields(fields))
-    assert "is said to stand at bytes 0 to 1200000, outside" in said
-
-
-def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(
-    tmp_path: Path, hostile: Hostile
-) -> None:
+def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(tmp_path, hostile):
     """All pieces of the texts are the first one, and row 0 has all of them: it is too long."""
     fields, data = copy.deepcopy(hostile.fields), bytearray(hostile.data)
     column = fields["columns"][1]
@@ -604,7 +477,7 @@ def test_a_row_of_many_values_takes_no_more_memory_than_there_is_room_for(
 @BOTH
 @relaxed
 @given(data=st.data())
-def test_a_codec_there_and_back(codec: str, width: int, data: st.DataObject) -> None:
+def test_a_codec_there_and_back(codec, width, data):
     found = codec_of(codec, width)
     unit = data.draw(st.binary(min_size=width, max_size=4 * width))
     raw = (unit * 50)[: data.draw(st.integers(1, 40)) * width]
@@ -625,7 +498,7 @@ def test_a_codec_there_and_back(codec: str, width: int, data: st.DataObject) -> 
 @BOTH
 @relaxed
 @given(raw=st.binary(max_size=80), size=st.integers(1, 300))
-def test_any_bytes_decode_or_do_not(codec: str, raw: bytes, size: int) -> None:
+def test_any_bytes_decode_or_do_not(codec, raw, size):
     found = codec_of(codec, 1)
     start = found.encode(np.zeros(size, np.uint8), 1)
     for data in (raw, start + raw, start[: len(raw)] + raw, raw + start[len(raw) :]):
@@ -635,7 +508,7 @@ def test_any_bytes_decode_or_do_not(codec: str, raw: bytes, size: int) -> None:
             pass
 
 
-def test_bombs_take_no_memory() -> None:
+def test_bombs_take_no_memory():
     size = 1 << 16
     zeros = bytes(1 << 28)
     bomb = zstandard.ZstdCompressor().compress(zeros)
@@ -647,8 +520,7 @@ def test_bombs_take_no_memory() -> None:
     tracemalloc.start()
     try:
         for codec, data in itertools.chain(
-            zip(itertools.repeat("zstd"), (bomb, unsized, bytes(lying))),
-            [("gzip", zipped)],
+            zip(itertools.repeat("zstd"), (bomb, unsized, bytes(lying))), [("gzip", zipped)]
         ):
             with pytest.raises(Undecodable):
                 codec_of(codec, 1).decode(np.frombuffer(data, np.uint8), size)
@@ -657,7 +529,7 @@ def test_bombs_take_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_a_window_larger_than_the_piece_is_refused() -> None:
+def test_a_window_larger_than_the_piece_is_refused():
     parameters = zstandard.ZstdCompressionParameters(window_log=27)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = compressor.compress(b"abc") + compressor.flush()

@@ -4,40 +4,32 @@ Each is read in this process, to the last row. Python's and NumPy's memory is co
 addresses that the parser lets through are checked, and pytest's time limit ends a hang.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import resource
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloaders.cache.format.block import HEADER, seal
-from dataloaders.cache.format.entries import Extent
-from dataloaders.cache.format.index import Index
-from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.verification import verify
+from dataloaders.cache import CachedDataset, verify
 from dataloaders.errors import CacheError
 from helpers import hostile
-from helpers.cached import build, mixed
-from helpers.hostile import Whole, attempts, check_places
+from helpers.cached import build, mixed, spoil
+from helpers.hostile import HEADER, Whole, attempts, check_places, seal
 
 ROWS = 11
 MOST = 30 << 20  # bytes; the file has 60,000
 
 relaxed = settings(
-    deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "a.h5"
     classes = {"classes": ["a", ("b", "c")], "class_to_idx": {"a": 0, "b": 1}}
     failed = [(2, "a"), (5, "b")]
@@ -45,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(path)
 
 
-def read(path: Path, data: bytes) -> str:
+def read(path, data):
     """Everything in ``data``, read in every way: "read", or what the error said."""
     path.write_bytes(data)
     said = "read"
@@ -68,13 +60,13 @@ def read(path: Path, data: bytes) -> str:
     return said
 
 
-def test_the_file_that_nobody_spoilt(tmp_path: Path, whole: Whole) -> None:
+def test_the_file_that_nobody_spoilt(tmp_path, whole):
     assert read(tmp_path / "a.h5", whole.data) == "read"
     assert read(tmp_path / "a.h5", whole.with_fields(whole.fields)) == "read"
 
 
-def test_truncated(tmp_path: Path, whole: Whole) -> None:
-    lengths = {*range(200), *range(0, len(whole.data), 487), whole.index.user_block}
+def test_truncated(tmp_path, whole):
+    lengths = {*range(0, 200, 3), *range(0, len(whole.data), 977), whole.index.user_block}
     lengths |= {whole.index.user_block + near for near in (-1, 1)} | {len(whole.data) - 1}
     lengths |= {HEADER + len(whole.text) + near for near in (-1, 0, 1)}
     for length in sorted(lengths):
@@ -85,7 +77,7 @@ def test_truncated(tmp_path: Path, whole: Whole) -> None:
 
 @relaxed
 @given(st.data())
-def test_bytes_changed_anywhere(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
+def test_bytes_changed_anywhere(tmp_path, whole, data):
     spoilt = bytearray(whole.data)
     for _ in range(data.draw(st.integers(1, 20))):
         spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
@@ -98,11 +90,11 @@ def test_bytes_changed_anywhere(tmp_path: Path, whole: Whole, data: st.DataObjec
 NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
 
 
-def changed(whole: Whole, way: str, value: Any) -> bytes:
+def changed(whole, way, value):
     """The file in whose index the value at "columns.0.dtype" is another one."""
     fields = copy.deepcopy(whole.fields)
     *keys, last = (int(key) if key.isdigit() else key for key in way.split("."))
-    inner: Any = fields
+    inner = fields
     for key in keys:
         inner = inner[key]
     inner[last] = value
@@ -160,15 +152,13 @@ def changed(whole: Whole, way: str, value: Any) -> bytes:
         ("more", 1, "the index lacks, or should not have, 'more'"),
     ],
 )
-def test_what_is_wrong_is_said(
-    tmp_path: Path, whole: Whole, way: str, value: Any, message: str
-) -> None:
+def test_what_is_wrong_is_said(tmp_path, whole, way, value, message):
     said = read(tmp_path / "a.h5", changed(whole, way, value))
     assert re.search(message, said), said
     assert "malformed" in said
 
 
-def test_columns_that_overlap(tmp_path: Path, whole: Whole) -> None:
+def test_columns_that_overlap(tmp_path, whole):
     place = whole.fields["columns"][2]["values"]
     for way, shift in (("columns.3.values", 0), ("columns.3.values", 8 * ROWS - 1)):
         said = read(tmp_path / "a.h5", changed(whole, way, [place[0] + shift, place[1]]))
@@ -186,17 +176,17 @@ def test_columns_that_overlap(tmp_path: Path, whole: Whole) -> None:
     ],
     ids=lambda text: repr(text[:12]),
 )  # fmt: skip
-def test_texts_that_are_no_index(tmp_path: Path, whole: Whole, text: bytes) -> None:
+def test_texts_that_are_no_index(tmp_path, whole, text):
     assert "malformed" in read(tmp_path / "a.h5", whole.with_text(text))
 
 
-def test_a_key_that_occurs_twice(tmp_path: Path, whole: Whole) -> None:
+def test_a_key_that_occurs_twice(tmp_path, whole):
     text = whole.text.replace(b'"rows":11,', b'"rows":11,"rows":11,')
     assert text != whole.text
     assert "a key occurs twice" in read(tmp_path / "a.h5", whole.with_text(text))
 
 
-def test_more_of_a_shape_than_there_are_dimensions(tmp_path: Path) -> None:
+def test_more_of_a_shape_than_there_are_dimensions(tmp_path):
     index = build(tmp_path / "a.h5", [np.zeros((2, 2)), np.zeros(3)])
     assert index.columns[0].shapes is not None
     spoilt = bytearray((tmp_path / "a.h5").read_bytes())
@@ -223,9 +213,7 @@ def test_more_of_a_shape_than_there_are_dimensions(tmp_path: Path) -> None:
         (b'{"class_to_idx":{"a":1,"a":2}}', "a key occurs twice"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_classes_is_said(
-    tmp_path: Path, whole: Whole, text: bytes, message: str
-) -> None:
+def test_what_is_wrong_with_classes_is_said(tmp_path, whole, text, message):
     assert whole.index.attributes is not None
     offset, size = whole.index.attributes
     assert len(text) <= size
@@ -238,12 +226,12 @@ def test_what_is_wrong_with_classes_is_said(
 
 
 @pytest.mark.parametrize("value", [-1, "a", [[[]]], 10**39])
-def test_a_fingerprint_of_anything_is_only_shown(tmp_path: Path, whole: Whole, value: Any) -> None:
+def test_a_fingerprint_of_anything_is_only_shown(tmp_path, whole, value):
     assert read(tmp_path / "a.h5", changed(whole, "fingerprint.f", value)) == "read"
 
 
-def test_a_structure_that_is_deep_or_wide(tmp_path: Path, whole: Whole) -> None:
-    deep: Any = 0
+def test_a_structure_that_is_deep_or_wide(tmp_path, whole):
+    deep = 0
     for _ in range(200):
         deep = {"list": [deep]}
     assert "malformed" in read(tmp_path / "a.h5", changed(whole, "structure", deep))
@@ -253,7 +241,7 @@ def test_a_structure_that_is_deep_or_wide(tmp_path: Path, whole: Whole) -> None:
     assert "more than 10000 leaves" in said
 
 
-def header(length: int, block: int, version: int = 3) -> bytes:
+def header(length, block, version=3):
     return b"\x89DLCACHE\r\n\x1a\n" + version.to_bytes(4, "little") + length.to_bytes(
         8, "little"
     ) + block.to_bytes(8, "little") + bytes(32)  # fmt: skip
@@ -272,12 +260,12 @@ def header(length: int, block: int, version: int = 3) -> bytes:
         (header(10, 4096), "the index of the cache .* is damaged"),
     ],
 )
-def test_headers(tmp_path: Path, whole: Whole, start: bytes, message: str) -> None:
+def test_headers(tmp_path, whole, start, message):
     assert re.search(message, read(tmp_path / "a.h5", start + whole.data[HEADER:]))
 
 
 @pytest.mark.parametrize("block", [64, 2048, 4097, 8191])
-def test_a_block_that_is_no_power_of_two(tmp_path: Path, whole: Whole, block: int) -> None:
+def test_a_block_that_is_no_power_of_two(tmp_path, whole, block):
     text = whole.text if block > len(whole.text) + HEADER else b"{}"
     said = read(tmp_path / "a.h5", seal(text, max(block, 4096))[:64] + whole.data[64:])
     assert said != "read"
@@ -288,7 +276,7 @@ def test_a_block_that_is_no_power_of_two(tmp_path: Path, whole: Whole, block: in
 # Arrays in the data that say where rows are
 
 
-def arrays_of(whole: Whole) -> list[tuple[str, int, int, int]]:
+def arrays_of(whole):
     """Column and part, place, values and their size, of offsets, shapes and codes."""
     return [
         (f"{column.name} {part}", extent.offset, extent.size, np.dtype(dtype).itemsize)
@@ -301,7 +289,7 @@ def arrays_of(whole: Whole) -> list[tuple[str, int, int, int]]:
 @relaxed
 @given(st.data())
 @pytest.mark.nightly
-def test_offsets_shapes_and_codes(tmp_path: Path, whole: Whole, data: st.DataObject) -> None:
+def test_offsets_shapes_and_codes(tmp_path, whole, data):
     spoilt = bytearray(whole.data)
     for _ in range(data.draw(st.integers(1, 4))):
         _, place, size, width = data.draw(st.sampled_from(arrays_of(whole)))
@@ -322,9 +310,7 @@ def test_offsets_shapes_and_codes(tmp_path: Path, whole: Whole, data: st.DataObj
         ("score codes", 3, 255, r"row 3: it is of kind number 255, of 2"),
     ],
 )
-def test_a_row_that_leads_elsewhere(
-    tmp_path: Path, whole: Whole, array: str, row: int, value: int, message: str
-) -> None:
+def test_a_row_that_leads_elsewhere(tmp_path, whole, array, row, value, message):
     spoilt = bytearray(whole.data)
     ((place, width),) = [(p, w) for name, p, _, w in arrays_of(whole) if name == array]
     spoilt[place + width * row : place + width * (row + 1)] = value.to_bytes(width, "little")
@@ -334,7 +320,7 @@ def test_a_row_that_leads_elsewhere(
     assert "the file is damaged: find where with verify()" in said
 
 
-def test_failed_samples_that_are_no_list(tmp_path: Path, whole: Whole) -> None:
+def test_failed_samples_that_are_no_list(tmp_path, whole):
     assert whole.index.failed is not None
     place, size = whole.index.failed[1]
     for text in (b"[" * size, b"{}", b'["a"]', b"[1, 2]", b"\xff" * size, b'["a","b","c"]'):
@@ -344,7 +330,7 @@ def test_failed_samples_that_are_no_list(tmp_path: Path, whole: Whole) -> None:
 
 
 @pytest.mark.parametrize("column", ["words", "nested/0/x"])
-def test_any_bytes_as_values(tmp_path: Path, whole: Whole, column: str) -> None:
+def test_any_bytes_as_values(tmp_path, whole, column):
     (entry,) = [each for each in whole.index.columns if each.name == column]
     for byte in (b"[", b"\xff", b"9", b"\x02"):
         spoilt = bytearray(whole.data)
@@ -354,7 +340,7 @@ def test_any_bytes_as_values(tmp_path: Path, whole: Whole, column: str) -> None:
         assert (said == "read") == (column == "nested/0/x")
 
 
-def test_a_bool_is_true_or_false(tmp_path: Path) -> None:
+def test_a_bool_is_true_or_false(tmp_path):
     index = build(tmp_path / "a.h5", [(np.zeros(4, bool), True)])
     data = bytearray((tmp_path / "a.h5").read_bytes())
     for column in index.columns:
@@ -366,7 +352,7 @@ def test_a_bool_is_true_or_false(tmp_path: Path) -> None:
     assert flag is True
 
 
-def test_rows_by_the_billion_that_take_no_room(tmp_path: Path) -> None:
+def test_rows_by_the_billion_that_take_no_room(tmp_path):
     """Nothing in the file bounds the rows of samples that are always the same empty thing."""
     build(tmp_path / "a.h5", [None, None])
     spoilt = Whole(tmp_path / "a.h5")
@@ -377,7 +363,7 @@ def test_rows_by_the_billion_that_take_no_room(tmp_path: Path) -> None:
     assert "malformed" in read(tmp_path / "b.h5", spoilt.with_fields(fields))
 
 
-def test_memory_stays_small(tmp_path: Path, whole: Whole) -> None:
+def test_memory_stays_small(tmp_path, whole):
     """The largest index that is accepted for reading, full of what takes the most memory."""
     text = b"[" + b"{}," * ((8 << 20) // 3 - 2) + b"{}]"
     assert len(text) <= 8 << 20
@@ -394,15 +380,15 @@ def test_memory_stays_small(tmp_path: Path, whole: Whole) -> None:
 
 @pytest.mark.parametrize("way", ["rows", "columns.0.values", "fingerprint.f", "head"])
 @pytest.mark.thinned(2)
-def test_an_index_as_deep_as_json_reads_it(tmp_path: Path, whole: Whole, way: str) -> None:
+def test_an_index_as_deep_as_json_reads_it(tmp_path, whole, way):
     """Deeper than any message or comparison could follow it: `repr` is nearer to Python's limit."""
     depths = {said_of_depth(tmp_path, whole, way, depth) for depth in (*range(280, 320), 400, 900)}
     assert depths <= {"deep", "wrong", "read"}
     assert "deep" in depths
 
 
-def said_of_depth(tmp_path: Path, whole: Whole, way: str, depth: int) -> str:
-    deep: Any = 1
+def said_of_depth(tmp_path, whole, way, depth):
+    deep = 1
     for _ in range(depth):
         deep = [deep]
     said = read(tmp_path / "a.h5", changed(whole, way, deep))
@@ -411,18 +397,16 @@ def said_of_depth(tmp_path: Path, whole: Whole, way: str, depth: int) -> str:
     return "wrong" if "malformed" in said else said
 
 
-def test_names_that_are_long_in_each_of_many_leaves(tmp_path: Path, whole: Whole) -> None:
+def test_names_that_are_long_in_each_of_many_leaves(tmp_path, whole):
     """A key stands once in the structure, and in the names of all leaves below it."""
-    structure: Any = {"tuple": list(range(9_000))}
+    structure = {"tuple": list(range(9_000))}
     for _ in range(50):
         structure = {"dict": [["\U0001f600" * 150, structure]]}
     said = read(tmp_path / "a.h5", changed(whole, "structure", structure))
     assert "the names of the columns have more than" in said
 
 
-def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(
-    tmp_path: Path, whole: Whole
-) -> None:
+def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(tmp_path, whole):
     for start in (0, 900, 1800):
         names = [{"namedtuple": [f"T{start + n}", []]} for n in range(900)]
         assert "has 0 leaves" in read(
@@ -447,19 +431,16 @@ def test_namedtuples_of_one_file_leave_room_for_those_of_the_next(
     ],
     ids=lambda structure: str(structure)[:30],
 )
-def test_containers_that_are_none(tmp_path: Path, whole: Whole, structure: Any) -> None:
+def test_containers_that_are_none(tmp_path, whole, structure):
     said = read(tmp_path / "a.h5", changed(whole, "structure", structure))
     assert "the structure of the samples is malformed" in said
     assert len(said) < 600
 
 
-def test_names_are_shown_in_part(tmp_path: Path) -> None:
+def test_names_are_shown_in_part(tmp_path):
     """Messages stay short, whatever the keys are."""
     build(tmp_path / "a.h5", [{f"{n}" + "k" * 190: {"k" * 190: ["x", n]}} for n in (1, 1)])
-    index = Index.parse(tmp_path / "a.h5")
-    data = bytearray((tmp_path / "a.h5").read_bytes())
-    data[index.columns[0].values.offset] ^= 0xFF
-    (tmp_path / "a.h5").write_bytes(data)
+    spoil(tmp_path / "a.h5", CachedDataset(tmp_path / "a.h5").columns[0].values.offset)
     (damage,) = verify(tmp_path / "a.h5")
     assert len(damage.what) < 200
     with pytest.raises(CacheError, match="kkk") as caught:
@@ -468,12 +449,11 @@ def test_names_are_shown_in_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"])
-def test_json_is_utf8(tmp_path: Path, encoding: str) -> None:
+def test_json_is_utf8(tmp_path, encoding):
     """json itself guesses the encoding of bytes, and imports what decodes it."""
     index = build(tmp_path / "a.h5", [["a" * 28]], failed=[(1, "b" * 64)])
     data = bytearray((tmp_path / "a.h5").read_bytes())
-    messages = index.failed[1] if index.failed is not None else Extent(0, 0)
-    for place, size in (index.columns[0].values, messages):
+    for place, size in (index.columns[0].values, index.failed[1]):
         data[place : place + size] = ("[1]" + " " * size).encode(encoding)[:size]
     path = tmp_path / "b.h5"
     path.write_bytes(data)
@@ -484,7 +464,7 @@ def test_json_is_utf8(tmp_path: Path, encoding: str) -> None:
         _ = cached.failed
 
 
-def test_a_fingerprint_is_shown_as_text(tmp_path: Path, whole: Whole) -> None:
+def test_a_fingerprint_is_shown_as_text(tmp_path, whole):
     (tmp_path / "a.h5").write_bytes(
         changed(whole, "fingerprint.f", "\x1b]0;x\x07\ud800" + "y" * 300)
     )

@@ -1,52 +1,21 @@
 """A build survives: kill -9 of anything at any moment, Ctrl-C, a full disk, a second builder."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from helpers.processes import run_script, start_script, wait_until_gone
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("shapes", [1, 4])
-def test_killed_at_fifty_random_moments_the_file_is_the_same_to_the_bit(
-    shapes: int, tmp_path: Path
-) -> None:
-    script = str(ROOT / "tests" / "helpers" / "killed_builds.py")
-    done = subprocess.run(
-        [sys.executable, script, "50", "1", str(shapes)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    log = tmp_path / "errors.log"
-    errors = log.read_text()[-3000:] if log.exists() else ""
-    assert (done.returncode, done.stderr) == (0, ""), errors
-    hits = dict(re.findall(r"'([a-z ]+)': (\d+)", done.stdout))
-    assert sum(int(hits[victim]) for victim in ("builder", "worker", "all")) >= 50
-    assert int(hits["computing"]) >= 10
-
+from helpers.processes import run_script, start_script
 
 SLOW = """
 import os, sys, time
 from pathlib import Path
 import torch
 from dataloaders.cache import precompute, CachedDataset
-from dataloaders.cache.format.block import parts_folder
 from dataloaders.errors import CacheError
 
 class Slow:
@@ -54,26 +23,23 @@ class Slow:
         return 200
 
     def __getitem__(self, index):
-        time.sleep(0.005)
+        time.sleep(0.002)
         return torch.full((20,), index)
 """
 
 
-def script(text: str) -> str:
+def script(text):
     return SLOW + textwrap.dedent(text)
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
-def test_ctrl_c_says_how_to_go_on(num_workers: int, tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_go_on(tmp_path):
     source = script(
-        f"""
+        """
         def tell(progress):
             print(progress.phase, progress.samples_done, flush=True)
 
         if __name__ == "__main__":
-            cached = precompute(
-                Slow(), "a.h5", num_workers={num_workers}, rows=5, progress=tell
-            )
+            cached = precompute(Slow(), "a.h5", num_workers=2, rows=5, progress=tell)
             print("sum", sum(int(sample[0]) for sample in cached))
         """
     )
@@ -101,7 +67,7 @@ def test_ctrl_c_says_how_to_go_on(num_workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path: Path) -> None:
+def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path):
     done = run_script(
         tmp_path,
         script(
@@ -111,7 +77,7 @@ def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path:
                 if pid == 0:
                     precompute(Slow(), "a.h5", num_workers=0, rows=5)
                     os._exit(0)
-                while not parts_folder("a.h5").joinpath("build.json").exists():
+                while not os.path.exists("a.parts/build.json"):
                     time.sleep(0.01)
                 try:
                     precompute(Slow(), "a.h5", num_workers=0, wait=False)
@@ -136,7 +102,7 @@ def test_a_second_process_waits_shows_progress_and_opens_the_same_file(tmp_path:
 
 
 @pytest.mark.nightly
-def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path):
     done = run_script(
         tmp_path,
         script(
@@ -148,7 +114,7 @@ def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: P
                 if pid == 0:
                     precompute(Slow(), "a.h5", num_workers=0, rows=5)
                     os._exit(0)
-                while not parts_folder("a.h5").joinpath("build.json").exists():
+                while not os.path.exists("a.parts/build.json"):
                     time.sleep(0.01)
                 seen = []
 
@@ -160,7 +126,7 @@ def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: P
 
                 cached = precompute(Slow(), "a.h5", num_workers=0, progress=tell)
                 mine = [one for one in seen if not one.waiting]
-                print(mine[0].samples_done >= 20, len(cached), parts_folder("a.h5").exists())
+                print(mine[0].samples_done >= 20, len(cached), os.path.exists("a.parts"))
             """
         ),
     )
@@ -169,32 +135,7 @@ def test_who_waits_for_a_builder_that_is_killed_goes_on_where_it_was(tmp_path: P
 
 
 @pytest.mark.nightly
-def test_workers_end_soon_after_their_builder_was_killed(tmp_path: Path) -> None:
-    process = start_script(
-        tmp_path,
-        script(
-            """
-            def tell(progress):
-                if progress.samples_done >= 20:
-                    me = os.getpid()
-                    print(open(f"/proc/{me}/task/{me}/children").read(), flush=True)
-                    time.sleep(60)
-
-            if __name__ == "__main__":
-                precompute(Slow(), "a.h5", num_workers=2, rows=5, progress=tell)
-            """
-        ),
-    )
-    assert process.stdout is not None
-    workers = [int(word) for word in process.stdout.readline().split()]
-    assert len(workers) == 2
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert wait_until_gone(workers) == []
-
-
-@pytest.mark.nightly
-def test_a_disk_that_is_full_loses_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_loses_nothing(tmp_path):
     """A file system of 8 MB that fills up while parts are written, then while they are copied."""
     source = """
         import os, sys

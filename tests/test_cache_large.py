@@ -1,10 +1,7 @@
 """Caches beyond what fits 32 bits: samples over 100 MB, more than 2 GiB of rows, a million rows."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from dataloaders.cache import precompute, verify
-from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache import CachedDataset, precompute, verify
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]  # gigabytes, whatever the disk
 
@@ -26,7 +22,7 @@ MARKS = (0, 12_345_678, -1)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path):
     """Of a cache: in memory where there is room, and gigabytes do not stay behind."""
     shared = Path("/dev/shm")
     room = shared.is_dir() and shutil.disk_usage(shared).free > 8 << 30
@@ -38,13 +34,13 @@ def path(tmp_path: Path) -> Iterator[Path]:
 class Volumes(Dataset[Any]):
     """Scans of 105 MB, all of one shape or each longer than the one before."""
 
-    def __init__(self, *, one_shape: bool) -> None:
+    def __init__(self, *, one_shape):
         self.one_shape = one_shape
 
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         frames = MEGABYTES + (0 if self.one_shape else index)
         volume = torch.zeros(frames, 1000, 1000, dtype=torch.uint8)
         volume.view(-1)[list(MARKS)] = torch.tensor([1, 100, 200], dtype=torch.uint8) + index
@@ -52,7 +48,7 @@ class Volumes(Dataset[Any]):
 
 
 @pytest.mark.parametrize("one_shape", [True, False])
-def test_samples_of_100_megabytes_that_are_more_than_2_gib(path: Path, one_shape: bool) -> None:
+def test_samples_of_100_megabytes_that_are_more_than_2_gib(path, one_shape):
     dataset = Volumes(one_shape=one_shape)
     cached = precompute(dataset, path, num_workers=2)
     assert path.stat().st_size > 1 << 31
@@ -72,14 +68,14 @@ def test_samples_of_100_megabytes_that_are_more_than_2_gib(path: Path, one_shape
 class Million(Dataset[Any]):
     """A number and a word for each of a million rows."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1_000_000
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return index, "x" * (index % 3)
 
 
-def test_a_million_rows(path: Path) -> None:
+def test_a_million_rows(path):
     cached = precompute(Million(), path, num_workers=2)
     assert len(cached) == 1_000_000
     assert np.array_equal(cached.column("0"), np.arange(1_000_000))

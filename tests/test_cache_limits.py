@@ -1,69 +1,76 @@
 """What a row takes in memory stands in the index; what is larger is not unpacked, nor decoded."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
 import tracemalloc
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 
-from dataloaders.cache import CachedDataset, join, precompute, verify
-from dataloaders.cache.format.block import HEADER, seal
-from dataloaders.cache.format.index import Index
+from dataloaders.cache import CachedDataset, Encoded, join, precompute, verify
 from dataloaders.errors import CacheError
-from helpers.cached import build
+from helpers.cached import build, spoil
 from helpers.compare import bits
+from helpers.hostile import HEADER, seal
+from helpers.image_files import saved
+from helpers.numbered import Made
 from helpers.older import say_less
 from helpers.photos import picture
-
-COMPRESSES = all(map(find_spec, ("zstandard", "hdf5plugin")))
-
-
-class Pictures(Dataset[Any]):
-    """Images of several sizes, and arrays of several lengths."""
-
-    def __len__(self) -> int:
-        return 9
-
-    def __getitem__(self, index: int) -> Any:
-        size = (30 + index, 40 - index)
-        return {"image": picture(index, *size), "rest": np.arange(index * 7), "one": index}
-
-
-class Files(Dataset[Any]):
-    """The same as files."""
-
-    transform = None
-
-    def __len__(self) -> int:
-        return 9
-
-    def encoded(self, index: int) -> bytes:
-        file = io.BytesIO()
-        picture(index, 30 + index, 40 - index).save(file, "JPEG")
-        return file.getvalue()
-
-    def __getitem__(self, index: int) -> Any:
-        return Image.open(io.BytesIO(self.encoded(index))).convert("RGB"), index
-
 
 LARGEST = max((30 + index) * (40 - index) for index in range(9))
 
 
-def said(path: Path) -> list[tuple[str, int | None, int | None]]:
-    return [(c.name, c.most_values, c.most_pixels) for c in Index.parse(path).columns]
+def photo(index):
+    """Images of several sizes, and arrays of several lengths."""
+    image = picture(index, 30 + index, 40 - index)
+    return {"image": image, "rest": np.arange(index * 7), "one": index}
 
 
-def changed(path: Path, number: int, **values: Any) -> None:
+def packed(make):
+    """Files that ``make`` gives, opened as a dataset opens them."""
+    return Made(lambda n: (Image.open(io.BytesIO(make(n))).convert("RGB"), n), 9, transform=None)
+
+
+PICTURES = Made(photo, 9)
+FILES = packed(lambda index: saved(photo(index)["image"], "JPEG"))
+# Rows of zeros, of several lengths, which take next to nothing when they are compressed.
+SPARSE = Made(lambda index: torch.zeros(100_000 * (index + 1)), 4)
+CASES = {
+    "raw": (PICTURES, {}, 3 * LARGEST),
+    "png": (PICTURES, {"images": "png"}, 4 * LARGEST),
+    "packed": (FILES, {"images": "packed"}, None),
+    "zstd": (SPARSE, {"compress": "zstd"}, 1_600_000),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.h5"
+
+
+def make(dataset, path, **options):
+    return precompute(dataset, path, **{"num_workers": 0, **options})
+
+
+def sharded(dataset, path, **options):
+    for rank in range(3):
+        make(dataset, path, shard=(rank, 3), wait=False, **options)
+    join(path)
+    return CachedDataset(path)
+
+
+def all_bits(samples):
+    return [bits(sample) for sample in samples]
+
+
+def said(path):
+    return [(c.name, c.most_values, c.most_pixels) for c in CachedDataset(path).columns]
+
+
+def changed(path, number, **values):
     """Have the index say something else of a column, its digest right."""
     data = path.read_bytes()
     length, block = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24))
@@ -74,116 +81,66 @@ def changed(path: Path, number: int, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_the_index_says(tmp_path: Path, workers: int) -> None:
-    precompute(Pictures(), tmp_path / "raw.h5", num_workers=workers, rows=2)
-    assert said(tmp_path / "raw.h5") == [
-        ("image", 3 * LARGEST, None), ("rest", 56, None), ("one", None, None)
-    ]  # fmt: skip
-    precompute(Pictures(), tmp_path / "png.h5", num_workers=workers, rows=2, images="png")
-    (name, values, pixels), *_ = said(tmp_path / "png.h5")
-    offsets = np.diff(CachedDataset(tmp_path / "png.h5").readers[0]._offsets.astype(int))  # type: ignore[union-attr]
-    assert (name, values, pixels) == ("image", offsets.max(), LARGEST)
-    precompute(Files(), tmp_path / "packed.h5", num_workers=workers, rows=2, images="packed")
-    assert said(tmp_path / "packed.h5")[0][2] == LARGEST
+def test_what_the_index_says(tmp_path, workers):
+    options = {"num_workers": workers, "rows": 2}
+    raw = make(PICTURES, tmp_path / "raw.h5", **options)
+    told = [("image", 3 * LARGEST, None), ("rest", 56, None), ("one", None, None)]
+    assert said(raw.path) == told
+    png = make(PICTURES, tmp_path / "png.h5", images="png", **options)
+    most = max(len(png.readers[0].file(row)) for row in range(9))
+    assert said(png.path)[0] == ("image", most, LARGEST)
+    assert said(make(FILES, tmp_path / "b.h5", images="packed", **options).path)[0][2] == LARGEST
+    small = make(PICTURES, tmp_path / "c.h5", images=Encoded("jpeg", max_side=10), **options)
+    most = max(w * h for w, h in (sample["image"].size for sample in small))
+    assert said(small.path)[0][2] == most <= 100
+    build(tmp_path / "d.h5", [None, "a", "abc"])
+    assert said(tmp_path / "d.h5") == [("sample", 3, None)]
 
 
-def test_images_that_are_made_smaller_and_none(tmp_path: Path) -> None:
-    from dataloaders.cache import Encoded
-
-    precompute(Pictures(), tmp_path / "a.h5", num_workers=0, images=Encoded("jpeg", max_side=10))
-    most = max(w * h for w, h in (s["image"].size for s in CachedDataset(tmp_path / "a.h5")))
-    assert said(tmp_path / "a.h5")[0][2] == most <= 100
-    build(tmp_path / "b.h5", [None, "a", "abc"])
-    assert said(tmp_path / "b.h5") == [("sample", 3, None)]
-
-
-def test_an_image_of_more_pixels_is_not_decoded(tmp_path: Path) -> None:
-    for name, dataset, images in (
-        ("png.h5", Pictures(), "png"),
-        ("packed.h5", Files(), "packed"),
-    ):
-        path = tmp_path / name
-        precompute(dataset, path, num_workers=0, images=images)  # type: ignore[arg-type]
-        changed(path, 0, most_pixels=LARGEST - 1)
-        cached = CachedDataset(path)
-        largest = max(range(9), key=lambda index: (30 + index) * (40 - index))
-        message = rf"row {largest}: .*: it has \d+ x \d+ pixels, and it may have {LARGEST - 1}"
-        with pytest.raises(CacheError, match=message):
-            cached[largest]
-        with pytest.raises(CacheError, match=message):
-            cached.__getitems__([0, largest])
-        assert cached[8] is not None  # of fewer
-
-
-def bomb() -> bytes:
-    """A small file of 79 million pixels, just below what Pillow itself warns of."""
-    file = io.BytesIO()
-    Image.new("1", (8900, 8900)).save(file, "PNG")
-    return file.getvalue()
-
-
-def test_a_bomb_in_place_of_an_image(tmp_path: Path) -> None:
-    data = bomb()
-    path = tmp_path / "a.h5"
-
-    class Large(Files):
-        def encoded(self, index: int) -> bytes:
-            file = io.BytesIO()
-            random = np.random.default_rng(index).integers(0, 256, (99, 99, 3), np.uint8)
-            Image.fromarray(random).save(file, "PNG")
-            return file.getvalue()
-
-    precompute(Large(), path, num_workers=0, images="packed")
+@pytest.mark.parametrize("name", ["png", "packed"])
+def test_an_image_of_more_pixels_is_not_decoded(path, name):
+    dataset, options, _ = CASES[name]
+    make(dataset, path, **options)
+    changed(path, 0, most_pixels=LARGEST - 1)
     cached = CachedDataset(path)
-    entry = cached.columns[0]
-    whole = bytearray(path.read_bytes())
-    first = entry.values.offset
-    assert len(data) < 40_000
-    # Row 0 keeps its length, and is another file, with zeros behind its end.
-    end = first + len(cached.readers[0].file(0) or b"")
-    assert end - first > 20_000
-    whole[first:end] = data[: end - first].ljust(end - first, b"\0")
-    path.write_bytes(whole)
-    del cached
-    tracemalloc.start()
-    try:
-        with pytest.raises(CacheError, match=r"8900 x 8900 pixels, and it may have 9801"):
-            CachedDataset(path)[0]
-        assert tracemalloc.get_traced_memory()[1] < 5 << 20
-    finally:
-        tracemalloc.stop()
-
-
-class Sparse(Dataset[Any]):
-    """Rows of zeros, of several lengths, which take next to nothing when they are compressed."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(100_000 * (index + 1))
-
-
-@pytest.mark.skipif(not COMPRESSES, reason="gpu-dataloaders[compressed] is not installed")
-def test_a_compressed_row_that_is_larger_than_the_index_says(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    precompute(Sparse(), path, num_workers=0, compress="zstd")
-    assert said(path) == [("sample", 400_000, None)]
-    entry = CachedDataset(path).columns[0]
-    assert entry.packing is not None
-    assert entry.offsets is not None
-    whole = bytearray(path.read_bytes())
-    table = np.array([0, 0, 0, 0, 1_000_000], "<u8").tobytes()
-    whole[entry.offsets.offset : entry.offsets.offset + len(table)] = table
-    path.write_bytes(whole)
-    tracemalloc.start()
-    try:
-        message = "row 3: it has 1000000 values, and it may have 400000 at most"
+    largest = max(range(9), key=lambda index: (30 + index) * (40 - index))
+    message = rf"row {largest}: .*: it has \d+ x \d+ pixels, and it may have {LARGEST - 1}"
+    for read in (cached.__getitem__, lambda row: cached.__getitems__([0, row])):
         with pytest.raises(CacheError, match=message):
-            CachedDataset(path)[3]
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            read(largest)
+    assert cached[8] is not None  # of fewer
+
+
+def refused_in(path, row, message, most):
+    tracemalloc.start()
+    try:
+        with pytest.raises(CacheError, match=message):
+            CachedDataset(path)[row]
+        assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
+
+
+def test_a_bomb_in_place_of_an_image(path):
+    """A small file of 79 million pixels, just below what Pillow itself warns of."""
+    bomb = saved(Image.new("1", (8900, 8900)), "PNG")
+    noise = np.random.default_rng(0).integers(0, 256, (99, 99, 3), np.uint8)
+    cached = make(packed(lambda index: saved(Image.fromarray(noise), "PNG")), path, images="packed")
+    size = len(cached.readers[0].file(0))
+    assert size > 20_000
+    assert len(bomb) < 40_000
+    # Row 0 keeps its length, and is another file, with zeros behind its end.
+    spoil(path, cached.columns[0].values.offset, bomb[:size].ljust(size, b"\0"))
+    del cached
+    refused_in(path, 0, r"8900 x 8900 pixels, and it may have 9801", 5 << 20)
+
+
+def test_a_compressed_row_that_is_larger_than_the_index_says(path):
+    entry = make(SPARSE, path, compress="zstd").columns[0]
+    assert said(path) == [("sample", 400_000, None)]
+    spoil(path, entry.offsets.offset, np.array([0, 0, 0, 0, 1_000_000], "<u8").tobytes())
+    message = "row 3: it has 1000000 values, and it may have 400000 at most"
+    refused_in(path, 3, message, 1 << 20)
     changed(path, 0, most_values=(1 << 26) + 1)  # of four bytes
     with pytest.raises(CacheError, match="most_values is 67108865, and no whole number from 0"):
         CachedDataset(path)
@@ -201,61 +158,30 @@ def test_a_compressed_row_that_is_larger_than_the_index_says(tmp_path: Path) -> 
         (1, {"most": 1}, "lacks, or should not have, 'most'"),
     ],
 )
-def test_what_the_index_cannot_say(
-    tmp_path: Path, number: int, values: dict[str, Any], message: str
-) -> None:
-    path = tmp_path / "a.h5"
-    precompute(Pictures(), path, num_workers=0, images="png")
+def test_what_the_index_cannot_say(path, number, values, message):
+    make(PICTURES, path, images="png")
     changed(path, number, **values)
     with pytest.raises(CacheError, match=message):
         CachedDataset(path)
 
 
-def test_files_that_do_not_say_are_read_as_ever(tmp_path: Path) -> None:
-    for name, dataset, options in (
-        ("png", Pictures(), {"images": "png"}),
-        ("packed", Files(), {"images": "packed"}),
-        *([("zstd", Sparse(), {"compress": "zstd"})] if COMPRESSES else []),
-    ):
-        path = tmp_path / f"{name}.h5"
-        before = [bits(sample) for sample in precompute(dataset, path, num_workers=0, **options)]  # type: ignore[arg-type]
-        say_less(path)
-        assert [bits(sample) for sample in precompute(dataset, path, num_workers=0)] == before
-        assert {each[1:] for each in said(path)} == {(None, None)}
-        assert verify(path) == []
-
-
-def test_a_joined_file_says_the_most_of_its_shards(tmp_path: Path) -> None:
-    whole = precompute(Pictures(), tmp_path / "whole.h5", num_workers=0, images="png")
-    for rank in range(3):
-        precompute(
-            Pictures(), tmp_path / "a.h5", num_workers=0, images="png", shard=(rank, 3), wait=False
-        )
-    join(tmp_path / "a.h5")
-    assert said(tmp_path / "a.h5") == said(whole.path)
-    say_less(sorted((tmp_path / "a.parts").glob("*.h5"))[1])
-    join(tmp_path / "a.h5")
-    assert said(tmp_path / "a.h5") == [(each[0], None, None) for each in said(whole.path)]
-    assert [bits(s) for s in CachedDataset(tmp_path / "a.h5")] == [bits(s) for s in whole]
-
-
-def test_a_limit_of_ones_own(tmp_path: Path) -> None:
-    for name, dataset, options, most in (
-        ("raw", Pictures(), {}, 3 * LARGEST),
-        ("png", Pictures(), {"images": "png"}, 4 * LARGEST),
-        *([("zstd", Sparse(), {"compress": "zstd"}, 1_600_000)] if COMPRESSES else []),
-    ):
-        path = tmp_path / f"{name}.h5"
-        whole = precompute(dataset, path, num_workers=0, **options)  # type: ignore[arg-type]
-        before = [bits(sample) for sample in whole]
+@pytest.mark.parametrize("name", CASES)
+def test_files_that_do_not_say_and_a_limit_of_ones_own(path, name):
+    dataset, options, most = CASES[name]
+    whole = make(dataset, path, **options)
+    before = all_bits(whole)
+    if most is not None:
         limited = CachedDataset(path, largest=most)
-        assert [bits(sample) for sample in limited] == before
-        again = pickle.loads(pickle.dumps(limited))
-        assert again.largest == most
+        assert all_bits(limited) == before
+        assert pickle.loads(pickle.dumps(limited)).largest == most
         message = rf"has values that take .* in memory, and largest={most - 1} allows"
         with pytest.raises(CacheError, match=message):
             CachedDataset(path, largest=most - 1)
-        say_less(path)  # it does not say: each row is held to it
+    say_less(path)
+    assert all_bits(make(dataset, path)) == before
+    assert {each[1:] for each in said(path)} == {(None, None)}
+    assert verify(path) == []
+    if most is not None:  # it does not say: each row is held to it
         found = CachedDataset(path, largest=most - 1)
         assert bits(found[0]) == before[0]
         with pytest.raises(CacheError, match="and it may have"):
@@ -263,13 +189,21 @@ def test_a_limit_of_ones_own(tmp_path: Path) -> None:
         assert len(CachedDataset(path, largest=most)[:]) == len(before)
 
 
-def test_a_limit_for_a_joined_cache_and_for_rows_of_one_shape(tmp_path: Path) -> None:
-    for rank in range(3):
-        precompute(Pictures(), tmp_path / "a.h5", num_workers=0, shard=(rank, 3), wait=False)
-    join(tmp_path / "a.h5")
-    assert len(CachedDataset(tmp_path / "a.h5", largest=3 * LARGEST)[:]) == 9
+def test_a_joined_file_says_the_most_of_its_shards(path, tmp_path):
+    whole = make(PICTURES, tmp_path / "whole.h5", images="png")
+    sharded(PICTURES, path, images="png")
+    assert said(path) == said(whole.path)
+    say_less(sorted((tmp_path / "a.parts").glob("*.h5"))[1])
+    join(path)
+    assert said(path) == [(each[0], None, None) for each in said(whole.path)]
+    assert all_bits(CachedDataset(path)) == all_bits(whole)
+
+
+def test_a_limit_for_a_joined_cache_and_for_rows_of_one_shape(path, tmp_path):
+    sharded(PICTURES, path)
+    assert len(CachedDataset(path, largest=3 * LARGEST)[:]) == 9
     with pytest.raises(CacheError, match="column 'image' has values that take"):
-        CachedDataset(tmp_path / "a.h5", largest=3 * LARGEST - 1)[:]
+        CachedDataset(path, largest=3 * LARGEST - 1)[:]
     build(tmp_path / "b.h5", [np.zeros((10, 10)), np.ones((10, 10))])
     assert len(CachedDataset(tmp_path / "b.h5", largest=800)[:]) == 2
     with pytest.raises(CacheError, match="column 'sample' has values that take 800 bytes"):

@@ -4,18 +4,12 @@ Each is tried as it is, and with an index of ours in front whose digest is right
 forges a cache would have it. HDF5 itself follows all of them.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
 
-from dataloaders.cache.format.block import SMALLEST_BLOCK
 from helpers.cached import build
-from helpers.hostile import Whole
+from helpers.hostile import SMALLEST_BLOCK, Whole
 from helpers.processes import run_script
 
 SECRET = b"of somebody else"
@@ -23,27 +17,27 @@ SIZE = len(SECRET)
 BYTES = 20_000  # of the file, so that it has room for what the index says
 
 
-def external_link(file: h5py.File, folder: Path) -> None:
+def external_link(file, folder):
     file["columns/sample"] = h5py.ExternalLink(str(folder / "secret.h5"), "/secret")
 
 
-def external_storage(file: h5py.File, folder: Path) -> None:
+def external_storage(file, folder):
     elsewhere = [(str(folder / "secret.bin"), 0, SIZE)]
     file.create_dataset("columns/sample", (SIZE,), "u1", external=elsewhere)
 
 
-def virtual_dataset(file: h5py.File, folder: Path) -> None:
+def virtual_dataset(file, folder):
     layout = h5py.VirtualLayout((SIZE,), "u1")
     layout[:] = h5py.VirtualSource(str(folder / "secret.h5"), "secret", (SIZE,))
     file.create_virtual_dataset("columns/sample", layout)
 
 
-def soft_links_in_a_circle(file: h5py.File, folder: Path) -> None:
+def soft_links_in_a_circle(file, folder):
     file["columns/sample"] = h5py.SoftLink("/columns/other")
     file["columns/other"] = h5py.SoftLink("/columns/sample")
 
 
-def a_group_in_itself(file: h5py.File, folder: Path) -> None:
+def a_group_in_itself(file, folder):
     file["columns/sample"] = file["columns"]
 
 
@@ -82,7 +76,7 @@ print("h5py", "h5py" in sys.modules)
 
 @pytest.mark.parametrize("lead", LEADS, ids=lambda lead: lead.__name__)
 @pytest.mark.thinned(2)
-def test_what_hdf5_would_follow(lead: Callable[[h5py.File, Path], None], tmp_path: Path) -> None:
+def test_what_hdf5_would_follow(lead, tmp_path):
     (tmp_path / "secret.bin").write_bytes(SECRET)
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["secret"] = np.frombuffer(SECRET, "u1")

@@ -1,9 +1,6 @@
 """Reading takes no lock and writes nothing: as on NFS without locks, and on media of another."""
 
-from __future__ import annotations
-
 import signal
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,19 +44,19 @@ class Pictures(Dataset[Any]):
 
     classes = ("even", "odd")
 
-    def __init__(self) -> None:
+    def __init__(self):
         steps = [v2.Resize((20, 24)), v2.RandomCrop(16), v2.RandomHorizontalFlip()]
         self.transform = v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(picture(index)), index % 2
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("caches")
     precompute(Pictures(), folder / "raw.h5", num_workers=0)
     precompute(Pictures(), folder / "jpeg.h5", num_workers=0, images="jpeg")
@@ -71,14 +68,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Numbers(Dataset[Any]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 30
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return torch.arange(4000 + 100 * index) // (index + 1)
 
 
-def ran(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+def ran(folder, code):
     """What a process does that this is the code of; skips where the kernel has no filters."""
     done = warm.run(["-c", code, folder], timeout=100)
     if "no seccomp filter" in done.stderr:
@@ -99,13 +96,13 @@ def ran(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         "import threading; threading.Thread(target=lambda: open(folder / 'new', 'w')).start()",
     ],
 )
-def test_the_filter_sees_what_must_not_happen(tmp_path: Path, code: str) -> None:
+def test_the_filter_sees_what_must_not_happen(tmp_path, code):
     (tmp_path / "a").write_text("a")
     done = ran(tmp_path, f"{ALONE}\nimport fcntl\nforbid(writing=True)\n{code}")
     assert done.returncode == -signal.SIGSYS, (done.returncode, done.stderr)
 
 
-def test_the_hook_sees_what_must_not_happen(tmp_path: Path) -> None:
+def test_the_hook_sees_what_must_not_happen(tmp_path):
     done = ran(tmp_path, f"{ALONE}\nforbid_writing_in(folder)\n(folder / 'new').open('w')")
     assert done.returncode == 99
 
@@ -134,7 +131,7 @@ for path in sorted(folder.glob("*.h5")):
 """
 
 
-def test_rows_are_read_and_verified(folder: Path) -> None:
+def test_rows_are_read_and_verified(folder):
     done = ran(folder, START + ROWS)
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert done.stdout.split() == sorted(path.name for path in folder.glob("*.h5"))
@@ -161,14 +158,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.nightly
-def test_through_loaders_and_the_backend(folder: Path) -> None:
+def test_through_loaders_and_the_backend(folder):
     # torch's workers make semaphores, which are files elsewhere: no lock, and nothing in here.
     done = ran(folder, START + LOADERS)
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert done.stdout.split() == ["raw.h5", "jpeg.h5", "joined.h5"]
 
 
-def test_a_file_that_is_cut_short_under_a_reader(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     path = tmp_path / "a.h5"
     cached = precompute(Numbers(), path, num_workers=0)
     whole = path.read_bytes()

@@ -1,10 +1,7 @@
 """Files of format version 3 are read as ever: single, compressed, and joined from shards."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from helpers.compare import bits
 FILES = Path(__file__).parent / "data" / "cache_v3"
 
 
-def row(index: int) -> Any:
+def row(index):
     return {
         "image": np.full((2, 3, index % 2 + 1), index, np.uint8),
         "label": index,
@@ -24,20 +21,20 @@ def row(index: int) -> Any:
     }
 
 
-def text(index: int) -> str:
+def text(index):
     return f"abc{index}" * 6000
 
 
 @pytest.mark.parametrize(
     ("name", "sample"), [("one.h5", row), ("zstd.h5", text), ("joined.h5", row)]
 )
-def test_rows_and_checksums(name: str, sample: Any) -> None:
+def test_rows_and_checksums(name, sample):
     cached = CachedDataset(FILES / name)
     assert [bits(each) for each in cached] == [bits(sample(index)) for index in range(6)]
     assert verify(FILES / name) == []
 
 
-def test_a_joined_file_has_its_shards_beside_it(tmp_path: Path) -> None:
+def test_a_joined_file_has_its_shards_beside_it(tmp_path):
     for file in FILES.glob("joined*"):
         shutil.copy(file, tmp_path)
     cached = CachedDataset(tmp_path / "joined.h5")

@@ -1,10 +1,7 @@
 """Folders that this user may not look into, and users without a folder: said, with what to do."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +38,7 @@ if os.getuid() == 0:  # who may look anywhere; what is root's own cannot be impo
 
 
 @pytest.fixture
-def closed() -> Iterator[Path]:
+def closed():
     """A folder that nobody but root may look into, in one that everybody may."""
     with tempfile.TemporaryDirectory() as open_to_all:
         os.chmod(open_to_all, 0o777)
@@ -52,13 +49,13 @@ def closed() -> Iterator[Path]:
         folder.chmod(0o700)
 
 
-def told(folder: Path, source: str, **environment: str) -> list[str]:
+def told(folder, source, **environment):
     done = run_script(folder, AS_SOMEBODY_ELSE + source, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_a_folder_that_may_not_be_looked_into(closed: Path, tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_looked_into(closed, tmp_path):
     photos = closed.parent / "photos" / "cat"
     photos.mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(photos / "1.png")
@@ -101,7 +98,7 @@ for words in ({"backend": "h5"}, {"num_workers": "auto"}):
 """
 
 
-def test_a_cache_folder_that_cannot_be_made(closed: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_made(closed, tmp_path):
     folder = closed / "cache"
     first, second = told(tmp_path, BUILD, DATALOADERS_CACHE=str(folder))
     assert first.startswith(f"{folder / 'h5'} cannot be created or read (Permission denied); ")
@@ -110,7 +107,7 @@ def test_a_cache_folder_that_cannot_be_made(closed: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user that there is not")
-def test_a_user_without_a_home(tmp_path: Path) -> None:
+def test_a_user_without_a_home(tmp_path):
     source = "for name in ('HOME', 'XDG_CACHE_HOME', 'DATALOADERS_CACHE'):\n"
     source += "    os.environ.pop(name, None)\n"
     first, second, third = told(tmp_path, f'{source}{BUILD}\ncommand("list")\n')

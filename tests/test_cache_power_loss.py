@@ -1,10 +1,7 @@
 """What a power cut took of a build is made again."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaders.cache import precompute
-from dataloaders.cache.format.block import parts_folder
 
 SIZE, ROWS = 48, 4
 
@@ -21,13 +17,13 @@ SIZE, ROWS = 48, 4
 class Samples:
     """Images of one shape or of several; the last but two fails where it is told to."""
 
-    def __init__(self, varying: bool, fails: bool = False) -> None:
+    def __init__(self, varying, fails=False):
         self.varying, self.fails = varying, fails
 
-    def __len__(self) -> int:
+    def __len__(self):
         return SIZE
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         if self.fails and index == SIZE - 3:
             raise ValueError("stop")
         width = 41 + (index % 7 if self.varying else 0)
@@ -36,7 +32,7 @@ class Samples:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one shape", "several shapes"])
-def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def begun(request, tmp_path_factory):
     """A build that was interrupted, and the file that it is to become."""
     folder = tmp_path_factory.mktemp("begun")
     with pytest.raises(ValueError, match="stop"):
@@ -47,17 +43,15 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_what_never_reached_the_disk_is_made_again(
-    begun: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_what_never_reached_the_disk_is_made_again(begun, tmp_path_factory, data):
     """Names without files, files without contents, in any combination.
 
     A part is synced before it has its name, so nothing else is lost of one that has it.
     """
     varying, interrupted, whole = begun
     path = tmp_path_factory.mktemp("cut") / "a.h5"
-    folder = parts_folder(path)
-    shutil.copytree(parts_folder(interrupted), folder)
+    folder = path.with_suffix(".parts")
+    shutil.copytree(interrupted.with_suffix(".parts"), folder)
     parts = sorted(folder.glob("*.h5"))
     assert len(parts) == SIZE // ROWS - 1
     for number in sorted(data.draw(st.sets(st.integers(0, len(parts) - 1)))):

@@ -1,14 +1,11 @@
 """A sample taken apart and put together: the same to the bit, or a message that says why not."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
 import re
 from collections import OrderedDict, namedtuple
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,20 +30,15 @@ from helpers.cached import KEYS, SAMPLES, Point, palettes
 from helpers.compare import bits
 
 
-def there_and_back(sample: Any) -> Any:
+def there_and_back(sample):
     structure, cells = split(sample)
     return join(structure, [leaf_of(cell.kind, cell.values) for cell in cells])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(SAMPLES)
-def test_a_sample_comes_back_to_the_bit(sample: Any) -> None:
+def test_a_sample_comes_back_to_the_bit(sample):
     assert bits(there_and_back(sample)) == bits(sample)
-
-
-@settings(max_examples=200, deadline=None)
-@given(SAMPLES)
-def test_every_cell_is_one_that_the_index_allows(sample: Any) -> None:
     structure, cells = split(sample)
     assert len(leaf_paths(structure)) == len(cells)
     for cell in cells:
@@ -56,9 +48,9 @@ def test_every_cell_is_one_that_the_index_allows(sample: Any) -> None:
         assert fits(cell.kind, cell.values.dtype.str, of, None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(palettes(st.none() | st.integers(-2, 300) | st.binary(max_size=300)), st.booleans())
-def test_an_image_with_a_palette_comes_back_or_is_refused(image: Any, converted: bool) -> None:
+def test_an_image_with_a_palette_comes_back_or_is_refused(image, converted):
     if converted:
         with suppress(ValueError):  # an index that there is not
             image.convert("RGBA")  # which puts its transparency into Pillow's palette
@@ -88,22 +80,20 @@ def test_an_image_with_a_palette_comes_back_or_is_refused(image: Any, converted:
     assert split(image)[1][0].values.tobytes() == cell.values.tobytes()
 
 
-def test_an_image_with_colours_that_png_lacks() -> None:
+def test_an_image_with_colours_that_png_lacks():
     image = Image.new("P", (2, 2))
     image.putpalette([1, 2, 3, 4], "CMYK")
     with pytest.raises(CacheError, match=r"mode 'P', .*\(PNG does not .*numpy\.array\(image\)"):
         split(image)
 
 
-def test_an_image_with_a_palette_that_could_not_be_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_image_with_a_palette_that_could_not_be_read_again(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with pytest.raises(CacheError, match=r"mode 'P', .*DecompressionBombError.*numpy\.array"):
         split(Image.new("P", (40, 40)))
 
 
-def test_nothing_but_a_palette_gets_into_a_file() -> None:
+def test_nothing_but_a_palette_gets_into_a_file():
     image = Image.new("P", (5, 4), 1)
     image.putpalette([1, 2, 3, 4, 5, 6])
     (clean,) = split(image)[1]
@@ -114,7 +104,7 @@ def test_nothing_but_a_palette_gets_into_a_file() -> None:
 
 
 @pytest.mark.parametrize("said", ["", "RGB", "RGB 3", "RGB -1", "RGB 01", "CMYK 1", "RGBA  1"])
-def test_what_a_file_cannot_say_of_its_palette(said: str) -> None:
+def test_what_a_file_cannot_say_of_its_palette(said):
     image = Image.new("P", (2, 2))
     image.putpalette([1, 2, 3, 4, 5, 6])
     info, file = PngInfo(), io.BytesIO()
@@ -124,15 +114,8 @@ def test_what_a_file_cannot_say_of_its_palette(said: str) -> None:
         leaf_of("encoded:PNG:P", np.frombuffer(file.getvalue(), np.uint8))
 
 
-def test_an_image_is_kept_as_planes() -> None:
-    image = Image.new("RGB", (4, 2), (1, 2, 3))
-    (cell,) = split(image)[1]
-    assert (cell.kind, cell.values.shape) == ("image:RGB", (3, 2, 4))
-    assert [set(plane.reshape(-1).tolist()) for plane in cell.values] == [{1}, {2}, {3}]
-
-
 @pytest.mark.parametrize("kind", ["Image", "Mask", "Video"])
-def test_tv_tensors(kind: str) -> None:
+def test_tv_tensors(kind):
     value = getattr(tv_tensors, kind)(torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2))
     back = there_and_back(value)
     assert type(back) is type(value)
@@ -153,19 +136,19 @@ def test_tv_tensors(kind: str) -> None:
         np.asfortranarray(np.arange(6).reshape(2, 3)),
     ],
 )
-def test_any_memory_order(value: Any) -> None:
+def test_any_memory_order(value):
     back = there_and_back(value)
     assert bits(back)[1:] == bits(value.detach() if hasattr(value, "detach") else value)[1:]
 
 
-def test_a_leaf_is_a_copy() -> None:
+def test_a_leaf_is_a_copy():
     for value in (torch.zeros(3), np.zeros(3), np.zeros(3, bool), torch.zeros(3).bool()):
         (cell,) = split(value)[1]
         leaf_of(cell.kind, cell.values)[0] = 1
         assert not value.any()
 
 
-def test_what_is_a_list_and_what_is_one_leaf() -> None:
+def test_what_is_a_list_and_what_is_one_leaf():
     assert split([1, [2.5, "a", None, {"b": True}]])[0] == 0
     assert split([])[0] == 0
     assert split([1, torch.zeros(1)])[0] == {"list": [0, 1]}
@@ -175,13 +158,7 @@ def test_what_is_a_list_and_what_is_one_leaf() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["\ud83d\ude00", "\udc80", "a\x00", "é\U0001f600"])
-def test_halves_of_characters_stay_halves(text: str) -> None:
-    for sample in (text, [text], {"a": [[text]]}, [{"a": text}]):
-        assert bits(there_and_back(sample)) == bits(sample)
-
-
-def test_a_namedtuple_can_be_pickled() -> None:
+def test_a_namedtuple_can_be_pickled():
     back = there_and_back(Point(1, "a"))
     assert type(back).__name__ == "Point"
     assert back == Point(1, "a")
@@ -221,23 +198,23 @@ class Odd:
         (namedtuple("A", "x")(Odd()), "Odd"),
     ],
 )
-def test_what_cannot_be_kept_is_named(sample: Any, message: str) -> None:
+def test_what_cannot_be_kept_is_named(sample, message):
     with pytest.raises(CacheError, match=message):
         split(sample)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_of_the_older_kind_is_named() -> None:
+def test_a_nested_tensor_of_the_older_kind_is_named():
     with pytest.raises(CacheError, match=r"is a Tensor of .*return nested tensors as a list"):
         split(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
 
 
-def test_a_sample_without_an_end() -> None:
-    sample: dict[str, Any] = {}
+def test_a_sample_without_an_end():
+    sample = {}
     sample["a"] = sample
     with pytest.raises(CacheError, match="nested more than 64 deep"):
         split(sample)
-    endless: list[Any] = []
+    endless = []
     endless.append(endless)
     with pytest.raises(CacheError, match="nested more than 64 deep"):
         split(endless)
@@ -246,8 +223,8 @@ def test_a_sample_without_an_end() -> None:
 # Names of columns
 
 
-def test_names() -> None:
-    def names(sample: Any) -> list[str]:
+def test_names():
+    def names(sample):
         return column_names(split(sample)[0])
 
     assert names(1) == ["sample"]
@@ -262,7 +239,7 @@ def test_names() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(SAMPLES | st.dictionaries(st.sampled_from(["a", "a~2", 1, "1", "1~2"]) | KEYS, st.just(1)))
-def test_no_name_is_in_the_way_of_another(sample: Any) -> None:
+def test_no_name_is_in_the_way_of_another(sample):
     names = column_names(split(sample)[0])
     assert len(set(names)) == len(names)
     for name in names:
@@ -270,13 +247,6 @@ def test_no_name_is_in_the_way_of_another(sample: Any) -> None:
         for part in name.split("/"):
             assert part.strip(". ")
         assert not any(other.startswith(f"{name}/") for other in names)
-
-
-def test_many_names_take_no_time_that_grows_with_their_square() -> None:
-    structure = {"list": [{"dict": [[1, 2 * n], ["1", 2 * n + 1]]} for n in range(5000)]}
-    assert len(set(column_names(structure))) == 10_000
-    same = {"list": [{"dict": [[f"{'a' * 200}{n}", n] for n in range(10_000)]}]}
-    assert len(set(column_names(same))) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -293,23 +263,15 @@ def test_many_names_take_no_time_that_grows_with_their_square() -> None:
         {"namedtuple": ["A", [[f"x{n}", n] for n in range(300)]]},
     ],
 )  # fmt: skip
-def test_a_malformed_structure(structure: Any) -> None:
+def test_a_malformed_structure(structure):
     with pytest.raises(CacheError, match="structure of the samples is malformed"):
-        leaf_paths(structure)
-
-
-def test_a_structure_that_is_too_deep() -> None:
-    structure: Any = 0
-    for _ in range(70):
-        structure = {"list": [structure]}
-    with pytest.raises(CacheError, match="malformed"):
         leaf_paths(structure)
 
 
 # Cells that nobody wrote
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(
         ["int", "float", "complex", "bool", "str", "bytes", "bytearray", "none", "json", "array",
@@ -321,9 +283,7 @@ def test_a_structure_that_is_too_deep() -> None:
     st.lists(st.integers(0, 4), max_size=4),
     st.binary(min_size=16, max_size=16),
 )  # fmt: skip
-def test_any_cell_gives_a_value_or_a_cache_error(
-    kind: str, dtype: str, shape: list[int], seed: bytes
-) -> None:
+def test_any_cell_gives_a_value_or_a_cache_error(kind, dtype, shape, seed):
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize
     values = np.frombuffer((seed * (count // 16 + 1))[:count], dtype).reshape(shape)
     allowed = fits(kind, dtype, len(shape), tuple(shape))
@@ -339,12 +299,12 @@ def test_any_cell_gives_a_value_or_a_cache_error(
 
 
 @pytest.mark.parametrize("shape", [(3, 2**40, 0), (3, 0, 2**60), (3, 2**30, 0)])
-def test_an_image_without_pixels_has_no_billion_lines(shape: tuple[int, ...]) -> None:
+def test_an_image_without_pixels_has_no_billion_lines(shape):
     with pytest.raises(CacheError, match="too many lines"):
         leaf_of("image:RGB", np.empty(0, "|u1").reshape(shape))
 
 
-def test_json_that_is_too_deep() -> None:
+def test_json_that_is_too_deep():
     text = np.frombuffer(b"[" * 100_000, "|u1")
     with pytest.raises(CacheError, match="cannot hold"):
         leaf_of("json", text)

@@ -9,11 +9,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -82,11 +84,15 @@ class Moment:
     signal: int
     reading: int | None
     change: int | None
+    whom: str = "all"
     group: int = 0
 
     def strike(self) -> None:
-        """Send the signal."""
-        os.killpg(self.group, self.signal)
+        """Send the signal: to all, to the builder, or to whoever reads the sample."""
+        if self.whom == "all":
+            os.killpg(self.group, self.signal)
+        else:
+            os.kill(self.group if self.whom == "builder" else os.getpid(), self.signal)
 
     def watch(self, folder: Path) -> None:
         """Count what this process and those that it starts do to files below ``folder``."""
@@ -131,8 +137,16 @@ class Samples:
 
 
 signals = st.sampled_from([signal.SIGKILL, signal.SIGINT])
-moments = st.builds(Moment, signals, st.integers(0, 25), st.none()) | st.builds(
-    Moment, signals, st.none(), st.integers(1, 60)
+moments = st.one_of(
+    st.builds(Moment, signals, st.integers(0, 25), st.none()),
+    st.builds(Moment, signals, st.none(), st.integers(1, 60)),
+    st.builds(
+        Moment,
+        st.just(signal.SIGKILL),
+        st.integers(0, 25),
+        st.none(),
+        st.sampled_from(["builder", "reader"]),
+    ),
 )
 
 
@@ -215,8 +229,11 @@ class Caches(RuleBasedStateMachine):
     def stop(self, moment: Moment, workers: int, rank: int) -> None:
         """Begin to build, and be stopped by a signal to the builder and its workers."""
         shard = {} if self.ranks == 1 else {"shard": (rank, self.ranks), "wait": False}
-        status = ended(self.start(moment, num_workers=workers, **shard))
-        assert status in (0, -moment.signal) or (status == 2 and self.hurt), status
+        pid = self.start(moment, num_workers=workers, **shard)
+        status = ended(pid)
+        assert left_of_group(pid) == []
+        killed_worker = status == 3 and moment.whom == "reader" and workers
+        assert status in (0, -moment.signal) or (status == 2 and self.hurt) or killed_worker, status
         if status == 0 and self.ranks == 1:
             self.finished()
 
@@ -338,6 +355,8 @@ class Caches(RuleBasedStateMachine):
             status = 130
         except CacheError:
             status = 2
+        except RuntimeError as error:
+            status = 3 if "DataLoader worker" in str(error) else 1
         except BaseException:
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         finally:
@@ -374,6 +393,17 @@ class Caches(RuleBasedStateMachine):
             if row != self.fails
         ]
         return samples if make is not image else [(LIVE.transforms[0](i), n) for i, n in samples]
+
+
+def left_of_group(pid: int) -> list[psutil.Process]:
+    """Return the processes of a builder's group that do not end soon after it."""
+    members = []
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if os.getpgid(process.pid) == pid:
+                members.append(process)
+    alive = psutil.wait_procs(members, timeout=20)[1]
+    return [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def ended(pid: int) -> int:

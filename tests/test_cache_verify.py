@@ -1,25 +1,21 @@
 """Every flipped bit is found, wherever it is, and what it hit is named."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dataloaders.cache.format.block import HEADER
-from dataloaders.cache.format.checksums import BLOCK
-from dataloaders.cache.format.index import Index
-from dataloaders.cache.read.verification import Damage, verify
+from dataloaders.cache import verify
 from dataloaders.errors import CacheError
 from helpers.cached import build, mixed
+from helpers.hostile import BLOCK, HEADER
 
 FLIPS = 400
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Index]:
+def whole(tmp_path_factory):
     """A file of a few blocks, with every sort of column, and failed samples."""
     path = tmp_path_factory.mktemp("whole") / "a.h5"
     samples = [{**sample, "large": np.full(20_000, row, np.uint8)}
@@ -28,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Index]:
     return path.read_bytes(), index
 
 
-def what_is_at(index: Index, text: int, offset: int) -> str:
+def what_is_at(index, text, offset):
     """What stands at ``offset``, by the index alone."""
     if offset < HEADER + text:
         return "the index: "
@@ -40,24 +36,21 @@ def what_is_at(index: Index, text: int, offset: int) -> str:
             name = f"column {column.name!r}" + ("" if part == "values" else f" ({part})")
             places.append((name, np.dtype(dtype).itemsize, extent))
     assert index.failed is not None
-    places += [
-        ("list of failed", 8, index.failed[0]),
-        ("list of failed", 1, index.failed[1]),
-    ]
+    places += [("list of failed", 8, index.failed[0]), ("list of failed", 1, index.failed[1])]
     for name, width, (begin, size) in places:
         if begin <= offset < begin + size * width:
             return name
     return "HDF5's own records"
 
 
-def flipped(path: Path, whole: bytes, offset: int, bit: int) -> list[Damage]:
+def flipped(path, whole, offset, bit):
     data = bytearray(whole)
     data[offset] ^= 1 << bit
     path.write_bytes(data)
     return verify(path)
 
 
-def test_an_undamaged_file(tmp_path: Path, whole: tuple[bytes, Index]) -> None:
+def test_an_undamaged_file(tmp_path, whole):
     (tmp_path / "a.h5").write_bytes(whole[0])
     assert verify(tmp_path / "a.h5") == []
     assert verify(str(tmp_path / "a.h5")) == []
@@ -65,7 +58,7 @@ def test_an_undamaged_file(tmp_path: Path, whole: tuple[bytes, Index]) -> None:
 
 @pytest.mark.parametrize("where", ["anywhere", "user block", "index", "records", "checksums"])
 @pytest.mark.nightly
-def test_every_flipped_bit_is_found(tmp_path: Path, whole: tuple[bytes, Index], where: str) -> None:
+def test_every_flipped_bit_is_found(tmp_path, whole, where):
     data, index = whole
     text = len(index.text())
     draw = random.Random(where)
@@ -98,14 +91,14 @@ def test_every_flipped_bit_is_found(tmp_path: Path, whole: tuple[bytes, Index], 
             assert all(damage.bytes <= max(BLOCK, index.user_block) for damage in damages)
 
 
-def test_every_bit_of_the_header_counts(tmp_path: Path, whole: tuple[bytes, Index]) -> None:
+def test_every_bit_of_the_header_counts(tmp_path, whole):
     for offset in range(HEADER):
         for bit in range(8):
             (damage,) = flipped(tmp_path / "a.h5", whole[0], offset, bit)
             assert damage.what.startswith("the index: ")
 
 
-def test_several_damages_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_several_damages_in_the_order_of_the_file(tmp_path):
     path = tmp_path / "a.h5"
     index = build(path, [np.full(BLOCK, row, np.uint8) for row in range(6)])
     data = bytearray(path.read_bytes())
@@ -121,7 +114,7 @@ def test_several_damages_in_the_order_of_the_file(tmp_path: Path) -> None:
     assert "column 'sample'" in damages[1].what
 
 
-def test_swapped_blocks_are_found(tmp_path: Path) -> None:
+def test_swapped_blocks_are_found(tmp_path):
     path = tmp_path / "a.h5"
     index = build(path, [np.full(BLOCK, row, np.uint8) for row in range(8)])
     data = path.read_bytes()
@@ -135,7 +128,7 @@ def test_swapped_blocks_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [-1, -BLOCK, 1, 5000])
-def test_a_file_of_another_length(tmp_path: Path, whole: tuple[bytes, Index], change: int) -> None:
+def test_a_file_of_another_length(tmp_path, whole, change):
     data = whole[0]
     (tmp_path / "a.h5").write_bytes(data[:change] if change < 0 else data + bytes(change))
     (damage,) = verify(tmp_path / "a.h5")
@@ -143,16 +136,16 @@ def test_a_file_of_another_length(tmp_path: Path, whole: tuple[bytes, Index], ch
     assert ("truncated" in damage.what) == (change < 0)
 
 
-def test_progress(tmp_path: Path) -> None:
+def test_progress(tmp_path):
     build(tmp_path / "a.h5", [np.zeros(BLOCK, np.uint8)] * 600)
-    seen: list[tuple[int, int]] = []
+    seen = []
     verify(tmp_path / "a.h5", lambda done, of: seen.append((done, of)))
     assert len(seen) == 3
     assert seen[-1][0] == seen[-1][1] == (tmp_path / "a.h5").stat().st_size - 4096
     assert [done for done, _ in seen[:-1]] == [256 * BLOCK, 512 * BLOCK]
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file(tmp_path):
     with pytest.raises(CacheError, match="there is no cache at"):
         verify(tmp_path / "a.h5")
     (damage,) = verify(Path(__file__))

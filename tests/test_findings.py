@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -343,7 +344,8 @@ def test_a_stall_that_was_measured_is_the_gain() -> None:
     assert "measured here: 2.00 ms a batch less (1.00 to 3.00)" in str(finding)
 
 
-def test_gradients_reduced_before_the_optimizer_steps() -> None:
+def test_gradients_reduced_before_the_optimizer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts one of its own there
     torch.distributed.init_process_group(
         "gloo",
         store=torch.distributed.HashStore(),

@@ -1,15 +1,10 @@
 """A batch made by several threads: the same batch, torch's own settings untouched, none left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,22 +25,22 @@ LARGE = 1 << 30
 
 
 @pytest.fixture
-def team() -> Iterator[Team]:
+def team():
     made = Team(3)
     yield made
     made.close()
 
 
-def ours() -> list[str]:
+def ours():
     return [each.name for each in threading.enumerate() if each.name.startswith("dataloaders-h5")]
 
 
-def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team: Team) -> None:
+def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team):
     before = torch.get_num_threads()
-    seen: list[tuple[int, int, str, int]] = []
+    seen = []
     together = threading.Barrier(3, timeout=20)
 
-    def part(begin: int, end: int) -> None:
+    def part(begin, end):
         together.wait()
         seen.append((begin, end, threading.current_thread().name, torch.get_num_threads()))
 
@@ -54,7 +49,7 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team: Team
     assert len({name for _, _, name, _ in seen}) == 3
     assert {threads for _, _, _, threads in seen} == {1}
     assert torch.get_num_threads() == before
-    found: list[int] = []
+    found = []
     later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     later.start()
     later.join()
@@ -62,17 +57,17 @@ def test_each_part_is_made_once_in_a_thread_that_torch_does_not_split(team: Team
 
 
 @pytest.mark.parametrize(("threads", "nbytes"), [(1, LARGE), (3, 1000)])
-def test_nothing_is_started_where_it_does_not_pay(threads: int, nbytes: int) -> None:
-    seen: list[tuple[int, int, int]] = []
+def test_nothing_is_started_where_it_does_not_pay(threads, nbytes):
+    seen = []
     Team(threads).split(10, nbytes, lambda *ends: seen.append((*ends, threading.get_ident())))
     assert seen == [(0, 10, threading.get_ident())]
     assert ours() == []
 
 
-def test_an_error_comes_when_nobody_writes_any_more(team: Team) -> None:
-    ended: list[int] = []
+def test_an_error_comes_when_nobody_writes_any_more(team):
+    ended = []
 
-    def part(begin: int, end: int) -> None:
+    def part(begin, end):
         if begin == 0:
             raise ValueError("the first part")
         ended.append(begin)
@@ -82,11 +77,11 @@ def test_an_error_comes_when_nobody_writes_any_more(team: Team) -> None:
     assert sorted(ended) == [3, 6]
 
 
-def test_each_is_made_once_by_whoever_is_free(team: Team) -> None:
-    seen: list[tuple[int, str]] = []
+def test_each_is_made_once_by_whoever_is_free(team):
+    seen = []
     others = threading.Semaphore(0)
 
-    def one(number: int) -> None:
+    def one(number):
         seen.append((number, threading.current_thread().name))
         if number == 0:  # until the others have made all the rest
             assert all(others.acquire(timeout=20) for _ in range(19))
@@ -99,11 +94,11 @@ def test_each_is_made_once_by_whoever_is_free(team: Team) -> None:
     assert [number for number, name in seen if name == slow] == [0]
 
 
-def test_after_an_error_no_other_is_begun(team: Team) -> None:
-    begun: list[int] = []
+def test_after_an_error_no_other_is_begun(team):
+    begun = []
     together = threading.Barrier(3, timeout=20)
 
-    def one(number: int) -> None:
+    def one(number):
         begun.append(number)
         together.wait()
         raise IndexError("any of the first three")
@@ -113,16 +108,16 @@ def test_after_an_error_no_other_is_begun(team: Team) -> None:
     assert sorted(begun) == [0, 1, 2]
 
 
-def test_a_larger_batch_has_threads_added(team: Team) -> None:
+def test_a_larger_batch_has_threads_added(team):
     for size, expected in ((2, 2), (1, 2), (3, 3), (2, 3)):
-        parts: list[int] = []
+        parts = []
         team.split(9, size * _LEAST_BYTES, lambda begin, _, parts=parts: parts.append(begin))
         assert len(parts) == size
         assert len(ours()) == expected
 
 
-def test_threads_end_and_begin_again(team: Team) -> None:
-    done: list[int] = []
+def test_threads_end_and_begin_again(team):
+    done = []
     for _ in range(2):
         team.split(2, LARGE, lambda begin, _: done.append(begin))
         assert len(ours()) >= 1
@@ -131,7 +126,7 @@ def test_threads_end_and_begin_again(team: Team) -> None:
     assert sorted(done) == [0, 0, 1, 1]
 
 
-def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team: Team) -> None:
+def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team):
     team.split(3, LARGE, lambda begin, end: None)
     copied = pickle.loads(pickle.dumps(team))
     read, write = os.pipe()
@@ -139,7 +134,7 @@ def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team: Team) -> No
     if pid == 0:
         status = 1
         try:
-            done: list[int] = []
+            done = []
             for each in (team, copied):
                 each.split(3, LARGE, lambda begin, _: done.append(begin))
             os.write(write, str(sorted(done)).encode())
@@ -155,24 +150,22 @@ def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team: Team) -> No
 class Photos:
     """Twenty images: a batch of them is 14 MB as bytes."""
 
-    def __init__(self, floats: bool) -> None:
+    def __init__(self, floats):
         last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4], [0.3])]
         steps = [v2.RandomCrop(480), v2.RandomHorizontalFlip(), v2.ToImage()]
         self.transform = v2.Compose([*steps, *(last if floats else [])])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 20
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         pixels = np.random.default_rng(index).integers(0, 256, (500, 500, 3), np.uint8)
         return self.transform(Image.fromarray(pixels)), index
 
 
 @pytest.mark.parametrize(("floats", "images"), [(False, None), (True, None), (False, "jpeg")])
-def test_batches_are_the_same_and_no_thread_stays(
-    floats: bool, images: Any, tmp_path: Path
-) -> None:
-    def loader(threads: int) -> DataLoader[Any]:
+def test_batches_are_the_same_and_no_thread_stays(floats, images, tmp_path):
+    def loader(threads):
         backend = H5(tmp_path / "a.h5", images=images, threads=threads)
         return DataLoader(Photos(floats), 20, seed=2, backend=backend)
 

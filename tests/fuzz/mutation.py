@@ -14,11 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataloaders.cache.format.block import seal
-from dataloaders.cache.sample.cell import _MODES, _PLAIN_KINDS, _TORCH, fits
-from dataloaders.cache.sample.sample import DTYPES
+from dataloaders.cache.sample.cell import _MODES, _PLAIN_KINDS, _TORCH, DTYPES, fits
 from fuzz.sealed import LARGEST, Opened, block_of, encoded, opened, refitted
-from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in
+from helpers.hostile import KINDS, NUMBERS, ODD_DTYPES, places_in, seal
 
 __all__ = ["few_bytes", "file", "folder", "json_text", "packed", "unpacked"]
 

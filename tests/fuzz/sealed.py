@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dataloaders.cache.format.block import HEADER, seal
-from dataloaders.cache.format.checksums import BLOCK
 from dataloaders.cache.sample.sample import DTYPES, column_names
 from dataloaders.errors import CacheError
+from helpers.hostile import BLOCK, HEADER, seal
 
 __all__ = ["LARGEST", "Opened", "opened", "refitted"]
 

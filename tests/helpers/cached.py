@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,13 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataloaders.cache import CachedDataset
 from dataloaders.cache.build.rows import Gathered
-from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
-from dataloaders.cache.sample.sample import DTYPES, split
+from dataloaders.cache.sample.cell import DTYPES, Cell
+from dataloaders.cache.sample.sample import split
+
+from .compare import assert_same
 
 Point = namedtuple("Point", "x y")
 MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
@@ -26,13 +30,65 @@ TORCH_DTYPES = (
 )  # fmt: skip
 
 
-def build(path: Path, samples: Sequence[Any], **said: Any) -> Index:
+def build(path: Path, samples: Sequence[Any], **said: Any) -> Any:
     """A cache of these samples at ``path``; what it says of itself as `About` has it."""
+    return build_of_cells(path, [split(sample) for sample in samples], **said)
+
+
+def build_of_cells(path: Path, samples: Sequence[tuple[Any, Any]], **said: Any) -> Any:
+    """A cache of samples that are structures and cells already; its index."""
     said.setdefault("samples", len(samples) + len(said.get("failed", ())))
     rows = Gathered()
-    for number, sample in enumerate(samples):
-        rows.add(number, *split(sample))
+    for number, (structure, cells) in enumerate(samples):
+        rows.add(number, structure, cells)
     return write_cache(path, About(**said), rows.structure, rows.rows, rows.entries(), rows.blocks)
+
+
+def build_of_bytes(path: Path, kind: str, data: bytes, rows: int = 2) -> CachedDataset:
+    """A cache whose rows are these bytes, said to be of a kind, and sound in everything else."""
+    cell = Cell(kind, np.frombuffer(data, np.uint8))
+    build_of_cells(path, [(0, [cell])] * rows)
+    return CachedDataset(path)
+
+
+def smooth(number: int, height: int = 24, width: int = 30, mode: str = "RGB") -> Any:
+    """A picture with gradients, as photos have."""
+    y, x = np.mgrid[:height, :width]
+    planes = [np.sin(x / (9 + number)) * 80 + 120, np.cos(y / 7) * 70 + 110, (x + y) * 3 + number]
+    planes.append(x * 7 + number)
+    pixels = np.stack(planes, 2).astype(np.uint8)
+    if mode in ("RGBA", "CMYK"):
+        return Image.frombytes(mode, (width, height), pixels.tobytes())
+    return Image.fromarray(np.ascontiguousarray(pixels[..., :3])).convert(mode)
+
+
+def seeded(dataset: Any, index: int) -> Any:
+    """A sample, with the process-wide generators seeded for it."""
+    torch.manual_seed(index + 100)
+    random.seed(index)
+    np.random.seed(index)
+    return dataset[index]
+
+
+def assert_all_equal(cached: Any, dataset: Any) -> None:
+    """Samples are the dataset's, to the bit, though what stays live draws."""
+    assert len(cached) == len(dataset)
+    for index in range(len(dataset)):
+        assert_same(seeded(cached, index), seeded(dataset, index), strides=False)
+
+
+def kinds(cached: CachedDataset) -> dict[str, list[str]]:
+    """By column, the kinds of its cells."""
+    return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
+
+
+def spoil(path: Path, offset: int, data: bytes | None = None) -> None:
+    """Other bytes at a place of a file: a bit flipped, if it is not said which."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        new = bytes([file.read(1)[0] ^ 1]) if data is None else data
+        file.seek(offset)
+        file.write(new)
 
 
 def mixed(rows: int) -> list[Any]:

@@ -41,10 +41,13 @@ class Pictures:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> Any:
+    def image(self, index: int) -> Any:
         height, width = self.sizes[index % len(self.sizes)]
         places = np.arange(height * width * 3).reshape(height, width, 3) // 50 + index * 31
-        image: Any = Image.fromarray((places % 251).astype(np.uint8))
+        return Image.fromarray((places % 251).astype(np.uint8))
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.image(index)
         if self.transform is not None:
             image = self.transform(image)
         return {"image": image, "vector": torch.full((300,), index / 7), "label": index}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ class Numbered(Dataset[Any]):
         if self.log is not None:
             with open(self.log, "a") as file:
                 file.write(f"{index}\n")
+        return self.sample(index)
+
+    def sample(self, index: int) -> Any:
         values = np.random.default_rng(index + self.shift)
         return {
             "image": torch.from_numpy(values.integers(0, 256, (3, 8, 8), dtype=np.uint8)),
@@ -37,6 +41,19 @@ class Numbered(Dataset[Any]):
             "name": f"sample {index}" if index % 3 else None,
             "label": index,
         }
+
+    def reads(self) -> list[int]:
+        """Return the numbers of the samples that were read."""
+        return [int(line) for line in self.log.read_text().split()] if self.log else []
+
+
+class Made(Numbered):
+    """What a function makes of each number; the class of a user's own dataset, in a line."""
+
+    def __init__(self, make: Callable[[int], Any], size: int = SIZE, **said: Any) -> None:
+        super().__init__(size)
+        self.sample = make  # type: ignore[method-assign]
+        self.__dict__.update(said)
 
 
 numbered = Numbered()
