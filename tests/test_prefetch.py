@@ -28,7 +28,7 @@ from dataloaders.errors import BackendWarning, OptionError
 from helpers.compare import assert_same
 from helpers.contract import Unloadable, fails_at_five, hangs
 from helpers.datasets import SIZE, MapDataset, SizedStream, integer_sample, tensor_sample
-from helpers.processes import children, wait_until_gone
+from helpers.processes import Held, children, wait_until_gone
 from helpers.waits import becomes_true
 
 THREAD = "dataloaders-prefetch"
@@ -483,3 +483,19 @@ def test_the_stages_have_names_in_a_profile():
         list(loader)
     names = {event.key for event in profile.key_averages()}
     assert {"dataloaders: wait", "dataloaders: take"} <= names
+
+
+@pytest.mark.usefixtures("workers_end_fast")
+def test_workers_end_with_their_error_and_not_at_the_next_collection():
+    before = Held.now()
+    gc.disable()
+    try:
+        batches = iter(DataLoader(range(8), 4, num_workers=1, collate_fn=int, backend="prefetch"))
+        try:
+            next(batches)
+        except TypeError:
+            pass
+        del batches
+        assert before.left_behind() == []
+    finally:
+        gc.enable()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import torch
@@ -87,6 +88,14 @@ class Epoch:
             source.cancel()
         if not isinstance(threading.current_thread(), PrefetchThread):
             self.done.wait(_PATIENCE_S)  # so that workers have ended when a ``break`` returns
+        self._drop()
+
+    def _drop(self) -> None:
+        """Let go of what nobody will ask for: an error's traceback holds this epoch."""
+        with suppress(Empty):
+            while True:
+                self.ready.get_nowait()
+        self.ready.put(None)
 
     def run(self, failure: BaseException | None) -> None:
         """Take and send batches until the epoch ends or is stopped; on the prefetch thread."""
@@ -101,7 +110,11 @@ class Epoch:
                     return
                 item = self._next(source)
                 self.ready.put(item)
-                if item is None:
+                ended = item is None
+                # An error's traceback holds this frame, which must not hold the error: a cycle
+                # would keep the workers until the collector finds it.
+                del item
+                if ended:
                     return
         except Cancelled:
             return
@@ -112,6 +125,8 @@ class Epoch:
             # The source first: what it holds open ends with its last reference, and whoever waits
             # for ``done`` must find it so.
             del source
+            if self._stopped:
+                self._drop()
             self.done.set()
 
     def _next(self, source: Ahead) -> Item:
