@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -181,7 +182,7 @@ class Caches(RuleBasedStateMachine):
             "single_file": single_file,
             **KINDS[kind][1],
         }
-        self.ranks = ranks
+        self.ranks = min(ranks, size)
         self.whole: dict[Path, bytes] = {}  # the files of a finished cache; empty: none is finished
         self.versions = {0}  # what may be read
         self.stale = False  # whether an unfinished build may be of another version
@@ -232,7 +233,8 @@ class Caches(RuleBasedStateMachine):
         pid = self.start(moment, num_workers=workers, **shard)
         status = ended(pid)
         assert left_of_group(pid) == []
-        killed_worker = status == 3 and moment.whom == "reader" and workers
+        # The process that reads is a worker, or the one that looks at samples before a build.
+        killed_worker = status in (2, 3) and moment.whom == "reader" and workers
         assert status in (0, -moment.signal) or (status == 2 and self.hurt) or killed_worker, status
         if status == 0 and self.ranks == 1:
             self.finished()
@@ -345,6 +347,8 @@ class Caches(RuleBasedStateMachine):
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.alarm(60)
             warnings.simplefilter("ignore")
+            # Workers whose builder was killed look for it every five seconds.
+            torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2  # type: ignore[attr-defined]
             if moment is not None:
                 moment.watch(self.folder)
                 self.dataset.moment = moment
@@ -397,13 +401,16 @@ class Caches(RuleBasedStateMachine):
 
 def left_of_group(pid: int) -> list[psutil.Process]:
     """Return the processes of a builder's group that do not end soon after it."""
-    members = []
-    for process in psutil.process_iter():
-        with suppress(OSError):
-            if os.getpgid(process.pid) == pid:
-                members.append(process)
-    alive = psutil.wait_procs(members, timeout=20)[1]
-    return [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + 20
+    while True:
+        alive = []
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process)
+        if not alive or time.monotonic() > deadline:
+            return alive
+        time.sleep(0.01)
 
 
 def ended(pid: int) -> int:

@@ -555,6 +555,7 @@ def test_the_scripts_arguments_reach_it(words, dashes, command, tmp_path, monkey
     assert (done.status, done.out) == (0, "['-x', '1']\n")
 
 
+@pytest.mark.nightly  # it imports all of the command, for seconds
 def test_a_reader_that_has_read_enough_is_no_error():
     listing = f"{sys.executable} -m dataloaders backends"
     words = ["bash", "-c", f"{listing} | true; echo ${{PIPESTATUS[0]}}"]

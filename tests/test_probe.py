@@ -101,6 +101,7 @@ step(torch.ones(64, 1 << 16))  # what failed has left room
 """
 
 
+@pytest.mark.nightly
 def test_memory_that_is_limited_ends_it_cleanly() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100, check=False
@@ -130,6 +131,7 @@ for epoch in range(2):
 """
 
 
+@pytest.mark.nightly
 def test_a_scripts_own_loop_is_fed_with_other_sizes(tmp_path: Path) -> None:
     done, report = probed(tmp_path, "memory", "--most", "3")
     assert done.returncode == 0, done.stderr

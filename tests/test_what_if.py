@@ -126,6 +126,7 @@ def checked(dataset: Any, *, batch: int = 2, budget_s: float = 2.0, **options: A
 
 
 class TestWaits:
+    @pytest.mark.nightly
     def test_slow_samples_are_named_by_index_and_file(self, tmp_path: Path) -> None:
         report = checked(Files(tmp_path, 24, slow=(9,)), budget_s=3.0)
         assert report.waits is not None
@@ -136,6 +137,7 @@ class TestWaits:
         assert found[9][1] >= 0.04
         assert "slow: sample 9" in str(report)
 
+    @pytest.mark.nightly
     def test_indices_that_workers_ordered_are_known_in_order(self, tmp_path: Path) -> None:
         report = checked(Files(tmp_path, 80, slow=(61,)), workers=1, budget_s=3.0)
         assert report.waits is not None
@@ -175,7 +177,7 @@ class TestPreparation:
 
     def test_nothing_is_looked_for_where_the_step_is_the_limit_or_it_is_not_wanted(self) -> None:
         quick = check_bottleneck(
-            DataLoader(Waiting(400, 0.0)), lambda batch: wait(0.01), budget_s=2
+            DataLoader(Waiting(400, 0.0)), lambda batch: wait(0.01), budget_s=10
         )
         assert quick.verdict == "step-bound"
         assert not quick.preparation
@@ -304,6 +306,7 @@ class TestInTheCheck:
         assert {"name", "change", "predicted", "measured", "reason"} == set(text["candidates"][0])
         assert "no CUDA device" in found["dali"].reason or torch.cuda.is_available()
 
+    @pytest.mark.nightly
     def test_remedies_are_tried_beside_their_prediction(self) -> None:
         report = checked(Waiting(4000, 0.004), try_candidates=True)
         workers = by_name(report.candidates)["workers"]
@@ -332,7 +335,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("option", ["--try", "--no-predict"])
+@pytest.mark.parametrize(
+    "option", ["--no-predict", pytest.param("--try", marks=pytest.mark.nightly)]
+)
 def test_a_script_gets_its_change_as_code(tmp_path: Path, option: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

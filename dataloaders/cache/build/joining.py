@@ -102,11 +102,6 @@ def merge(
         )
         first += file.samples
     refuse_small_disk_for_copy(index.all_bytes, target)
-    if damages := verify(source):
-        raise CacheError(
-            f"the cache {source} is damaged: {damages[0].shard} {damages[0].what}; delete what "
-            "verify() names, and build again"
-        )
     with locked(target):
         return combined(target, parts, one_file=True, progress=progress)
 
@@ -151,6 +146,8 @@ def combined(
     Raises:
         CacheError: as `join`.
     """
+    if one_file:
+        _refuse_damage(parts)
     remove_unfinished(target)
     path = unfinished(target)
     done = whole = 0
@@ -189,6 +186,15 @@ def combined(
     finally:
         path.unlink(missing_ok=True)
     return Index.parse(str(target))
+
+
+def _refuse_damage(parts: Sequence[Part]) -> None:
+    """Raise CacheError if a bit of a part has flipped: its copy would have a checksum that fits."""
+    for part in parts:
+        if damages := verify(part.path):
+            raise CacheError(
+                f"the part {part.path} is damaged: {damages[0].what}; delete it, and build again"
+            )
 
 
 def _shard(part: MappedPart) -> Shard:
