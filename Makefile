@@ -12,8 +12,9 @@ HELD := $(QUIET) -c constraints.txt
 demo: $(VENV)/.installed-demo
 	$(BIN)/dataloaders demo
 
+# One thread for torch: several test processes share the cores, and waiting threads would spin.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --junitxml .pytest_cache/report.xml
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal --junitxml .pytest_cache/report.xml
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not measures" --numprocesses auto --dist worksteal

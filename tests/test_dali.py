@@ -240,6 +240,7 @@ def padded(samples):
     return batch
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("chain", "collate_fn"),
     [(V2, mixed), (transforms.ToTensor(), padded), (transforms.ToTensor(), list), (V1, tuple)],

@@ -120,6 +120,7 @@ def colours(page):
     return [sum(map(int, one[one.index("(") + 1 : -1].split(",")[:3])) for one in found]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1000])
 def test_it_fits_and_can_be_read(opened, width, scheme):

@@ -308,6 +308,7 @@ def several_frames_and_depths(index: int) -> Any:
     return F.to_tensor(Image.open(path(index, *kinds[index])).resize((9, 9)))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CODES)
 def test_a_recorded_sample_is_the_datasets_own(name: str) -> None:
     function, how = CODES[name]
@@ -438,6 +439,7 @@ def both(loader: Any, upto: str = "files") -> tuple[list[Any], list[Any], list[A
     return expected, sent, made
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("collate_fn", [*COLLATIONS, padded, exact_types])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_torchs(collate_fn: Any, workers: int) -> None:

@@ -214,6 +214,7 @@ def fake_cuda(monkeypatch):
         kernels._hsv_tables.cache_clear()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "name", [name for name in EXACT if name != "filter"]
 )  # that one is made on the CPU

@@ -215,6 +215,7 @@ class EpochContract:
 
     # Endings
 
+    @pytest.mark.thinned(3)
     @in_every_process
     def test_nothing_outlives_a_loader(self, backend: Backend, workers: dict[str, Any]) -> None:
         """However its epochs ended, and without the garbage collector."""
@@ -263,6 +264,7 @@ class EpochContract:
         assert many.files <= few.files
         assert many.shared == few.shared
 
+    @pytest.mark.thinned(3)
     @in_every_process
     def test_a_forked_child_has_batches_of_its_own(
         self, backend: Backend, workers: dict[str, Any]
@@ -403,7 +405,7 @@ class BackendContract(EpochContract):
     @pytest.mark.parametrize(
         ("start", "every"),
         [
-            ("forkserver", False),
+            pytest.param("forkserver", False, marks=pytest.mark.nightly),
             pytest.param("forkserver", True, marks=pytest.mark.nightly),
             pytest.param("spawn", True, marks=pytest.mark.nightly),
         ],
@@ -455,6 +457,7 @@ class BackendContract(EpochContract):
 
     # Errors
 
+    @pytest.mark.thinned(3)
     @in_both_processes
     @pytest.mark.usefixtures("workers_end_fast")
     def test_an_error_is_torchs_and_the_next_epoch_begins_anew(
