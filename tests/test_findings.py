@@ -341,6 +341,9 @@ def test_a_rule_on_given_facts(case: tuple[str, Facts, dict[str, Any], dict[str,
 def test_a_stall_that_was_measured_is_the_gain() -> None:
     (finding,) = findings_of(replace(ON_CPU, contention=STALL, workers=4))
     assert finding.gain == STALL
+    (alone,) = findings_of(replace(ON_CPU, contention=STALL, workers=4, threads=1, cores=2))
+    assert "the step's 1 thread share" in alone.message
+    assert "set_num_threads" not in alone.message
     assert "measured here: 2.00 ms a batch less (1.00 to 3.00)" in str(finding)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
+from dataloaders.bottleneck.outputs.words import times
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources
@@ -131,9 +132,9 @@ def _change(found: Sequence[Candidate]) -> list[str]:
         return []
     best = best_of(found)
     if best is None:
-        return ["no change of the input that was looked at gains 5 %"]
+        return ["no change of the input that was looked at surely gains 5 %"]
     gain, how = best.measured or best.predicted, "measured" if best.measured else "predicted"
-    return [f"the one change to make: {best.change}  ({how}: {gain:.2f} x as fast)"]
+    return [f"the one change to make: {best.change}  ({how}: {times(gain)} as fast)"]
 
 
 def _describe_loader(loader: Any, feed: Feed) -> str:

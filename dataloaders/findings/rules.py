@@ -207,10 +207,15 @@ def _threads(facts: Facts) -> str:
 def _contention(facts: Facts) -> str:
     if facts.contention is None or facts.device != "cpu" or not facts.workers:
         return ""
-    return (
-        f"{facts.workers} workers and the step's {facts.threads} threads share {facts.cores} "
-        f"cores: torch.set_num_threads({max(1, facts.cores - facts.workers)}), or fewer workers"
+    several = "s" * (facts.threads != 1)
+    shared = (
+        f"{facts.workers} workers and the step's {facts.threads} thread{several} share "
+        f"{facts.cores} cores"
     )
+    left = max(1, facts.cores - facts.workers)
+    if left >= facts.threads:
+        return f"{shared}: fewer workers leave the step more of them"
+    return f"{shared}: torch.set_num_threads({left}), or fewer workers"
 
 
 def _checkpointing(facts: Facts) -> str:
