@@ -332,6 +332,7 @@ def test_a_dataset_of_itself_ends():
     assert "Files" in key_of(dataset).dataset
 
 
+@pytest.mark.nightly
 @settings(max_examples=30)
 @given(root=st.text(min_size=1).filter(lambda text: "\0" not in text))
 def test_any_path_can_be_hashed_and_stored(root):

@@ -51,6 +51,7 @@ def right(report: Report, step: float, load: float, workers: int) -> bool | None
 SEEDS = [8, pytest.param(40, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("step", [0.5, 0.7, 1.0])
 def test_slow_steps_that_differ_get_a_verdict_in_nine_of_ten(step: float, seeds: int) -> None:
@@ -66,6 +67,7 @@ def test_slow_steps_that_differ_get_a_verdict_in_nine_of_ten(step: float, seeds:
     assert verdicts.count(None) <= 0.1 * len(verdicts)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "seeds", [2, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
 )

@@ -127,7 +127,7 @@ class Chains(Images):
 
 
 @pytest.mark.parametrize("number", range(30))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_any_chain_of_any_images(caches, number):
     draw = random.Random(number)
     images = draw.choice(["raw", "raw", "png", "webp"])

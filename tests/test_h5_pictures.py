@@ -77,7 +77,7 @@ def collated(samples):
 
 @pytest.mark.parametrize("images", ["packed", "jpeg", "png", "webp", "raw"])
 @pytest.mark.parametrize("chain", list(CHAINS))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 def test_with_a_seed_the_samples_are_those_of_the_same_cache_one_by_one(
     path, photos, chain, images
 ):

@@ -173,6 +173,7 @@ EFFORT = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("effort", EFFORT)
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_what_is_held_never_changes(make, effort):

@@ -308,7 +308,7 @@ def several_frames_and_depths(index: int) -> Any:
     return F.to_tensor(Image.open(path(index, *kinds[index])).resize((9, 9)))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CODES)
 def test_a_recorded_sample_is_the_datasets_own(name: str) -> None:
     function, how = CODES[name]

@@ -584,6 +584,7 @@ def draws_after_an_error(index):
     return tensor(index) * random.random()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", HAZARDS)
 def test_a_hazard_is_as_without_recording(name):
     dataset = Code(HAZARDS[name])

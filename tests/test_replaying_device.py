@@ -78,6 +78,7 @@ def replay(host):
     graph.close()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_colours_and_warps_are_pillows(name, replay):
     last = [v1.RandomErasing(0.7, value="random")] if name == "erasing" else []
@@ -214,7 +215,7 @@ def fake_cuda(monkeypatch):
         kernels._hsv_tables.cache_clear()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name", [name for name in EXACT if name != "filter"]
 )  # that one is made on the CPU

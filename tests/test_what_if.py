@@ -187,7 +187,7 @@ class TestPreparation:
 
 class TestCold:
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in memory")
-    @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 1])
     def test_files_are_evicted_and_read_again(self, tmp_path: Path, workers: int) -> None:
         report = checked(Files(tmp_path, 60), workers=workers)
         assert {"cold", "real"} <= set(report.seconds_per_batch)

@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -43,7 +44,10 @@ _LOOK_EVERY_S = 0.001
 _BATCHES = 8
 _SLOW, _SLOW_FROM_S = 3.0, 1e-3  # times the median sample; and seconds
 _MOST_SLOW = 5
-_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED = (
+    *{sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")},
+    str(Path(__file__).parents[1]),  # what we put around open() is no call of the user's
+)
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
 _READS = tuple(
     os.path.join(*parts)

@@ -133,6 +133,7 @@ class EpochContract:
 
     # Structure
 
+    @pytest.mark.thinned(2)
     def test_batches_are_like_torchs(self, backend: Backend, case: Case) -> None:
         got = run_epochs(self.loader(backend, **case.make()))
         expected = torchs(case, 2)
