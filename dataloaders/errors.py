@@ -25,6 +25,7 @@ __all__ = [
     "OptionError",
     "UnknownBackend",
     "add_note",
+    "last_line",
 ]
 
 
@@ -77,3 +78,8 @@ class CacheWarning(UserWarning):
 
 class CapacityWarning(UserWarning):
     """The machine lacks the memory, shared memory or cores that the loader asks for."""
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's text, 300 characters at most; without text its type."""
+    return str(error).strip().rpartition("\n")[2][:300] or type(error).__name__

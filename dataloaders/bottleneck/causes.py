@@ -28,6 +28,7 @@ from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.preparation import Call, Prepared, prepared
 from dataloaders.bottleneck.verdict import Analysis
+from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
 from dataloaders.measuring.intervals import Interval, interval_of, picked
 from dataloaders.predicting import Candidate, Stages, backend_of, candidates, variant_of
@@ -104,7 +105,7 @@ class Causes:
         try:
             seen = prepared(loader, size, seconds=seconds, first=first, now=self._now)
         except Exception as error:  # a dataset may fail in any way
-            self.notes.append(f"what preparation consists of is not known: {_last_line(error)}")
+            self.notes.append(f"what preparation consists of is not known: {last_line(error)}")
             return
         if not seen.samples:
             return
@@ -127,7 +128,7 @@ class Causes:
                 sample_bytes=nbytes(host) // size,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
-            self.notes.append(f"what changes would gain is not known: {_last_line(error)}")
+            self.notes.append(f"what changes would gain is not known: {last_line(error)}")
             return
         if trying:
             yield from self._try(stages)
@@ -238,7 +239,7 @@ class Causes:
                 steps = observe(loader, stepping=True, seconds=seconds, clock=self._blocks.clock)
                 took = (yield from steps).seconds_per_batch
             except Exception as error:  # the variant's own: a step's error is raised at the loop
-                tried[number] = replace(candidate, reason=f"it failed: {_last_line(error)}")
+                tried[number] = replace(candidate, reason=f"it failed: {last_line(error)}")
                 continue
             # The trial's epoch does not end.
             kept = candidate.name == "persistent_workers" or not loader.num_workers
@@ -278,7 +279,3 @@ def _evicted(files: list[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _last_line(error: BaseException) -> str:
-    return str(error).strip().rpartition("\n")[2][:300] or type(error).__name__

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dataloaders import registry
-from dataloaders.errors import DataLoadersError
+from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
@@ -301,7 +301,7 @@ def _dali(loader: Any, stages: Stages) -> Candidate:
             observe(variant_of(loader, change), stepping=False, seconds=_DALI_S), lambda batch: None
         ).seconds_per_batch
     except Exception as error:  # what a third library raises for a loader that it was not made for
-        return replace(change, reason=_line(error))
+        return replace(change, reason=last_line(error))
     step = stages.step
     # Beside the step, or one after the other on the same device.
     took = Interval(
@@ -344,7 +344,7 @@ def _cached(
             context = loader.multiprocessing_context
             told = estimate(loader.dataset, "train.h5", multiprocessing_context=context)
         except Exception as error:  # the dataset's own, or why no cache can hold it
-            yield Candidate("h5", "", reason=_line(error))
+            yield Candidate("h5", "", reason=last_line(error))
             return
         if told.low_needed > told.disk_free:
             room = f"the disk has no room for {size_of(told.disk_needed)}; a larger one is missing"
@@ -397,7 +397,7 @@ def _obstacle(loader: Any, name: str) -> str:
     try:
         return registry.load(name)().explain(loader).obstacle or ""
     except DataLoadersError as error:  # a package is missing
-        return _line(error)
+        return last_line(error)
 
 
 def _gain(candidate: Candidate) -> float:
@@ -412,7 +412,3 @@ def _surely(candidate: Candidate) -> bool:
 
 def _held(candidate: Candidate) -> bool:
     return candidate.measured is None or candidate.measured.estimate >= _GAINS
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2][:300] or type(error).__name__
