@@ -173,6 +173,8 @@ class Caches(RuleBasedStateMachine):
     ) -> None:
         self.folder = Path(tempfile.mkdtemp()).resolve()
         self.path = self.folder / "train.h5"
+        self.gate = self.folder.with_name(f"{self.folder.name} begins")
+        self.gate.touch()
         self.fails = fails if fails is not None and fails < size > 1 else None
         self.lacks = [] if self.fails is None else [self.fails]
         self.dataset = Samples(kind, size, self.fails)
@@ -190,6 +192,8 @@ class Caches(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
+        with suppress(AttributeError):  # it never began
+            self.gate.unlink(missing_ok=True)
 
     # What happens to it
 
@@ -349,6 +353,8 @@ class Caches(RuleBasedStateMachine):
             warnings.simplefilter("ignore")
             # Workers whose builder was killed look for it every five seconds.
             torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2  # type: ignore[attr-defined]
+            while "shard" in options and not self.gate.exists():
+                time.sleep(0.001)
             if moment is not None:
                 moment.watch(self.folder)
                 self.dataset.moment = moment
@@ -368,7 +374,9 @@ class Caches(RuleBasedStateMachine):
 
     def build_missing(self, workers: int) -> None:
         if self.ranks > 1:
+            self.gate.unlink(missing_ok=True)
             pids = [self.start(None, shard=(rank, self.ranks)) for rank in range(self.ranks)]
+            self.gate.touch()  # as with torchrun, no rank ends before all have begun
             statuses = [ended(pid) for pid in pids]
             assert set(statuses) <= {0, 2}
             if any(statuses):

@@ -4,7 +4,8 @@
            ──its error──> .train.h5.00000-of-00002.lock     <──looks── and raises it, too
 
 Ranks know of each other only by these files. A rank that is killed leaves no error: it may be slow,
-or be started again, so others wait for it, and warn.
+or be started again, so others wait for it, and warn. An error that was noted before this process
+began is of an earlier start: that rank may be started again, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
+from typing import Any
 
 from dataloaders.cache.build.estimation import Estimate, refuse_small_disk
 from dataloaders.cache.build.failure import told
@@ -58,25 +61,32 @@ class Ranks:
         self._report = report
         self._told = float("-inf")
         self.name = "" if shard is None else self._name(self._rank)
-        # An error that is there already is of an earlier start: that rank may start again, too.
-        self._old = {} if shard is None else {n: self._error_of(n) for n in range(self._of)}
+        errors = {} if shard is None else {n: self._error_of(n) for n in range(self._of)}
+        self._old = {n: error for n, error in errors.items() if not _is_of_this_start(error)}
 
     def _name(self, rank: int) -> str:
         return f"{rank:05d}-of-{self._of:05d}"
 
     def note_error(self, error: BaseException) -> None:
         """Have the others know why this rank ends; its lock is held."""
-        text = json.dumps({"error": told(error), "id": os.urandom(8).hex()})
+        note = {
+            "error": told(error),
+            "at": time.clock_gettime(time.CLOCK_BOOTTIME),
+            "host": gethostname(),
+            "id": os.urandom(8).hex(),
+        }
+        _known.add(note["id"])
         with suppress(OSError):  # a full disk; then they warn, and go on waiting
-            lock_path(self._path, self.name).write_text(text)
+            lock_path(self._path, self.name).write_text(json.dumps(note))
 
-    def _error_of(self, rank: int) -> dict[str, str] | None:
+    def _error_of(self, rank: int) -> dict[str, Any] | None:
         """Return what this rank noted when it last ended; None: no error, or it runs again."""
         try:
             found = json.loads(lock_path(self._path, self._name(rank)).read_text())
         except (OSError, ValueError, RecursionError):
             return None
-        return found if type(found) is dict and "error" in found else None
+        is_error = type(found) is dict and type(found.get("at")) is float and "error" in found
+        return found if is_error else None
 
     def _last_of(self, rank: int) -> str:
         """Say what is known of a rank that is waited for."""
@@ -173,7 +183,8 @@ class Ranks:
             lacking = self._lacking(missing)
             for rank in lacking:
                 error = self._error_of(rank)
-                if error is not None and error != self._old[rank]:
+                if error is not None and error != self._old.get(rank):
+                    _known.add(str(error.get("id")))
                     raise CacheError(
                         f"rank {rank} of {self._of} ended with an error, and {self._path} lacks "
                         f"its samples: {error['error']}. Mend that, and start all ranks again with "
@@ -196,6 +207,21 @@ class Ranks:
             self.tell(now, missing)
             # Thousands of parts on a network disk take long to look at, for each of the ranks.
             time.sleep(max(_POLL_S, 10 * (time.monotonic() - looked)))
+
+
+_known: set[str] = set()  # errors that were raised in this process already
+
+
+def _is_of_this_start(error: dict[str, Any] | None) -> bool:
+    """Whether another rank noted this on this machine, and since this process began."""
+    if error is None or error.get("host") != gethostname() or error.get("id") in _known:
+        return False
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return bool(error["at"] >= began)
 
 
 def _on_this_machine(rank: int, of: int) -> range:
