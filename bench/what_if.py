@@ -148,6 +148,8 @@ def run(scale: Scale, folder: Path) -> Result:
             device=training.device,
             clock=getattr(step, "clock", None),
         )
+        for file, _ in getattr(loader.dataset, "samples", ()):  # the check's cold arm evicted some
+            Path(file).read_bytes()
         found: dict[str, tuple[float, float]] = {}
         for candidate in report.candidates:
             changed = _changed(loader, step, candidate, others)

@@ -258,6 +258,14 @@ class TestModel:
         assert "keep up" in found["workers"].reason
         assert "no copy" in self.found(self.stages(0.04))["prefetch"].reason
 
+    def test_copies_longer_than_the_step_are_not_hidden(self) -> None:
+        for pinned, most in ((True, 1.5), (False, 3.0)):
+            stages = self.stages(0.001, real=0.03, transfer=0.02, workers=2, pinned=pinned)
+            gain = self.found(stages)["prefetch"].predicted
+            assert gain is not None
+            assert gain.estimate == pytest.approx(1.5, rel=0.01)
+            assert gain.high == pytest.approx(most, rel=0.01)
+
     def test_workers_kept_between_epochs(self) -> None:
         stages = self.stages(0.001, real=0.02, workers=2, starting=0.01)
         kept = self.found(stages)["persistent_workers"]

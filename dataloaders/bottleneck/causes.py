@@ -151,6 +151,7 @@ class Causes:
             loads=[max(1e-9, float(load)) for load in loads],
             spread=min(0.5, max(0.03, float(spread))),
             transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
+            pinned=bool(getattr(self._loader, "pin_memory", False)),
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
             starting=self._starting(),

@@ -36,6 +36,7 @@ __all__ = ["Candidate", "Stages", "backend_of", "best_of", "candidates", "varian
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
+_PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
 _COMPETING = 0.5  # of the steps beside workers, when both want all cores
 _ROW_S = 5e-6  # of finding a row in a cache
 _LONGEST_QUEUE = 8
@@ -74,6 +75,7 @@ class Stages:
     Attributes:
         real, step: seconds a batch of the loop, and of its step alone on resident batches.
         transfer: seconds a batch that the step waits for its copy; 0 if nothing is copied.
+        pinned: whether it is copied from pinned memory: as fast as it can be.
         loads: seconds of preparing each of some batches alone, in one process.
         spread: the relative half width of their mean's interval.
         starting: seconds a batch, within ``real``, that starting workers for each epoch takes.
@@ -90,6 +92,7 @@ class Stages:
     loads: Sequence[float]
     spread: float = 0.05
     transfer: float = 0.0
+    pinned: bool = False
     starting: float = 0.0
     load_cores: float = 1.0
     step_cores: float = 1.0
@@ -105,16 +108,19 @@ class Stages:
         """Return the predicted seconds a batch with other workers, or with copies ``hidden``."""
         workers = self.workers if workers is None else workers
         prefetch = prefetch or self.prefetch
-        copy = 0.0 if hidden else self.transfer
+        copy = self.transfer
+        quickest = copy if self.pinned else copy / _PINNED_GAINS
         scale, ends = self.scale, []
         # In a worker torch computes with one thread, as it did alone.
         usual = 1.0 if workers and not self.workers else scale
-        for step, load, competing in (
-            (self.step.low, min(1.0, scale) * (1 - self.spread), 0.0),
-            (self.step.estimate, usual, _COMPETING),
-            (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0),
+        for step, load, competing, beside in (
+            (self.step.low, min(1.0, scale) * (1 - self.spread), 0.0, quickest),
+            (self.step.estimate, usual, _COMPETING, copy),
+            (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0, copy),
         ):
-            took = self._seconds(workers, prefetch, load, step + copy, competing)
+            # Beside the step, copies wait for each other still.
+            own = max(step, beside) if hidden else step + copy
+            took = self._seconds(workers, prefetch, load, own, competing)
             ends.append(took + self.starting * (workers > 0))
         low, estimate, high = ends
         return Interval(min(low, estimate), estimate, max(estimate, high))
