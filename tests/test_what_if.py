@@ -226,6 +226,12 @@ class TestModel:
         assert found["workers"].predicted is not None
         assert found["workers"].predicted.estimate == pytest.approx(5, rel=0.02)
 
+    def test_taking_batches_from_workers_takes_its_time(self) -> None:
+        stages = self.stages(0.04, take=0.01)
+        assert stages.seconds().estimate == pytest.approx(0.05)  # without workers nothing is taken
+        assert stages.seconds(workers=8).estimate == pytest.approx(0.02, rel=0.01)
+        assert self.found(stages)["workers"].change == "num_workers=2"
+
     def test_cores_that_are_missing_are_said(self) -> None:
         found = self.found(self.stages(0.08, real=0.08, workers=1, cores=1))
         assert "more cores are missing" in found["workers"].reason

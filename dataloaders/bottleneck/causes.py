@@ -31,7 +31,14 @@ from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
 from dataloaders.measuring.intervals import Interval, interval_of, picked
-from dataloaders.predicting import Candidate, Stages, backend_of, candidates, variant_of
+from dataloaders.predicting import (
+    Candidate,
+    Stages,
+    backend_of,
+    candidates,
+    seconds_to_take,
+    variant_of,
+)
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
 
@@ -117,7 +124,7 @@ class Causes:
             return
         try:
             yield from self._cold(seen, size)
-            stages = self._stages(known, seen, size, nbytes(host))
+            stages = self._stages(known, seen, size, host)
             self.candidates = candidates(
                 loader,
                 stages,
@@ -133,7 +140,7 @@ class Causes:
         if trying:
             yield from self._try(stages)
 
-    def _stages(self, known: Analysis, seen: Prepared, size: int, batch_bytes: int) -> Stages:
+    def _stages(self, known: Analysis, seen: Prepared, size: int, host: Batch) -> Stages:
         arms, workers = known.seconds_per_batch, self._blocks.feed.workers
         samples = np.array(seen.usual)
         each = seen.collate_s + seen.pass_s * (workers > 0)
@@ -145,6 +152,9 @@ class Causes:
         if len(samples) > 2:
             spread = 2 * samples.std() / math.sqrt(len(samples)) / max(1e-9, samples.mean())
         step = arms["synthetic"]
+        context = getattr(self._loader, "multiprocessing_context", None)
+        # Behind the device's work, the host's is hidden.
+        take = 0.0 if self._blocks.behind else seconds_to_take(host, context, self._now)
         return Stages(
             real=arms["real"],
             step=step,
@@ -152,13 +162,14 @@ class Causes:
             spread=min(0.5, max(0.03, float(spread))),
             transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
             pinned=bool(getattr(self._loader, "pin_memory", False)),
+            take=take,
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
             starting=self._starting(),
             workers=workers,
             prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
             cores=resources.usable_cores(),
-            room=resources.batches_that_fit(batch_bytes, resources.shm_room()),
+            room=resources.batches_that_fit(nbytes(host), resources.shm_room()),
         )
 
     def _note_memory(self, seen: Prepared) -> None:

@@ -1,6 +1,7 @@
 """What a remedy would gain, computed from short measured runs of a loop's stages.
 
 model.py       torch's queue between workers and the step, batch by batch
+taking.py      what a worker's batch costs the process that takes it
 candidates.py  what if: each remedy's speed-up with an interval, or why it is out
 """
 
@@ -13,6 +14,7 @@ from dataloaders.predicting.candidates import (
     variant_of,
 )
 from dataloaders.predicting.model import Overhead, seconds_per_batch
+from dataloaders.predicting.taking import seconds_to_take
 
 __all__ = [
     "Candidate",
@@ -22,5 +24,6 @@ __all__ = [
     "best_of",
     "candidates",
     "seconds_per_batch",
+    "seconds_to_take",
     "variant_of",
 ]

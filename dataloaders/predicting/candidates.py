@@ -25,7 +25,7 @@ from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
 from dataloaders.measuring.intervals import Interval
-from dataloaders.predicting.model import seconds_per_batch
+from dataloaders.predicting.model import Overhead, seconds_per_batch
 from dataloaders.transforms.find import find_chains
 from dataloaders.transforms.kinds import Kind
 from dataloaders.tuning.trial import driven, observe
@@ -78,6 +78,7 @@ class Stages:
         pinned: whether it is copied from pinned memory: as fast as it can be.
         loads: seconds of preparing each of some batches alone, in one process.
         spread: the relative half width of their mean's interval.
+        take: seconds that the loop needs to take a batch that a worker has ready.
         starting: seconds a batch, within ``real``, that starting workers for each epoch takes.
         load_cores: the share of ``loads`` that wants a core; the rest waits.
         step_cores: cores that the step computes on.
@@ -93,6 +94,7 @@ class Stages:
     spread: float = 0.05
     transfer: float = 0.0
     pinned: bool = False
+    take: float = 0.0
     starting: float = 0.0
     load_cores: float = 1.0
     step_cores: float = 1.0
@@ -165,7 +167,13 @@ class Stages:
         busy = min(1.0, mean / max(1e-9, workers * step)) if workers else 0.0
         slower = 1 + (slower - 1) * busy
         loads = [load * scale * slower for load in self.loads]
-        took = seconds_per_batch(loads, [step * slower], workers=workers, prefetch=prefetch)
+        took = seconds_per_batch(
+            loads,
+            [step * slower],
+            workers=workers,
+            prefetch=prefetch,
+            overhead=Overhead(take=self.take),
+        )
         computed = mean * self.load_cores + self.step.estimate * self.step_cores
         return max(took, computed / self.cores) if workers else took
 
@@ -236,7 +244,8 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     most = math.ceil(stages.cores / max(0.25, stages.load_cores))
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
-    now, floor = stages.seconds().estimate, stages.step.estimate + stages.transfer + stages.starting
+    now = stages.seconds().estimate
+    floor = stages.step.estimate + stages.transfer + stages.take + stages.starting
     keeps_up = now <= _ALIKE * floor
     took: dict[int, float] = {}
     for count in range(own + 1, most + 1):

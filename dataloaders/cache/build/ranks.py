@@ -75,7 +75,7 @@ class Ranks:
             "host": gethostname(),
             "id": os.urandom(8).hex(),
         }
-        _known.add(note["id"])
+        _known.add(str(note["id"]))
         with suppress(OSError):  # a full disk; then they warn, and go on waiting
             lock_path(self._path, self.name).write_text(json.dumps(note))
 
