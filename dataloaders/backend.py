@@ -100,13 +100,9 @@ class Remainder(ABC):
     serves one loader.
     """
 
-    @abstractmethod
     def changes(self, loader: Specification) -> dict[str, Any]:
         """Return the attributes of ``loader`` that are others for the next epoch."""
-
-    @abstractmethod
-    def prepare(self, device: torch.device) -> None:
-        """Do what should not wait for the first batch; may wait for the device."""
+        return {}
 
     @abstractmethod
     def apply(

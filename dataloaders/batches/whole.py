@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dataloaders.batches.tree import Batch
 
-__all__ = ["RowNumbers", "SeededRows", "SeededSamples", "WholeBatches"]
+__all__ = ["RowNumbers", "SeededRows", "WholeBatches"]
 
 
 class SeededRows(NamedTuple):
@@ -29,27 +29,11 @@ class SeededRows(NamedTuple):
         words: for each sample, what seeds the generators around it; uint32 [n, 4], as
             `dataloaders.transforms.draws.Draws` takes them.
         samples: a function that fetches the samples one by one, seeded as under stock.
-        collation: what seeds the generators around the user's collate_fn.
     """
 
     keys: Sequence[Any]
     words: npt.NDArray[np.uint32]
     samples: Any
-    collation: tuple[int, int, int, int]
-
-
-class SeededSamples(NamedTuple):
-    """The samples of a batch, fetched under ``seed=``.
-
-    Attributes:
-        samples: as the dataset returned them.
-        words: for each sample, what seeded the generators around it; uint32 [n, 4].
-        collation: what seeds the generators around the user's collate_fn.
-    """
-
-    samples: Any
-    words: npt.NDArray[np.uint32]
-    collation: tuple[int, int, int, int]
 
 
 class RowNumbers:
@@ -73,11 +57,11 @@ class RowNumbers:
 
 
 class WholeBatches(ABC):
-    """A collate_fn for the indices that `RowNumbers` returns, or for samples.
+    """A collate_fn for the indices that `RowNumbers` returns.
 
     It draws from no process-wide generator and runs no user code.
     """
 
     @abstractmethod
     def __call__(self, rows: Any) -> Batch:
-        """Return the batch of these indices or samples (`SeededRows`, `SeededSamples`)."""
+        """Return the batch of these indices, or of `SeededRows`."""

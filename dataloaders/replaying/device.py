@@ -1,8 +1,8 @@
 """Make recorded batches on a device: files by one graph, then each step for all images at once.
 
-    begin()   files ──graph──┐ decoded, cropped, resized, flipped
-              other images ──┤ in threads of the CPU
-    finish()                 └─> uint8 [n, H, W, 3] ──step k of all, by kind──> ──last pass──> batch
+    begin()   images that the CPU makes ──┐ in its threads, meanwhile
+    finish()  files ──graph───────────────┤ decoded, cropped, resized, flipped
+                                          └─> uint8 [n, H, W, 3] ──step k of all, by kind──> batch
 
 An image goes by the CPU if its file is no JPEG, or one of its steps has no kernel here. Nothing
 waits for the device.
@@ -38,7 +38,7 @@ _MOST_VALUES = 1 << 26
 class Graph(Protocol):
     """What decodes on a device: see `backends.dali.graph.Graph`."""
 
-    def feed(
+    def decode(
         self,
         files: Sequence[Any],
         sizes: Array,
@@ -46,25 +46,22 @@ class Graph(Protocol):
         resized: Array,
         crops: Array,
         flips: Array,
-    ) -> int:
-        """Start on a batch, and return its number."""
-
-    def take(self, batch: int, out: Tensor) -> None:
-        """Fill ``out`` with a batch's images; raises `DecodeError`."""
+        out: Tensor,
+    ) -> None:
+        """Fill ``out`` with the images of ``files``; raises `DecodeError`."""
 
 
 class _Part(NamedTuple):
     """A stack that was begun: which rows the graph makes, their steps, and the other rows."""
 
     stack: Stack
-    batch: int
     places: list[int]
     steps: list[list[tuple[Any, Any]]]
     others: dict[int, Tensor]
 
 
 class DeviceReplay:
-    """Batches on a device; `begin` some ahead of `finish`, in the same order.
+    """Batches on a device.
 
     Args:
         graph: decodes files on the device.
@@ -99,11 +96,11 @@ class DeviceReplay:
         return self.finish(self.begin(batch))
 
     def begin(self, batch: RecordedBatch) -> Any:
-        """Start decoding ``batch``; the result is for `finish`."""
+        """Start on what the CPU makes of ``batch``; the result is for `finish`."""
         nodes, slots = unpack(batch)
         wanted = [nodes[number] for number in wanted_of(batch.rest)]
         stacks, apart = plan(wanted)
-        parts = [self._begun(stack, slots) for stack in stacks]
+        parts = [self._part(stack, slots) for stack in stacks]
         values: dict[Node, Any] = {}
         begun = self._host.start_values(apart, slots, values)
         for part in parts:
@@ -112,22 +109,21 @@ class DeviceReplay:
         return batch, wanted, slots, parts, values, begun
 
     def finish(self, begun: Any) -> Any:
-        """Return a batch that was begun; those that were begun before are given up. See `apply`."""
+        """Return a batch that was begun. See `apply`."""
         batch, wanted, slots, parts, values, jobs = begun
+        decoded = [self._decoded(part, slots) for part in parts]
         self._host.wait(jobs)
         known = {node: _there(value, self._device) for node, value in values.items()}
-        for part in parts:
-            known[part.stack.node] = self._stacked(part, wanted, slots)
+        for part, images in zip(parts, decoded, strict=True):
+            known[part.stack.node] = self._stacked(part, images, wanted, slots)
         values = [self._finish(_there(v, self._device)) for v in run(wanted, slots, known)]
         numbers = wanted_of(batch.rest)
         return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
-    def _begun(self, stack: Stack, slots: Sequence[Any]) -> _Part:
+    def _part(self, stack: Stack, slots: Sequence[Any]) -> _Part:
         _, height, width = stack.node.inputs[0].what.shape
         places: list[int] = []
         own: list[list[tuple[Any, Any]]] = []
-        heads: list[Head] = []
-        files: list[Any] = []
         for place, row in enumerate(stack.rows):
             steps = _kinds(row, height, width)
             if steps is None or row.head is None:
@@ -137,26 +133,31 @@ class DeviceReplay:
                 continue
             places.append(place)
             own.append(steps)
-            heads.append(row.head)
-            files.append(file)
-        batch = self._graph.feed(files, *_columns(heads)) if files else -1
-        return _Part(stack, batch, places, own, {})
+        return _Part(stack, places, own, {})
 
-    def _stacked(self, part: _Part, wanted: Sequence[Node], slots: Sequence[Any]) -> Tensor:
+    def _decoded(self, part: _Part, slots: Sequence[Any]) -> Tensor:
+        """Return the images that the graph makes; none if it refuses one: the CPU makes all."""
         stack, places = part.stack, part.places
-        count, (channels, height, width) = len(stack.rows), stack.node.inputs[0].what.shape
+        _, height, width = stack.node.inputs[0].what.shape
         images = torch.empty(len(places), height, width, 3, dtype=torch.uint8, device=self._device)
-        others = part.others
         if places:
+            heads: list[Any] = [stack.rows[place].head for place in places]
+            files = [slots[head.source.args[0]] for head in heads]
             try:
-                self._graph.take(part.batch, images)
+                self._graph.decode(files, *_columns(heads), images)
             except DecodeError as error:
-                rows = [(k, stack.rows[k]) for k in places]
                 if error.sample is not None:
-                    source = rows[error.sample][1].head.source  # type: ignore[union-attr]
-                    self._refused.add(_mark(slots[source.args[0]]))
-                self._host.wait(self._host.start(rows, slots, others.__setitem__))
-                places = []
+                    self._refused.add(_mark(files[error.sample]))
+                rows = [(place, stack.rows[place]) for place in places]
+                self._host.wait(self._host.start(rows, slots, part.others.__setitem__))
+                places.clear()
+        return images
+
+    def _stacked(
+        self, part: _Part, images: Tensor, wanted: Sequence[Node], slots: Sequence[Any]
+    ) -> Tensor:
+        stack, places, others = part.stack, part.places, part.others
+        count, (channels, height, width) = len(stack.rows), stack.node.inputs[0].what.shape
         for level in range(max(map(len, part.steps), default=0) if places else 0):
             _step(images, [steps[level : level + 1] for steps in part.steps])
         if len(places) < count:

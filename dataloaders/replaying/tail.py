@@ -86,17 +86,10 @@ class DeviceTail(Remainder):
         self._told = told
         self._ways = Ways(dtype)
 
-    def changes(self, loader: Specification) -> dict[str, Any]:
-        """See `Remainder`; `recorded` changes the loader."""
-        return {}
-
     @staticmethod
     def recorded(loader: Specification) -> Specification:
         """Return a view of ``loader``, which may be seeded, whose workers record tails."""
         return view_of(loader, **recording_changes(loader, "tail"))
-
-    def prepare(self, device: torch.device) -> None:
-        """See `Remainder`."""
 
     def apply(
         self,
