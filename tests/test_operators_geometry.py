@@ -17,10 +17,9 @@ from torchvision.transforms.v2 import functional
 
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
-from dataloaders.transforms.actions import SampleError, Sizes, applied, drawn
+from dataloaders.transforms.actions import Crop, SampleError, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
-from dataloaders.transforms.primitives.geometry import Crop
 from helpers.compare import assert_same
 from helpers.pictures import noise
 

@@ -153,9 +153,9 @@ def test_a_refused_file_goes_by_the_cpu_from_then_on(host):
     fed = []
 
     class Counting(Graph):
-        def decode(self, files, *columns):
+        def decode(self, files, *given):
             fed.append(len(files))
-            super().decode(files, *columns)
+            super().decode(files, *given)
 
     graph = Counting(COUNT, CPU, threads=1)
     replay = DeviceReplay(graph, host, CPU)
@@ -239,20 +239,20 @@ def test_a_graph_decodes_windows_as_pillow_does():
         window = image.crop((left, top, left + 32, top + 30))
         wanted.append(np.asarray(window.transpose(1) if place % 2 else window))
         columns.append((*image.size[::-1], top, left, 30, 32, 30, 32, 0, 0, 30, 32, place % 2, 0))
-    given = np.split(np.array(columns), (2, 6, 8, 12), 1)
+    given = np.array(columns, np.int32)
     out = torch.empty(21, 30, 32, 3, dtype=torch.uint8)
     damaged = list(files)
     damaged[12] = files[12][:-200]
-    graph.decode(files, *given, out)
+    graph.decode(files, given, out)
     assert np.array_equal(out.numpy(), np.stack(wanted))
     with pytest.raises(DecodeError) as caught:
-        graph.decode(damaged, *given, out)
+        graph.decode(damaged, given, out)
     assert caught.value.sample == 12
-    graph.decode(files, *given, out.zero_())
+    graph.decode(files, given, out.zero_())
     assert np.array_equal(out.numpy(), np.stack(wanted))
     graph.close()
     with pytest.raises(RuntimeError, match="closed"):
-        graph.decode(files, *given, out)
+        graph.decode(files, given, out)
 
 
 @pytest.mark.parametrize("engine", [0.0, 1.0])

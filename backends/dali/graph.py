@@ -80,34 +80,23 @@ class Graph:
         self._closed = False
         _ALIVE.add(self)
 
-    def decode(
-        self,
-        files: Sequence[Any],
-        sizes: Array,
-        windows: Array,
-        resized: Array,
-        crops: Array,
-        flips: Array,
-        out: torch.Tensor,
-    ) -> None:
+    def decode(self, files: Sequence[Any], table: Array, out: torch.Tensor) -> None:
         """Fill ``out`` with the images of ``files``, in the order of the current stream.
 
         Args:
             files: bytes of each, which are read where they are.
-            sizes: [n, 2], height and width of each file's image.
-            windows: [n, 4], top, left, height and width of what is needed of it.
-            resized: [n, 2], height and width that the window is resized to.
-            crops: [n, 4], like ``windows``, of the resized window.
-            flips: [n, 2], whether top and bottom, and left and right, are exchanged.
+            table: int32 [n, 14]: height and width of each file's image; top, left, height and
+                width of the window that is needed of it; height and width that this is resized to;
+                top, left, height and width of what is cut out then; whether top and bottom, and
+                left and right, are exchanged.
             out: uint8 [n, height, width, 3] on the device.
 
         Raises:
             DecodeError: a file cannot be decoded.
             RuntimeError: any other error of DALI's, such as a lack of memory.
         """
-        columns = (windows[:, :2], windows[:, 2:], resized, crops[:, :2], crops[:, 2:], flips)
-        values = [np.ascontiguousarray(column, np.int32) for column in columns]
-        waiting, running = self._runs(files, np.asarray(sizes, np.int64).prod(1)), deque[_Run]()
+        values = [np.ascontiguousarray(pair) for pair in np.split(table[:, 2:], 6, 1)]
+        waiting, running = self._runs(files, table[:, :2].prod(1, np.int64)), deque[_Run]()
         with self._turn():
             try:
                 while waiting or running:

@@ -12,7 +12,6 @@ import copy
 import functools
 import io
 import logging
-import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -27,7 +26,7 @@ from dataloaders.recording.context import Recorder, recorder, recording, suspend
 from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, Node, ordered, pack
 from dataloaders.recording.tail import Trailing, obstacle, trailing
-from dataloaders.seeding.states import random_states_kept
+from dataloaders.seeding.states import random_states_kept, restore, states_now
 
 __all__ = [
     "ask_again",
@@ -35,9 +34,7 @@ __all__ = [
     "equal",
     "recorded",
     "recording_changes",
-    "restore",
     "self_test",
-    "states_now",
 ]
 
 _log = logging.getLogger(__name__)
@@ -298,18 +295,6 @@ def _segment(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
     shared: torch.Tensor = blob.set_(blob.untyped_storage()._new_shared(size), 0, (size,))
     return shared
-
-
-def states_now() -> tuple[Any, Any, Any]:
-    """Return the states of torch's, NumPy's and ``random``'s generators."""
-    return torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate()
-
-
-def restore(states: tuple[Any, Any, Any]) -> None:
-    """Put back what `states_now` returned."""
-    torch.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
-    np.random.set_state(states[1])
-    random.setstate(states[2])
 
 
 def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:

@@ -38,16 +38,7 @@ _MOST_VALUES = 1 << 26
 class Graph(Protocol):
     """What decodes on a device: see `backends.dali.graph.Graph`."""
 
-    def decode(
-        self,
-        files: Sequence[Any],
-        sizes: Array,
-        windows: Array,
-        resized: Array,
-        crops: Array,
-        flips: Array,
-        out: Tensor,
-    ) -> None:
+    def decode(self, files: Sequence[Any], table: Array, out: Tensor) -> None:
         """Fill ``out`` with the images of ``files``; raises `DecodeError`."""
 
 
@@ -144,7 +135,7 @@ class DeviceReplay:
             heads: list[Any] = [stack.rows[place].head for place in places]
             files = [slots[head.source.args[0]] for head in heads]
             try:
-                self._graph.decode(files, *_columns(heads), images)
+                self._graph.decode(files, _table_of(heads), images)
             except DecodeError as error:
                 if error.sample is not None:
                     self._refused.add(_mark(files[error.sample]))
@@ -255,25 +246,19 @@ _LEVELS = np.arange(256, dtype=np.float32).reshape(1, 256)
 def _kinds(row: Row, height: int, width: int) -> list[tuple[Any, Any]] | None:
     """Return (kernel, number) of each step of ``row``; None: it is for the CPU."""
     head = row.head
-    if (
-        head is None
-        or min(height, width) < 3
-        or (head.size is not None and head.by not in (2, "bilinear"))
-    ):
+    if head is None or min(height, width) < 3:
         return None
-    found: list[tuple[Any, Any]] = []
+    if head.size is not None and head.by not in (2, "bilinear"):
+        return None
     for step in (head.node, *row.steps):
         what = step.what
         size = what.size[::-1] if isinstance(what, program.Image) else what.shape[1:]
         if tuple(size) != (height, width):
             return None
-    for step in row.steps:
-        kind = _kind(step, height, width)
-        if kind is None:
-            return None
-        if kind != ("same", None):
-            found.append(kind)
-    return found
+    kinds = [_kind(step, height, width) for step in row.steps]
+    if None in kinds:
+        return None
+    return [kind for kind in kinds if kind is not None and kind[0] != "same"]
 
 
 def _kind(step: Node, height: int, width: int) -> tuple[Any, Any] | None:
@@ -319,8 +304,8 @@ def _warp(args: tuple[Any, ...], height: int, width: int) -> tuple[Any, Any] | N
     return "affine", (numbers, np.array(colour or (0, 0, 0)).clip(0, 255).astype(np.uint8))
 
 
-def _columns(heads: Sequence[Head]) -> list[Array]:
-    """Return what `Graph.feed` takes of ``heads``."""
+def _table_of(heads: Sequence[Head]) -> Array:
+    """Return what `Graph.decode` takes of ``heads``."""
     rows = []
     for head in heads:
         what = head.source.what
@@ -331,8 +316,7 @@ def _columns(heads: Sequence[Head]) -> list[Array]:
         window = (upper, left, lower - upper, right - left)
         across, down = head.flips
         rows.append((*full, *window, height, width, y0, x0, y1 - y0, x1 - x0, down, across))
-    made = np.array(rows, np.int32)
-    return np.split(made, (2, 6, 8, 12), 1)
+    return np.array(rows, np.int32)
 
 
 def _mark(file: Any) -> tuple[int, bytes]:

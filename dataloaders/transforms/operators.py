@@ -17,10 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataloaders.transforms.actions import Action, Operator, Primitive, SampleError, Sizes
+from dataloaders.transforms.actions import (
+    Action,
+    Crop,
+    HorizontalFlip,
+    Operator,
+    Primitive,
+    Resize,
+    SampleError,
+    Sizes,
+    VerticalFlip,
+)
 from dataloaders.transforms.draws import Draws, between
 from dataloaders.transforms.kinds import changed_by_hand
-from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
 from dataloaders.transforms.read import Member, read
 
 __all__ = ["Chain", "NotRead", "chain_of", "operator_of"]
@@ -97,35 +106,22 @@ class _Resize(Operator):
     """Resize to a pair of sides, to a shorter side, or to a longer one."""
 
     def __init__(self, transform: Any, v2: bool) -> None:
-        size, longest = transform.size, transform.max_size
-        sides = [size] if isinstance(size, int) else [] if size is None else list(size)
-        self._sides = tuple(map(operator.index, sides))
-        self._longest = None if longest is None else operator.index(longest)
-        self._resize = Resize(_mode_of(transform.interpolation), transform.antialias, v2)
+        size = transform.size
+        self._size = [size] if isinstance(size, int) else size
+        self._longest = transform.max_size
+        self._resize = Resize(v2, _mode_of(transform.interpolation), transform.antialias)
         self.primitives = (self._resize,)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
         """See `Operator`."""
-        if len(self._sides) == 2:
-            return [_resized(self._resize, sizes, *self._sides)]
-        height, width = sizes.height, sizes.width
-        short, long = np.minimum(height, width), np.maximum(height, width)
-        longest = self._longest
-        if self._sides:
-            new_short = np.full_like(short, self._sides[0])
-            new_long = (new_short * long / short).astype(np.int64)
-            if longest is not None:
-                beyond = new_long > longest
-                shorter = (longest * new_short / np.maximum(new_long, 1)).astype(np.int64)
-                new_short = np.where(beyond, shorter, new_short)
-                new_long = np.where(beyond, longest, new_long)
-        else:
-            assert longest is not None
-            new_short = (longest * short / long).astype(np.int64)
-            new_long = np.full_like(long, longest)
-        upright = width <= height
-        new_height = np.where(upright, new_long, new_short)
-        return [_resized(self._resize, sizes, new_height, np.where(upright, new_short, new_long))]
+        from torchvision.transforms.functional import _compute_resized_output_size as resized
+
+        sides = zip(sizes.height.tolist(), sizes.width.tolist(), strict=True)
+        try:
+            made = [resized(side, self._size, self._longest, True) for side in sides]
+        except ValueError as error:
+            raise SampleError(str(error)) from error
+        return [_resized(self._resize, sizes, *np.array(made, np.int64).reshape(-1, 2).T)]
 
 
 class _CenterCrop(Operator):
@@ -205,7 +201,7 @@ class _RandomResizedCrop(Operator):
             raise NotRead("only ratios above 0 are")
         # In float32, as torchvision takes it.
         self._log_ratio = torch.log(torch.tensor(transform.ratio)).tolist()
-        resize = Resize(_mode_of(transform.interpolation), transform.antialias, v2)
+        resize = Resize(v2, _mode_of(transform.interpolation), transform.antialias)
         self.primitives = (Crop(v2), resize)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
@@ -265,7 +261,7 @@ class _Flip(Operator):
 class _Called(Primitive):
     """A deterministic member's own call."""
 
-    transform: Any
+    transform: Any = None
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
@@ -276,7 +272,7 @@ class _Fixed(Operator):
     """A member that draws nothing and changes no size: ToTensor, Normalize and the like."""
 
     def __init__(self, transform: Any, v2: bool) -> None:
-        self.primitives = (_Called(transform),)
+        self.primitives = (_Called(v2, transform),)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
         """See `Operator`."""
