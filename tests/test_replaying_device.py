@@ -222,7 +222,7 @@ def test_nothing_waits_for_a_device(name, host, monkeypatch):
     _, recorded = both(Photos(FILES, make))
     replay = DeviceReplay(NoGraph(), host, cuda, torch.bfloat16, torch.channels_last)
     begun = replay.begin(recorded)
-    replay._tails.of(begun[3][0].stack, begun[1])  # made on the host, once
+    replay._tails.of_stack(begun[3][0].stack, begun[1])  # made on the host, once
     with fake_cuda(monkeypatch) as waiting:
         made = replay.finish(begun)
         assert (made.device, made.dtype, made.shape[0]) == (cuda, torch.bfloat16, COUNT)

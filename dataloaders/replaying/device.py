@@ -25,9 +25,10 @@ from dataloaders.recording.program import Node, RecordedBatch, unpack
 
 from . import DecodeError, kernels
 from .evaluate import put_back, wanted_of
-from .host import HostReplay, Tails, complete, finished
+from .host import HostReplay, complete, finished
 from .kernels import Array, upload
 from .plan import Head, Row, Stack, plan
+from .pointwise import Tails
 
 __all__ = ["DeviceReplay", "Graph"]
 
@@ -159,7 +160,7 @@ class DeviceReplay:
             images = whole.index_copy_(
                 0, upload(np.array(sorted(others)), self._device), upload(rest, self._device)
             )
-        tail = self._tails.of(stack, wanted)
+        tail = self._tails.of_stack(stack, wanted)
         out = torch.empty(
             count,
             channels,
