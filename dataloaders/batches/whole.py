@@ -10,15 +10,16 @@ nothing has to be seeded around them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import Batch
 
-__all__ = ["RowNumbers", "SeededRows", "WholeBatches"]
+__all__ = ["RowNumbers", "SeededRows", "ShowsDataset", "WholeBatches"]
 
 
 class SeededRows(NamedTuple):
@@ -54,6 +55,20 @@ class RowNumbers:
 
     def __getitems__(self, indices: Any) -> Any:
         return indices
+
+
+class ShowsDataset:
+    """A worker_init_fn: show the dataset that a wrapper holds, then call the user's."""
+
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        """See torch's ``worker_init_fn``."""
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
+        if self._function is not None:
+            self._function(worker_id)
 
 
 class WholeBatches(ABC):

@@ -21,6 +21,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker
 
 from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.tree import map_children
+from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, ops, tensor
 from dataloaders.recording.context import Recorder, recorder, recording, suspended
 from dataloaders.recording.posing import posed
@@ -52,7 +53,7 @@ def recording_changes(loader: Any, upto: str = "files") -> dict[str, Any]:
         return {}  # torch seeds their shuffles by their class
     streams = loader._dataset_kind == _DatasetKind.Iterable
     dataset, collate_fn, _ = recorded(loader.dataset, loader.collate_fn, upto, streams=streams)
-    init = _Start(loader.worker_init_fn)
+    init = ShowsDataset(loader.worker_init_fn)
     return {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init}
 
 
@@ -222,20 +223,6 @@ class _Collate(CollatesInto):
     def _memory(self, size: int) -> torch.Tensor:
         given = self._empty(size)
         return _segment(size) if given is None else given
-
-
-class _Start:
-    """A worker_init_fn: show the dataset that records nothing, then call the user's."""
-
-    def __init__(self, function: Callable[[int], None] | None) -> None:
-        self._function = function
-
-    def __call__(self, worker_id: int) -> None:
-        """See torch's ``worker_init_fn``."""
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
-        if self._function is not None:
-            self._function(worker_id)
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
