@@ -35,7 +35,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from dataloaders.backend import Specification
-from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
+from dataloaders.batches.whole import RowNumbers, SeededRows, ShowsDataset, WholeBatches
 from dataloaders.errors import OptionError
 from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, stable_key, words, words_of
 from dataloaders.seeding.states import random_states_kept
@@ -410,23 +410,13 @@ class _SeededCollate:
         return _run_seeded(lambda: self._collate_fn(samples), first.words, first.in_worker)
 
 
-class _WorkerStart:
-    """A worker_init_fn: show the user's dataset in the worker's info, then call the user's."""
-
-    def __init__(self, function: Callable[[int], None] | None) -> None:
-        self._function = function
+class _WorkerStart(ShowsDataset):
+    """A worker_init_fn: in a worker, no state of the consumer's has to be preserved."""
 
     def __call__(self, worker_id: int) -> None:
-        info = torch.utils.data.get_worker_info()
-        if info is not None:
-            seeded: Any = info.dataset
-            seeded.in_worker = True  # in a worker, no state of the consumer's has to be preserved
-            shown = seeded.dataset
-            if isinstance(shown, RowNumbers):
-                shown = shown.dataset
-            object.__setattr__(info, "dataset", shown)  # info forbids assignment
-        if self._function is not None:
-            self._function(worker_id)
+        info: Any = torch.utils.data.get_worker_info()
+        info.dataset.in_worker = True
+        super().__call__(worker_id)
 
 
 def _run_seeded(action: Callable[[], Any], words: _Words, in_worker: bool) -> Any:
