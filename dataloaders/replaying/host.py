@@ -157,7 +157,10 @@ class HostReplay:
         if head.size is not None:
             mode = "bilinear" if head.by == 2 else str(head.by)
             image = pixels.permute(2, 0, 1).unsqueeze(0)
+            image = image.float() if head.floats and self._exact else image
             image = functional.interpolate(image, head.size[::-1], mode=mode, antialias=True)
+            if image.is_floating_point():
+                image = image.clamp_(0, 255).round_().to(torch.uint8)
             pixels = image[0].permute(1, 2, 0)
         if head.crop is not None:
             left, upper, right, lower = head.crop
@@ -283,8 +286,6 @@ def _as_recorded(made: Any, head: Head) -> Any:
 
         return Image.fromarray(made.numpy()) if isinstance(made, Tensor) else made
     made = (made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))).permute(2, 0, 1)
-    if head.source.op == "decode":
-        made = made.contiguous()
     if what.flavour == "Tensor":
         return made
     from torchvision import tv_tensors
