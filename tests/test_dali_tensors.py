@@ -46,7 +46,7 @@ class Decoded(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_strides_are_the_datasets(name):
-    """Cropped and resized ones may have other strides: a crop is a view of the whole under stock."""
+    """Cropped and resized ones may have other strides: under stock a crop is a view."""
     options = {"batch_size": 2, "collate_fn": list}
     theirs = next(iter(torch.utils.data.DataLoader(Decoded(CALLS[name]), **options)))
     loader = DataLoader(Decoded(CALLS[name]), backend=Dali(fast=()), device="cpu", **options)
