@@ -129,31 +129,18 @@ class _SyntheticSession(Session):
             sizes = itertools.repeat(None, self._options.batches)
         else:
             sizes = _sizes(loader)
-        return _Epoch(self._pool, sizes, samples)
+        return _issued(self._pool, sizes, samples)
 
     def close(self) -> None:
         self._pool = None
 
 
-class _Epoch:
-    """One epoch's batches, each of its size."""
-
-    def __init__(self, pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> None:
-        self._pool = pool
-        self._sizes = sizes
-        self._samples = samples
-        self._slot = 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        size = next(self._sizes)
-        batch = self._pool.issue(self._slot)
-        self._slot += 1
-        if size is None or self._samples is None or size >= self._samples:
-            return batch
-        return shortened(batch, size, self._samples)
+def _issued(pool: _Pool, sizes: Iterator[int | None], samples: int | None) -> Iterator[Batch]:
+    """Yield one epoch's batches, each of its size."""
+    for turn, size in enumerate(sizes):
+        batch = pool.issue(turn)
+        whole = size is None or samples is None or size >= samples
+        yield batch if whole else shortened(batch, size, samples)  # type: ignore[arg-type]
 
 
 class _Pool:

@@ -21,9 +21,19 @@ import torch
 import torch.utils.data
 
 from dataloaders.batches.tree import Batch
+from dataloaders.errors import OptionError
 from dataloaders.plan import Plan
 
-__all__ = ["Ahead", "Backend", "Cancelled", "Remainder", "Session", "Specification", "Tunable"]
+__all__ = [
+    "Ahead",
+    "Backend",
+    "Cancelled",
+    "Remainder",
+    "Session",
+    "Specification",
+    "Tunable",
+    "check_images",
+]
 
 Specification: TypeAlias = "torch.utils.data.DataLoader[Any]"
 """Any torch DataLoader, read as a description of what to load."""
@@ -100,13 +110,9 @@ class Remainder(ABC):
     serves one loader.
     """
 
-    @abstractmethod
     def changes(self, loader: Specification) -> dict[str, Any]:
         """Return the attributes of ``loader`` that are others for the next epoch."""
-
-    @abstractmethod
-    def prepare(self, device: torch.device) -> None:
-        """Do what should not wait for the first batch; may wait for the device."""
+        return {}
 
     @abstractmethod
     def apply(
@@ -210,6 +216,22 @@ class Backend(ABC):
         Raises:
             BackendUnavailable: if the plan has an obstacle.
         """
+
+
+def check_images(options: Any) -> None:
+    """Check the options ``dtype`` and ``memory_format`` of a backend that makes images.
+
+    Raises:
+        OptionError: one of them has a value that it cannot take.
+    """
+    name, dtype, memory_format = type(options).__name__, options.dtype, options.memory_format
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise OptionError(f"{name}(dtype={dtype!r}): must be a float dtype such as torch.bfloat16")
+    known = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
+    if memory_format not in known:
+        raise OptionError(
+            f"{name}(memory_format={memory_format!r}): must be one of {', '.join(map(str, known))}"
+        )
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,6 @@ LEFT_TO_TORCH = {
     "sparse": ({"dataset": torch.eye(4).to_sparse()}, "sparse"),
     "list": ({"dataset": [1, 2, 3]}, "list is not an in-memory dataset"),
     "flat array": ({"dataset": np.arange(4)}, "not a plain, writable one"),
-    "array in workers": ({"dataset": np.ones((4, 2)), "num_workers": 1}, "use a TensorDataset"),
 }
 
 

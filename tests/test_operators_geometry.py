@@ -17,10 +17,9 @@ from torchvision.transforms.v2 import functional
 
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
-from dataloaders.transforms.actions import SampleError, Sizes, applied, drawn
+from dataloaders.transforms.actions import Crop, SampleError, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
-from dataloaders.transforms.primitives.geometry import Crop
 from helpers.compare import assert_same
 from helpers.pictures import noise
 
@@ -217,18 +216,15 @@ def test_windows_of_large_images_are_those_of_make_params(transform):
 @pytest.mark.parametrize(
     ("transform", "why"),
     [
-        (v1.Resize((4, 4), interpolation="bilinear"), r"InterpolationMode\('bilinear'\)"),
-        (v2.Resize((4, 4), interpolation="cubic"), "none of torchvision's"),
-        (v1.Resize(4, max_size=4), "max_size above size"),
-        (v1.Resize((4, 4), max_size=9), "with one side only"),
+        (v2.Resize((4, 4), interpolation="cubic"), "not with its options"),
         (v1.CenterCrop((4, 0)), "at least 1 x 1"),
-        (v1.RandomCrop((4.5, 4)), "a whole number is read"),
+        (v1.RandomCrop((4.5, 4)), "not with its options"),
         (v1.RandomCrop(4, padding=2, fill=(1, 2, 3)), "only borders of zeros"),
         (v2.RandomCrop(4, padding=2, fill={"others": 3}), "only borders of zeros"),
         (v2.RandomCrop(4, pad_if_needed=True, padding_mode="reflect"), "only borders of zeros"),
         (v1.RandomCrop(3, padding=9), "from 0 to below size"),
         (v1.RandomResizedCrop(4, ratio=(0.0, 1.0)), "above 0"),
-        (v1.RandomResizedCrop(4, scale=(0.3, 0.4, 1)), "two numbers"),
+        (v1.RandomResizedCrop(4, scale=(0.3, 0.4, 1)), "not with its options"),
         (v2.ColorJitter(0.3), "crops, flips, resizes and conversions"),
         (v1.FiveCrop(3), "crops, flips, resizes and conversions"),
         (len, "code of your own"),
@@ -243,7 +239,7 @@ def test_what_is_not_read_exactly_is_not_read_and_says_why(transform, why):
 def test_a_crop_scaled_downwards_is_not_read():
     with pytest.warns(UserWarning, match="should be of kind"):
         transform = v1.RandomResizedCrop(4, scale=(1.0, 0.1))
-    assert "is no range to draw from" in str(chain_of(transform).why)
+    assert "only ranges" in str(chain_of(transform).why)
 
 
 def test_other_numbers_than_those_that_are_read_are_not_taken_for_them():

@@ -218,18 +218,6 @@ def test_a_peak_is_forgotten():
     assert pool.free_bytes <= 2 * PAGE
 
 
-def test_the_cap_and_trim():
-    pool = pool_of(most_free=3 * SIZE)
-    held = [lent(pool) for _ in range(10)]
-    held.clear()
-    assert pool.free_bytes == 3 * SIZE
-    tensor = lent(pool)
-    pool.trim()
-    assert (pool.free_bytes, pool.lent_bytes) == (0, SIZE)
-    del tensor
-    assert pool.free_bytes == SIZE
-
-
 def test_what_was_used_longest_ago_is_released_first():
     pool = pool_of(most_free=5 * PAGE)
     lent(pool, 100)  # a peak, so that the cap alone binds
@@ -282,10 +270,8 @@ def test_a_call_during_another_one_does_not_wait():
     with pool._lock:  # as if the collector ran a finalizer in the middle of empty()
         inside = lent(pool).fill_(1)
         del tensor
-        pool.trim()
         assert is_true_in_a_fork(lambda: lent(pool).fill_(1).sum() == SIZE)
     assert (inside == 1).all()
-    assert pool.free_bytes == 0  # nobody has looked since
     other = lent(pool)
     assert (other.numel(), pool.free_bytes, pool.lent_bytes) == (SIZE, 0, SIZE)
 

@@ -153,9 +153,9 @@ def test_a_refused_file_goes_by_the_cpu_from_then_on(host):
     fed = []
 
     class Counting(Graph):
-        def feed(self, files, *columns):
+        def decode(self, files, *given):
             fed.append(len(files))
-            return super().feed(files, *columns)
+            super().decode(files, *given)
 
     graph = Counting(COUNT, CPU, threads=1)
     replay = DeviceReplay(graph, host, CPU)
@@ -193,12 +193,8 @@ class Copies(TorchDispatchMode):
 class NoGraph:
     """Stands for a graph on a device that is not there."""
 
-    def feed(self, *given):
-        """Take files."""
-        return 0
-
-    def take(self, batch, out):
-        """Leave ``out`` as it is."""
+    def decode(self, *given):
+        """Leave the images as they are."""
 
 
 @contextmanager
@@ -226,7 +222,7 @@ def test_nothing_waits_for_a_device(name, host, monkeypatch):
     _, recorded = both(Photos(FILES, make))
     replay = DeviceReplay(NoGraph(), host, cuda, torch.bfloat16, torch.channels_last)
     begun = replay.begin(recorded)
-    replay._tails.of(begun[3][0].stack, begun[1])  # made on the host, once
+    replay._tails.of_stack(begun[3][0].stack, begun[1])  # made on the host, once
     with fake_cuda(monkeypatch) as waiting:
         made = replay.finish(begun)
         assert (made.device, made.dtype, made.shape[0]) == (cuda, torch.bfloat16, COUNT)
@@ -234,7 +230,7 @@ def test_nothing_waits_for_a_device(name, host, monkeypatch):
         assert [copy for copy in waiting if "768" not in copy and "(3, 1, 1)" not in copy] == []
 
 
-def test_a_graph_decodes_windows_as_pillow_does_while_others_are_due():
+def test_a_graph_decodes_windows_as_pillow_does():
     graph = Graph(8, CPU, threads=2, depth=2, most_pixels=SIDE * SIDE * 8)
     files, wanted, columns = FILES[:21], [], []
     for place, file in enumerate(files):
@@ -243,21 +239,20 @@ def test_a_graph_decodes_windows_as_pillow_does_while_others_are_due():
         window = image.crop((left, top, left + 32, top + 30))
         wanted.append(np.asarray(window.transpose(1) if place % 2 else window))
         columns.append((*image.size[::-1], top, left, 30, 32, 30, 32, 0, 0, 30, 32, place % 2, 0))
-    given = np.split(np.array(columns), (2, 6, 8, 12), 1)
+    given = np.array(columns, np.int32)
     out = torch.empty(21, 30, 32, 3, dtype=torch.uint8)
     damaged = list(files)
     damaged[12] = files[12][:-200]
-    first, second, _, fourth = (graph.feed(b, *given) for b in (files, damaged, damaged, files))
-    graph.take(first, out)
+    graph.decode(files, given, out)
     assert np.array_equal(out.numpy(), np.stack(wanted))
     with pytest.raises(DecodeError) as caught:
-        graph.take(second, out)
+        graph.decode(damaged, given, out)
     assert caught.value.sample == 12
-    graph.take(fourth, out.zero_())
+    graph.decode(files, given, out.zero_())
     assert np.array_equal(out.numpy(), np.stack(wanted))
     graph.close()
     with pytest.raises(RuntimeError, match="closed"):
-        graph.take(fourth, out)
+        graph.decode(files, given, out)
 
 
 @pytest.mark.parametrize("engine", [0.0, 1.0])

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Session, Specification, Tunable
+from dataloaders.backend import Backend, Session, Specification, Tunable, check_images
 from dataloaders.errors import BackendUnavailable, OptionError
 from dataloaders.plan import Plan
 
@@ -35,7 +35,6 @@ from .replay import Replayed  # noqa: E402
 __all__ = ["Dali"]
 
 FAST = ("resize",)
-_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,7 @@ class Dali(Backend):
                 )
         if isinstance(self.fast, str) or not set(self.fast) <= set(FAST):
             raise OptionError(f"Dali(fast={self.fast!r}): must be ('resize',) or ()")
-        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
-            raise OptionError(
-                f"Dali(dtype={self.dtype!r}): must be a float dtype such as torch.bfloat16"
-            )
-        if self.memory_format not in _FORMATS:
-            known = ", ".join(map(str, _FORMATS))
-            raise OptionError(f"Dali(memory_format={self.memory_format!r}): must be one of {known}")
+        check_images(self)
         if not 0 <= self.hw_decoder_load <= 1:
             raise OptionError(
                 f"Dali(hw_decoder_load={self.hw_decoder_load!r}): must be between 0 and 1"

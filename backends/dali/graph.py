@@ -1,6 +1,6 @@
 """Decode, crop, resize, crop and flip files by one DALI graph, whose arguments are fed by batch.
 
-    feed(files, ...) ──> runs of a bounded number of pixels ──> DALI ──> take(out): uint8 images
+    decode(files, ..., out) ──> runs of a bounded number of pixels ──> DALI ──> uint8 images in out
       decoders.image (mixed) ─> slice ─> resize (triangular) ─> slice ─> flip
 
 The same graph runs on the CPU, for tests. Images are copied out on the current stream: DALI's
@@ -40,15 +40,12 @@ _ARGUMENTS = {"start": 2, "shape": 2, "size": 2, "start2": 2, "shape2": 2, "flip
 @dataclass
 class _Run:
     files: list[Array]
-    values: dict[str, Array]
-    batch: int
     first: int
     pixels: int
-    last: bool = False
 
 
 class Graph:
-    """Files in, uint8 images out, batch by batch; for one thread at a time.
+    """Files in, uint8 images out, batch by batch.
 
     Args:
         batch_size: the most files in a batch.
@@ -78,86 +75,57 @@ class Graph:
         self._engine = engine
         self._most_pixels = most_pixels
         self._pipeline: Pipeline | None = None
-        self._waiting: deque[_Run] = deque()
-        self._running: deque[_Run] = deque()
         self._copied: _Run | None = None
-        self._fed = 0
         self._lock = Lock()
         self._closed = False
         _ALIVE.add(self)
 
-    def feed(
-        self,
-        files: Sequence[Any],
-        sizes: Array,
-        windows: Array,
-        resized: Array,
-        crops: Array,
-        flips: Array,
-    ) -> int:
-        """Start on a batch, and return its number.
+    def decode(self, files: Sequence[Any], table: Array, out: torch.Tensor) -> None:
+        """Fill ``out`` with the images of ``files``, in the order of the current stream.
 
         Args:
-            files: bytes of each, which are read where they are and must not change until taken.
-            sizes: [n, 2], height and width of each file's image.
-            windows: [n, 4], top, left, height and width of what is needed of it.
-            resized: [n, 2], height and width that the window is resized to.
-            crops: [n, 4], like ``windows``, of the resized window.
-            flips: [n, 2], whether top and bottom, and left and right, are exchanged.
-        """
-        columns = (windows[:, :2], windows[:, 2:], resized, crops[:, :2], crops[:, 2:], flips)
-        values = [np.ascontiguousarray(column, np.int32) for column in columns]
-        pixels = np.asarray(sizes, np.int64).prod(1).tolist()
-        runs: list[_Run] = []
-        for place, file in enumerate(files):
-            full = not runs or len(runs[-1].files) == self._batch_size
-            if full or runs[-1].pixels + pixels[place] > self._most_pixels // self._depth:
-                runs.append(_Run([], {}, self._fed, place, 0))
-            runs[-1].files.append(np.frombuffer(file, np.uint8))
-            runs[-1].pixels += pixels[place]
-        runs[-1].last = True
-        for run in runs:
-            some = slice(run.first, run.first + len(run.files))
-            run.values = {n: v[some] for n, v in zip(_ARGUMENTS, values, strict=True)}
-        with self._turn():
-            self._waiting.extend(runs)
-            self._schedule()
-            self._fed += 1
-            return runs[-1].batch
-
-    def take(self, batch: int, out: torch.Tensor) -> None:
-        """Fill ``out``, uint8 [n, height, width, 3] on the device, with a batch's images.
-
-        It is filled in the order of the current stream. Batches that were fed before are dropped.
-
-        Args:
-            batch: what `feed` returned.
-            out: where to.
+            files: bytes of each, which are read where they are.
+            table: int32 [n, 14]: height and width of each file's image; top, left, height and
+                width of the window that is needed of it; height and width that this is resized to;
+                top, left, height and width of what is cut out then; whether top and bottom, and
+                left and right, are exchanged.
+            out: uint8 [n, height, width, 3] on the device.
 
         Raises:
-            DecodeError: a file cannot be decoded. This batch is dropped; the others go on.
+            DecodeError: a file cannot be decoded.
             RuntimeError: any other error of DALI's, such as a lack of memory.
         """
+        values = [np.ascontiguousarray(pair) for pair in np.split(table[:, 2:], 6, 1)]
+        waiting, running = self._runs(files, table[:, :2].prod(1, np.int64)), deque[_Run]()
         with self._turn():
-            while self._running and self._running[0].batch <= batch:
-                run = self._running[0]
-                wanted = run.batch == batch
-                try:
+            try:
+                while waiting or running:
+                    while waiting and self._has_room(waiting[0], running):
+                        running.append(waiting.popleft())
+                        self._begin(running[-1], values)
                     (made,) = self._pipeline.share_outputs(self._stream())  # type: ignore[union-attr]
-                except RuntimeError as error:
-                    failure = _failure(error, run.first)
-                    self._drop()
-                    if wanted:
-                        raise failure from None
-                    continue
-                if wanted:
-                    self._copy(made, out[run.first : run.first + len(run.files)])
-                self._pipeline.release_outputs()  # type: ignore[union-attr]
-                self._copied = self._running.popleft()  # a device may still be reading its files
-                self._schedule()
-                if wanted and run.last:
-                    return
-            raise RuntimeError(f"batch {batch} was dropped")
+                    first = running[0].first
+                    self._copy(made, out[first : first + len(running[0].files)])
+                    self._pipeline.release_outputs()  # type: ignore[union-attr]
+                    self._copied = running.popleft()  # a device may still be reading its files
+            except Exception as error:
+                self._pipeline = None  # DALI gives up after an error
+                raise _failure(error, running[0].first if running else 0) from None
+
+    def _runs(self, files: Sequence[Any], pixels: Array) -> deque[_Run]:
+        runs: deque[_Run] = deque()
+        for place, (file, size) in enumerate(zip(files, pixels.tolist(), strict=True)):
+            full = not runs or len(runs[-1].files) == self._batch_size
+            if full or runs[-1].pixels + size > self._most_pixels // self._depth:
+                runs.append(_Run([], place, 0))
+            runs[-1].files.append(np.frombuffer(file, np.uint8))
+            runs[-1].pixels += size
+        return runs
+
+    def _has_room(self, run: _Run, running: Sequence[_Run]) -> bool:
+        used = sum(each.pixels for each in running)
+        fits = len(running) < self._depth and used + run.pixels <= self._most_pixels
+        return fits or not running
 
     def _copy(self, made: Any, out: torch.Tensor) -> None:
         if made.shape() != [tuple(out.shape[1:])] * len(out):
@@ -170,11 +138,9 @@ class Graph:
             made.copy_to_external(place)
 
     def close(self) -> None:
-        """End the pipeline and its threads; drop batches in progress."""
+        """End the pipeline and its threads."""
         with self._turn(closing=True):
             self._closed = True
-            self._waiting.clear()
-            self._running.clear()
             self._pipeline = self._copied = None
 
     @contextmanager
@@ -188,32 +154,14 @@ class Graph:
             with torch.cuda.device(self._device):
                 yield
 
-    def _schedule(self) -> None:
-        while self._waiting and len(self._running) < self._depth:
-            used = sum(run.pixels for run in self._running)
-            if self._running and used + self._waiting[0].pixels > self._most_pixels:
-                return
-            self._running.append(self._waiting.popleft())
-            self._begin(self._running[-1])
-
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: _Run, values: Sequence[Array]) -> None:
         if self._pipeline is None:
             self._pipeline = self.defined()
             self._pipeline.build()
         self._pipeline.feed_input("files", run.files)
-        for name, value in run.values.items():
-            self._pipeline.feed_input(name, value)
+        for name, value in zip(_ARGUMENTS, values, strict=True):
+            self._pipeline.feed_input(name, value[run.first : run.first + len(run.files)])
         self._pipeline.schedule_run()
-
-    def _drop(self) -> None:
-        """Drop the oldest batch, and begin the others anew: DALI gives up after an error."""
-        self._pipeline = None
-        due = deque((*self._running, *self._waiting))
-        while due and not due.popleft().last:
-            pass
-        self._running.clear()
-        self._waiting = due
-        self._schedule()
 
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -253,7 +201,7 @@ class Graph:
         return pipeline
 
 
-def _failure(error: RuntimeError, first: int) -> Exception:
+def _failure(error: Exception, first: int) -> Exception:
     """Return a `DecodeError`, if that is what it is; else the very error."""
     message = str(error)
     if re.search(r"CUDA|cuda|out of memory|bad_alloc", message) or "decode" not in message:

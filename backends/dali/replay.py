@@ -83,9 +83,6 @@ class Replayed(Remainder):
             return loader
         return view_of(loader, **recording_changes(loader))
 
-    def prepare(self, device: torch.device) -> None:
-        """See `Remainder`."""
-
     def apply(
         self,
         batch: Batch,

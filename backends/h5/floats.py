@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dataloaders.recording.tail import Step, planes
-from dataloaders.replaying.tail import Ways
+from dataloaders.replaying.pointwise import Tails
 from dataloaders.replaying.ways import Way
 from dataloaders.transforms.kinds import torchvision_name
 from dataloaders.transforms.read import Member, read
@@ -42,7 +42,7 @@ class Floats:
         for member in run:
             if member.torchvision not in CONVERTERS:
                 self.steps += (_step(member.transform, self.steps),)
-        self._ways = Ways()
+        self._tails = Tails()
 
     def way(self, channels: int) -> tuple[Way, torch.dtype]:
         """Return how to write the floats of images of so many channels, and their dtype.
@@ -50,10 +50,10 @@ class Floats:
         Raises:
             Exception: there are no such floats.
         """
-        way, dtype, made = self._ways.of(self.steps, channels, torch.device("cpu"))
-        if made != channels:
-            raise ValueError(f"{channels} channels become {made}")
-        return way, dtype
+        tail = self._tails.of(self.steps, channels)
+        if tail.channels != channels:
+            raise ValueError(f"{channels} channels become {tail.channels}")
+        return tail.way(torch.device("cpu")), tail.dtype
 
 
 def split(tail: Any) -> tuple[tuple[Member, ...], Floats | None]:

@@ -14,10 +14,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.transforms.actions import Action, Operator, Primitive, SampleError, Sizes
+from dataloaders.transforms.actions import (
+    Action,
+    Crop,
+    HorizontalFlip,
+    Operator,
+    Primitive,
+    SampleError,
+    Sizes,
+    VerticalFlip,
+)
 from dataloaders.transforms.draws import Draws, Where
 from dataloaders.transforms.operators import operator_of
-from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, VerticalFlip
 from dataloaders.transforms.read import Member
 
 __all__ = ["Geometry", "Windows", "geometry_of"]

@@ -27,7 +27,7 @@ from dataloaders import registry
 from dataloaders.backend import Ahead, Session, Specification
 from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
-from dataloaders.batches.whole import RowNumbers, SeededRows, WholeBatches
+from dataloaders.batches.whole import RowNumbers, SeededRows, ShowsDataset, WholeBatches
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.sample.cut import equal_state
 from dataloaders.cache.sample.sample import Classes, classes_in, namedtuples_in
@@ -143,10 +143,11 @@ class H5Session(Session):
         if isinstance(batches, str):
             return plain
         self._collated = _Collated(batches, self._pool, Team(self._threads), self._puts_off)
-        changes = {"dataset": RowNumbers(cached), "collate_fn": self._collated}
-        if loader.worker_init_fn is not None:
-            changes["worker_init_fn"] = _ShowCache(loader.worker_init_fn)
-        return changes
+        return {
+            "dataset": RowNumbers(cached),
+            "collate_fn": self._collated,
+            "worker_init_fn": ShowsDataset(loader.worker_init_fn),
+        }
 
 
 class _Snapshot:
@@ -277,16 +278,3 @@ class _Collated(WholeBatches):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
-
-
-class _ShowCache:
-    """A worker_init_fn: call the user's, which sees the cache as the worker's dataset."""
-
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
-
-    def __call__(self, worker_id: int) -> None:
-        info: Any = get_worker_info()
-        if isinstance(info.dataset, RowNumbers):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
-        self._function(worker_id)

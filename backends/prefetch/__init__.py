@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from dataloaders import registry
-from dataloaders.backend import Backend, Remainder, Session, Specification
+from dataloaders.backend import Backend, Remainder, Session, Specification, check_images
 from dataloaders.errors import BackendUnavailable, DataLoadersError, OptionError
 from dataloaders.plan import Plan, Stage
 
@@ -27,8 +27,6 @@ from .session import PrefetchSession, device_of
 from .transfer import StreamTransfer, Transfer
 
 __all__ = ["Prefetch"]
-
-_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last)
 
 
 @dataclass(frozen=True)
@@ -96,15 +94,7 @@ class Prefetch(Backend):
                     f"Prefetch(device={self.device!r}): must be a torch device such as 'cuda:1' "
                     f"({error})"
                 ) from None
-        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
-            raise OptionError(
-                f"Prefetch(dtype={self.dtype!r}): must be a float dtype such as torch.bfloat16"
-            )
-        if self.memory_format not in _FORMATS:
-            raise OptionError(
-                f"Prefetch(memory_format={self.memory_format!r}): must be one of "
-                f"{', '.join(map(str, _FORMATS))}"
-            )
+        check_images(self)
         if self.tail is False and self.shapes_images:
             raise OptionError(
                 "Prefetch(tail=False) with dtype= or memory_format=: only the tail makes images of "

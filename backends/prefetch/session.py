@@ -98,13 +98,10 @@ class PrefetchSession(Session):
         # Persistent workers keep the dataset that they were started with.
         if not (loader.persistent_workers and vars(loader).get("_iterator") is not None):
             left = remainder_of(self._options, self._backend, loader, device)
-            before = self._remainder
             if not self._put_off:  # such a session's batches need it for ever
                 self._remainder = left if isinstance(left, Remainder) else None
             self._recorded.on = self._remainder is not None
             self._changes = {} if self._remainder is None else self._remainder.changes(loader)
-            if self._remainder is not None and self._remainder is not before:
-                self._remainder.prepare(device or torch.device("cpu"))
         state = specification.state_of(loader)
         changes = self._options.changes(loader, device, self._backend)
         self._specification.__dict__.update({**state, **changes, **self._changes})

@@ -87,16 +87,12 @@ class _Stack:
     def _pooled(self, batch: Any, first: torch.Tensor) -> torch.Tensor | None:
         if not _is_usual(batch, first, self._memory.in_worker):
             return None
-        out = None
         try:
             out = self._memory.empty((len(batch), *first.shape), first.dtype)
             # Its return value, not ``out``: torchvision may be configured to wrap results.
             return torch.stack(batch, 0, out=out)
         except Exception:
-            # torch fails in the same way, and raises its own error.
-            if out is not None:
-                self._memory.undo(out)
-            return None
+            return None  # torch fails in the same way, and raises its own error
 
 
 def _is_usual(batch: Sequence[torch.Tensor], first: torch.Tensor, in_worker: bool) -> bool:

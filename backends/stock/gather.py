@@ -25,7 +25,7 @@ __all__ = ["Gatherer", "NotGatherable", "obstacle"]
 
 
 class NotGatherable(Exception):
-    """This batch has to be fetched sample by sample."""
+    """A batch has to be fetched sample by sample; the message says why."""
 
 
 class Gatherer:
@@ -50,78 +50,74 @@ class Gatherer:
                 ones, so a caller asks torch after any error.
         """
         if not collates_as_torch():
-            raise NotGatherable
+            raise NotGatherable("default_collate_fn_map was changed")
         return self._gather(self._dataset, index)
 
-    def _gather(self, dataset: Any, index: Index) -> Batch:
+    def _gather(self, dataset: Any, index: Index | None) -> Batch:
+        """Gather the batch of ``index``; None: only find out whether that can be."""
         kind = type(dataset)
         if kind is Subset:
             if type(dataset.indices) not in _TABLES:
-                raise NotGatherable
-            table = self._tables.get(id(dataset))
-            if table is None:
-                table = self._tables[id(dataset)] = Table(dataset)
-            return self._gather(dataset.dataset, table.lookup(dataset.indices, index))
-        rows = as_index(index)
-        if rows is None:
-            raise NotGatherable
-        if kind is TensorDataset:
-            # default_collate turns a list of tuples into a list of columns.
-            return [_rows(tensor, rows, self._memory) for tensor in dataset.tensors]
-        if kind is torch.Tensor:
-            return _rows(dataset, rows, self._memory)
-        if kind is np.ndarray and _is_plain_array(dataset):
-            return _rows(torch.from_numpy(dataset), rows, self._memory)
+                raise NotGatherable(
+                    f"the Subset's indices are a {type(dataset.indices).__name__}, not a list"
+                )
+            if index is not None:
+                table = self._tables.get(id(dataset))
+                if table is None:
+                    table = self._tables[id(dataset)] = Table(dataset)
+                index = table.lookup(dataset.indices, index)
+            return self._gather(dataset.dataset, index)
         if kind is StackDataset:
             children = dataset.datasets
             if type(children) is dict:
-                return {key: self._gather(child, rows) for key, child in children.items()}
+                return {key: self._gather(child, index) for key, child in children.items()}
             if type(children) is tuple:
-                return [self._gather(child, rows) for child in children]
-        raise NotGatherable
+                return [self._gather(child, index) for child in children]
+            raise NotGatherable(f"the StackDataset holds a {type(children).__name__}")
+        if kind is TensorDataset:
+            if not dataset.tensors:
+                raise NotGatherable("the TensorDataset has no tensors")
+            # default_collate turns a list of tuples into a list of columns.
+            rows = None if index is None else as_index(index)
+            index = index if rows is None else rows
+            return [self._rows(tensor, index) for tensor in dataset.tensors]
+        if kind is torch.Tensor:
+            return self._rows(dataset, index)
+        if kind is not np.ndarray:
+            raise NotGatherable(f"{kind.__name__} is not an in-memory dataset that is known")
+        if not _is_plain_array(dataset):
+            raise NotGatherable("the array is not a plain, writable one")
+        return self._rows(torch.from_numpy(dataset), index)
+
+    def _rows(self, tensor: torch.Tensor, index: Index | None) -> torch.Tensor:
+        why = _not_plain(tensor)
+        rows = None if index is None else as_index(index)
+        if why is not None or (rows is None and index is not None):
+            raise NotGatherable(why or "an index is not an integer")
+        if rows is None:
+            return tensor
+        shape = (len(rows), *tensor.shape[1:])
+        elements = len(rows) * (tensor.numel() // len(tensor))
+        if get_worker_info() is None:
+            if not (self._memory and self._memory.pays_for(elements * tensor.element_size())):
+                return tensor.index_select(0, rows)
+            out = self._memory.empty(shape, tensor.dtype)
+        else:  # as torch's collation in a worker: straight into the shared memory that is sent
+            whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
+            out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
+        return torch.index_select(tensor, 0, rows, out=out)
 
 
 def obstacle(dataset: Any) -> str | None:
     """Say in a few words why batches of ``dataset`` cannot be gathered; None if they can."""
-    kind = type(dataset)
-    if kind is TensorDataset:
-        if not dataset.tensors:
-            return "the TensorDataset has no tensors"
-        return next((why for why in map(_not_plain, dataset.tensors) if why), None)
-    if kind is Subset:
-        if type(dataset.indices) not in _TABLES:
-            return f"the Subset's indices are a {type(dataset.indices).__name__}, not a list"
-        return obstacle(dataset.dataset)
-    if kind is StackDataset:
-        children = dataset.datasets
-        if type(children) not in (tuple, dict):
-            return f"the StackDataset holds a {type(children).__name__}"
-        parts = children.values() if type(children) is dict else children
-        return next((why for why in map(obstacle, parts) if why), None)
-    if kind is torch.Tensor:
-        return _not_plain(dataset)
-    if kind is np.ndarray:
-        return None if _is_plain_array(dataset) else "the array is not a plain, writable one"
-    return f"{kind.__name__} is not an in-memory dataset that is known"
+    try:
+        Gatherer(dataset)._gather(dataset, None)
+    except NotGatherable as error:
+        return str(error)
+    return None
 
 
 _TABLES = (list, tuple, range, np.ndarray, torch.Tensor)
-
-
-def _rows(tensor: torch.Tensor, index: torch.Tensor, memory: HostMemory | None) -> torch.Tensor:
-    if _not_plain(tensor):
-        raise NotGatherable
-    elements = len(index) * (tensor.numel() // len(tensor))
-    if get_worker_info() is None:
-        if memory is None or not memory.pays_for(elements * tensor.element_size()):
-            return tensor.index_select(0, index)
-        rows = memory.empty((len(index), *tensor.shape[1:]), tensor.dtype)
-        return torch.index_select(tensor, 0, index, out=rows)
-    # As torch's collation in a worker: straight into the shared memory that is sent.
-    shape = (len(index), *tensor.shape[1:])
-    whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
-    rows = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
-    return torch.index_select(tensor, 0, index, out=rows)
 
 
 def _not_plain(tensor: torch.Tensor) -> str | None:

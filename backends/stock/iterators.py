@@ -1,7 +1,8 @@
 """Build torch's own two iterators with the gather in the place where they fetch a batch.
 
 num_workers = 0    torch's single-process iterator; indices as tensors, fetched by the gather
-num_workers > 0    torch's multi-process iterator over a view of the loader: its workers gather
+num_workers > 0    torch's multi-process iterator over a view of the loader, whose dataset returns
+                   indices and whose collate_fn gathers
 no gather          torch's own iterator; its default collation becomes the one that collates
                    into pooled memory, or in workers into a ring of shared memory
 
@@ -12,13 +13,11 @@ pinning, queues, worker start and shutdown, warnings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
@@ -26,6 +25,7 @@ from dataloaders.backend import Specification
 from dataloaders.batches.collation import CollatesInto, collates_as_torch
 from dataloaders.batches.memory import HostMemory, HostPool, PinnedMemory
 from dataloaders.batches.tree import Batch
+from dataloaders.batches.whole import RowNumbers, ShowsDataset
 from dataloaders.specification import view_of
 
 from . import gather, order
@@ -47,8 +47,6 @@ def obstacle(loader: Specification) -> str | None:
         return "collate_fn is not torch's default_collate"
     if _changes_iteration(type(loader)):
         return f"{type(loader).__name__} changes torch's iteration"
-    if loader.num_workers and type(loader.dataset) is np.ndarray:
-        return "a worker's copy of a bare array cannot be told to gather: use a TensorDataset"
     if not collates_as_torch():
         return "default_collate_fn_map was changed"
     return gather.obstacle(loader.dataset)
@@ -81,8 +79,12 @@ def gathering_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoader
 
 def gathering_view(loader: Specification) -> Specification:
     """Return a view of ``loader``, which has no `obstacle`, whose workers gather."""
-    init = _GatherInWorker(loader.worker_init_fn)
-    return view_of(loader, collate_fn=_collate, worker_init_fn=init)
+    return view_of(
+        loader,
+        dataset=RowNumbers(loader.dataset),
+        collate_fn=_GatheringFetcher(loader, index_is_ours=False).fetch,
+        worker_init_fn=ShowsDataset(loader.worker_init_fn),
+    )
 
 
 def plain_iterator(loader: Specification, pool: HostPool) -> _BaseDataLoaderIter:
@@ -140,53 +142,3 @@ class _GatheringFetcher(_MapDatasetFetcher):
         if self._index_is_ours and type(index) is torch.Tensor:
             index = index.tolist()
         return super().fetch(index)  # type: ignore[no-untyped-call]
-
-
-class _GatherInWorker:
-    """A worker_init_fn: call the user's, then teach the worker's copy of the dataset to gather.
-
-    The fetch in a worker asks the dataset for a whole batch if it has ``__getitems__``. Here it
-    gets one on the instance, in the worker only: its class stays what the user's code expects.
-    """
-
-    def __init__(self, user: Callable[[int], None] | None) -> None:
-        self._user = user
-
-    def __call__(self, worker_id: int) -> None:
-        if self._user is not None:
-            self._user(worker_id)
-        info = get_worker_info()
-        dataset: Any = info.dataset if info is not None else None
-        if gather.obstacle(dataset) is None:
-            dataset.__getitems__ = _BatchGetter(dataset)
-
-
-class _BatchGetter:
-    """``__getitems__`` of a dataset in a worker: a finished batch, or torch's list of samples."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._gatherer = gather.Gatherer(dataset)
-        self._by_sample = getattr(dataset, "__getitems__", None)
-
-    def __call__(self, index: list[Any]) -> Any:
-        try:
-            return _Collated(self._gatherer.batch(index))
-        except Exception:
-            pass  # as in _GatheringFetcher.fetch
-        if self._by_sample is not None:
-            return self._by_sample(index)
-        return [self._dataset[key] for key in index]
-
-
-class _Collated:
-    """A batch that needs no further collation."""
-
-    __slots__ = ("batch",)
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-
-def _collate(samples: Any) -> Batch:
-    return samples.batch if type(samples) is _Collated else default_collate(samples)

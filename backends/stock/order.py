@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -38,7 +39,6 @@ _Chunks: TypeAlias = "Generator[torch.Tensor, int | None, None]"
 _SEQUENTIAL_PIECE = 65_536
 _REPLACEMENT_BLOCK = 32  # RandomSampler draws with replacement 32 indices at a time
 _HIDDEN_BLOCKS = 1024
-_ASKED_WEIGHT = 32  # a list becomes a tensor once 1/32 of its length was requested
 _INTEGERS = {int, np.int64, np.int32}
 
 
@@ -83,13 +83,10 @@ def index_batches(batch_sampler: Any) -> Iterator[Index]:
 class Table:
     """Look up ``[table[i] for i in positions]`` for batches of positions, quickly, for one epoch.
 
-    A list of ints becomes a tensor once a good part of it was requested (before that, looking up
-    single values costs less) and again when it is replaced or its length changes. Values changed in
-    place after that take effect in the next epoch. The tensor is kept as long as ``owner`` lives,
-    and used again while the list equals what it was made of.
+    A list of ints becomes a tensor when it is first asked, and again when it is replaced or its
+    length changes. Values changed in place after that take effect in the next epoch. The tensor is
+    kept as long as ``owner`` lives, and used again while the list equals what it was made of.
     """
-
-    __slots__ = ("_asked", "_length", "_owner", "_source", "_tensor")
 
     _made: ClassVar[WeakKeyDictionary[Any, tuple[Any, torch.Tensor]]] = WeakKeyDictionary()
 
@@ -97,7 +94,6 @@ class Table:
         self._owner = owner
         self._source: Any = None
         self._length = 0
-        self._asked = 0
         self._tensor: torch.Tensor | None = None
 
     def lookup(self, table: Any, positions: Index) -> Index:
@@ -107,32 +103,24 @@ class Table:
             IndexError, TypeError, ...: as ``table`` does for a position that it does not have.
         """
         if table is not self._source or len(table) != self._length:
-            self._source, self._length, self._asked = table, len(table), 0
-            self._tensor = self._made_before(table)
-        if self._tensor is None and self._asked < self._length:
-            self._asked += _ASKED_WEIGHT * len(positions)
-            if self._asked >= self._length:
-                self._tensor = self._make(table)
-        if self._tensor is not None:
-            known = positions if type(positions) is torch.Tensor else as_index(positions)
-            if known is not None:
-                return self._tensor.index_select(0, known)
+            self._source, self._length = table, len(table)
+            self._tensor = self._tensor_of(table)
+        known = None if self._tensor is None else as_index(positions)
+        if self._tensor is not None and known is not None:
+            return self._tensor.index_select(0, known)
         if type(positions) is torch.Tensor:
             positions = positions.tolist()
         return [table[position] for position in positions]
 
-    def _made_before(self, table: Any) -> torch.Tensor | None:
-        if type(table) not in (list, tuple):
+    def _tensor_of(self, table: Any) -> torch.Tensor | None:
+        if type(table) is not list:
             return as_index(table)
         made = self._made.get(self._owner)
-        try:
-            return made[1] if made is not None and made[0] == table else None
-        except Exception:  # values of any type may refuse to be compared
-            return None
-
-    def _make(self, table: Any) -> torch.Tensor | None:
+        with suppress(Exception):  # values of any type may refuse to be compared
+            if made is not None and made[0] == table:
+                return made[1]
         tensor = as_index(table)
-        if tensor is not None and type(table) in (list, tuple):
+        if tensor is not None:
             self._made[self._owner] = (table[:], tensor)
         return tensor
 

@@ -117,13 +117,6 @@ class SharedRing:
         except RingFull:
             return None
 
-    def undo(self, tensor: torch.Tensor) -> None:
-        """Take back a tensor from `empty` that will not be sent."""
-        if self._worker is not None and isinstance(tensor, _InSlot):
-            slot = tensor.place[1]
-            self._worker.batch_slots.remove(slot)
-            self._worker.give_up(slot)
-
     # In the consumer
 
     def _receive(

@@ -1,9 +1,9 @@
 """Recycle host memory for batches: as safe to keep as a fresh tensor, nearly as cheap as reuse.
 
-    HostPool.empty(shape, dtype) ──> tensor ──> its storage ──> one loan ──> a buffer
+    HostPool.empty(shape, dtype) ──> tensor ──> its storage ──> one view of a buffer
                                      views, slices, .numpy(), saved for backward ... all keep
-                                     the storage alive, and with it the loan
-    the storage dies ──> the loan's weak reference fires ──> the buffer is free again
+                                     the storage alive, and with it that view
+    the next empty() ──> a buffer to which nothing but the pool refers is free again
 
 The system provides a fresh batch of many megabytes page by page: each page is zeroed and mapped
 when it is first written. A buffer that was used before already has its pages.
@@ -20,8 +20,6 @@ import os
 import sys
 import threading
 import weakref
-from bisect import bisect_left, bisect_right, insort_right
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -56,9 +54,6 @@ class HostMemory(Protocol):
     def pays_for(self, nbytes: int) -> bool:
         """Whether a tensor of ``nbytes`` should come from here, not from ``torch.empty``."""
 
-    def undo(self, tensor: torch.Tensor) -> None:
-        """Take back a tensor from `empty` that did not become part of a batch."""
-
 
 class PinnedMemory:
     """Page-locked tensors from torch's own caching allocator.
@@ -81,15 +76,12 @@ class PinnedMemory:
         """True from a few pages on: torch's ``pin_memory()`` would copy the batch once more."""
         return nbytes >= _PAGE
 
-    def undo(self, tensor: torch.Tensor) -> None:
-        """Do nothing: the memory comes back when the tensor dies."""
-
 
 class HostPool:
     """Pageable CPU tensors whose memory is used again once nothing refers to it.
 
-    Safe to use from any thread, in weak-reference callbacks and after a fork: no call ever waits
-    for another one. A tensor may be kept for ever, even after the pool is gone.
+    Safe to use from any thread, in finalizers and after a fork: no call ever waits for another
+    one. A tensor may be kept for ever, even after the pool is gone.
 
     Args:
         most_free: the bytes that may be unused at any time; by default the smaller of 2 GiB and a
@@ -102,19 +94,12 @@ class HostPool:
     def __init__(self, *, most_free: int | None = None, smallest: int = SMALLEST) -> None:
         self._most_free = _default_most_free() if most_free is None else most_free
         self._smallest = max(1, smallest)
-        self._itself = weakref.ref(self)
-        # Held for moments and never waited for: a weak-reference callback runs wherever memory is
-        # freed, even on the very thread that holds the lock.
+        # Never waited for: the collector may make a call in the midst of another one's.
         self._lock = threading.Lock()
-        self._returned: deque[_Loan] = deque()  # dead loans that nobody has settled yet
-        self._lent: dict[int, _Loan] = {}  # a weak reference fires only while it is alive itself
-        self._free: list[_Buffer] = []  # by size; among equals the most recently used comes last
-        self._free_bytes = 0
-        self._needed_bytes = 0  # what the living tensors asked for
-        self._slack_bytes = 0  # what their buffers have beyond that
-        # Needed bytes, in this window and in the one before.
-        self._recent_peak = self._earlier_peak = 0
+        self._buffers: list[_Buffer] = []
         self._handed_out = 0
+        # Bytes that the living tensors asked for, at most: in this window and in the one before.
+        self._recent_peak = self._earlier_peak = 0
         _POOLS.add(self)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -147,29 +132,24 @@ class HostPool:
         """Whether a tensor of ``nbytes`` would come from a buffer of this pool."""
         return nbytes >= self._smallest
 
-    def undo(self, tensor: torch.Tensor) -> None:
-        """Do nothing: the memory comes back when the tensor dies."""
-
-    def trim(self) -> None:
-        """Return all free buffers to the system. Those in use come back to the pool as usual."""
-        self._settle(most_free=0)
-
     @property
     def free_bytes(self) -> int:
         """Bytes of buffers that nothing refers to at present."""
-        return self._free_bytes
+        self._tidy()
+        return sum(buffer.nbytes for buffer in self._buffers if not buffer.needed)
 
     @property
     def lent_bytes(self) -> int:
         """Bytes of buffers that tensors refer to at present."""
-        return self._needed_bytes + self._slack_bytes
+        self._tidy()
+        return self._lent_bytes()
 
     def _lend(self, nbytes: int) -> np.ndarray[Any, Any] | None:
         """Return the memory for a tensor of ``nbytes``; None if another call holds the lock."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            self._take_back()
+            self._look()
             buffer = self._best_fit(nbytes)
             if buffer is None:
                 try:
@@ -177,79 +157,70 @@ class HostPool:
                 except (MemoryError, OSError, ValueError):
                     self._shrink(most_free=0)
                     return None  # torch tries once more, and raises its own error
+                self._buffers.append(buffer)
             array = np.frombuffer(buffer.memory, np.uint8, nbytes)
-            loan = _Loan(array, _on_death)
-            needed = _whole_pages(nbytes)
-            loan.pool, loan.buffer, loan.nbytes = self._itself, buffer, needed
-            self._lent[id(loan)] = loan
-            self._needed_bytes += needed
-            self._slack_bytes += buffer.nbytes - needed
+            buffer.needed = _whole_pages(nbytes)
             self._note_peak()
             self._shrink(self._most_free)
+            return array
         finally:
             self._lock.release()
-        if self._returned:
-            self._settle()
-        return array
 
-    def _best_fit(self, nbytes: int) -> _Buffer | None:
-        """Remove and return the smallest free buffer that holds ``nbytes``."""
-        free = self._free
-        first = bisect_left(free, nbytes, key=_size)
-        if first == len(free):
-            return None
-        size = free[first].nbytes
-        # A small tensor may use a large buffer (the last, short batch of an epoch), but a caller
-        # that keeps many small tensors must not keep a large buffer for each.
-        slack = size - _whole_pages(nbytes)
-        if slack and self._slack_bytes + slack > self._peak() // 2:
-            return None
-        buffer = free.pop(bisect_right(free, size, lo=first, key=_size) - 1)
-        self._free_bytes -= size
-        return buffer
-
-    def _settle(self, most_free: int | None = None) -> None:
-        """Take back what has died. Whoever holds the lock does so before releasing it."""
-        while (self._returned or most_free is not None) and self._lock.acquire(blocking=False):
+    def _tidy(self) -> None:
+        if self._lock.acquire(blocking=False):
             try:
-                self._take_back()
-                self._shrink(self._most_free if most_free is None else most_free)
+                self._look()
+                self._shrink(self._most_free)
             finally:
                 self._lock.release()
-            most_free = None
 
-    def _take_back(self) -> None:
-        while self._returned:
-            loan = self._returned.popleft()
-            del self._lent[id(loan)]
-            buffer = loan.buffer
-            self._needed_bytes -= loan.nbytes
-            self._slack_bytes -= buffer.nbytes - loan.nbytes
-            buffer.freed_at = self._handed_out
-            insort_right(self._free, buffer, key=_size)
-            self._free_bytes += buffer.nbytes
+    def _look(self) -> None:
+        """Find out which buffers have become free."""
+        for buffer in self._buffers:
+            if buffer.needed and buffer.references() == _UNUSED:
+                buffer.needed, buffer.freed_at = 0, self._handed_out
+
+    def _best_fit(self, nbytes: int) -> _Buffer | None:
+        """Return the smallest free buffer that holds ``nbytes``."""
+        fits = [each for each in self._buffers if not each.needed and each.nbytes >= nbytes]
+        if not fits:
+            return None
+        best = min(fits, key=lambda each: (each.nbytes, -each.freed_at))
+        # A small tensor may use a large buffer (the last, short batch of an epoch), but a caller
+        # that keeps many small tensors must not keep a large buffer for each.
+        slack = best.nbytes - _whole_pages(nbytes)
+        lent_slack = sum(each.nbytes - each.needed for each in self._buffers if each.needed)
+        return None if slack and lent_slack + slack > self._peak() // 2 else best
 
     def _note_peak(self) -> None:
-        self._recent_peak = max(self._recent_peak, self._needed_bytes)
+        needed = sum(buffer.needed for buffer in self._buffers)
+        self._recent_peak = max(self._recent_peak, needed)
         self._handed_out += 1
         if self._handed_out % _WINDOW == 0:
-            self._earlier_peak, self._recent_peak = self._recent_peak, self._needed_bytes
+            self._earlier_peak, self._recent_peak = self._recent_peak, needed
 
     def _peak(self) -> int:
         return max(self._earlier_peak, self._recent_peak)
 
+    def _lent_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers if buffer.needed)
+
     def _shrink(self, most_free: int) -> None:
         """Release free buffers down to the bounds, the least recently used first."""
-        most_free = min(most_free, self._peak() - self.lent_bytes)
-        while self._free and self._free_bytes > most_free:
-            oldest = min(range(len(self._free)), key=lambda place: self._free[place].freed_at)
-            self._free_bytes -= self._free.pop(oldest).nbytes
+        most_free = min(most_free, self._peak() - self._lent_bytes())
+        free = [buffer for buffer in self._buffers if not buffer.needed]
+        excess = sum(buffer.nbytes for buffer in free) - most_free
+        for buffer in sorted(free, key=lambda each: each.freed_at):
+            if excess <= 0:
+                return
+            self._buffers.remove(buffer)
+            excess -= buffer.nbytes
 
     def _forked(self) -> None:
         """In a forked child: take a new lock, and drop the parent's free buffers."""
         self._lock = threading.Lock()
-        self._free.clear()
-        self._free_bytes = 0
+        self._look()
+        self._buffers = [buffer for buffer in self._buffers if buffer.needed]
 
 
 def tensor_over(
@@ -267,13 +238,18 @@ def tensor_over(
 
 
 class _Buffer:
-    """Memory that the pool owns, in whole pages, private to this process."""
+    """Memory that the pool owns, in whole pages, private to this process.
 
-    __slots__ = ("freed_at", "memory", "nbytes")
+    Attributes:
+        needed: the bytes, in whole pages, that a tensor asked for; 0: it is free.
+        freed_at: how many tensors the pool had handed out when it was found to be free.
+    """
+
+    __slots__ = ("freed_at", "memory", "nbytes", "needed")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = _whole_pages(nbytes)
-        self.freed_at = 0
+        self.needed = self.freed_at = 0
         if sys.platform == "win32":  # maps have no flags there, and nothing forks
             self.memory = mmap.mmap(-1, self.nbytes)
         else:  # mmap's default is memory shared with forked children
@@ -284,30 +260,16 @@ class _Buffer:
             except OSError:
                 pass  # a kernel built without them
 
-
-class _Loan(weakref.ref["np.ndarray[Any, Any]"]):
-    """A weak reference to the array that a tensor's storage holds, and what to do when it dies."""
-
-    __slots__ = ("buffer", "nbytes", "pool")
-
-    pool: weakref.ref[HostPool]  # weak: tensors do not keep a dropped pool and its free buffers
-    buffer: _Buffer
-    nbytes: int
-
-
-def _on_death(loan: _Loan) -> None:
-    pool = loan.pool()
-    if pool is not None:
-        pool._returned.append(loan)
-        pool._settle()
-
-
-def _size(buffer: _Buffer) -> int:
-    return buffer.nbytes
+    def references(self) -> int:
+        """Count the references to its memory: more than `_UNUSED` while a tensor lives."""
+        return sys.getrefcount(self.memory)
 
 
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
+
+
+_UNUSED = _Buffer(1).references()
 
 
 def _default_most_free() -> int:

@@ -9,7 +9,7 @@ Values are random within the range. The values of different leaves are unrelated
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -167,15 +167,7 @@ class Recipe:
         Tensors inside custom types (those with a ``.to()``, such as PackedSequence) are kept,
         because their values usually have to fit together.
         """
-        specs: list[TensorSpec | None] = []
-
-        def describe(child: Any) -> Any:
-            if isinstance(child, torch.Tensor):
-                specs.append(TensorSpec.of(child))
-                return child if specs[-1] is None else torch.empty(0)
-            return child if _is_custom(child) else map_children(child, describe)
-
-        return cls(describe(batch), specs)
+        return cls._of(batch, TensorSpec.of)
 
     @classmethod
     def spec(cls, nest: Any) -> Recipe:
@@ -187,24 +179,25 @@ class Recipe:
         Raises:
             OptionError: there is no TensorSpec and no tensor in ``nest``.
         """
-        specs: list[TensorSpec | None] = []
-
-        def describe(child: Any) -> Any:
-            if isinstance(child, TensorSpec):
-                specs.append(child)
-                return torch.empty(0)
-            if isinstance(child, torch.Tensor):
-                specs.append(None)
-                return child
-            return child if _is_custom(child) else map_children(child, describe)
-
-        template = describe(nest)
-        if not specs:
+        found = cls._of(nest, lambda leaf: leaf if isinstance(leaf, TensorSpec) else None)
+        if not found._specs:
             raise OptionError(
                 f"spec={nest!r}: holds no TensorSpec; give one for each tensor of a batch, such "
                 "as [TensorSpec((64, 3, 224, 224)), TensorSpec((64,), torch.int64, 0, 999)]"
             )
-        return cls(template, specs)
+        return found
+
+    @classmethod
+    def _of(cls, nest: Any, spec_of: Callable[[Any], TensorSpec | None]) -> Recipe:
+        specs: list[TensorSpec | None] = []
+
+        def described(child: Any) -> Any:
+            if isinstance(child, (TensorSpec, torch.Tensor)):
+                specs.append(spec_of(child))
+                return child if specs[-1] is None else torch.empty(0)
+            return child if _is_custom(child) else map_children(child, described)
+
+        return cls(described(nest), specs)
 
     def make(self, device: torch.device, generator: torch.Generator | None) -> Batch:
         """Return a new batch on ``device``: new containers, new tensors, copies of kept leaves."""

@@ -10,15 +10,16 @@ nothing has to be seeded around them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import Batch
 
-__all__ = ["RowNumbers", "SeededRows", "SeededSamples", "WholeBatches"]
+__all__ = ["RowNumbers", "SeededRows", "ShowsDataset", "WholeBatches"]
 
 
 class SeededRows(NamedTuple):
@@ -29,27 +30,11 @@ class SeededRows(NamedTuple):
         words: for each sample, what seeds the generators around it; uint32 [n, 4], as
             `dataloaders.transforms.draws.Draws` takes them.
         samples: a function that fetches the samples one by one, seeded as under stock.
-        collation: what seeds the generators around the user's collate_fn.
     """
 
     keys: Sequence[Any]
     words: npt.NDArray[np.uint32]
     samples: Any
-    collation: tuple[int, int, int, int]
-
-
-class SeededSamples(NamedTuple):
-    """The samples of a batch, fetched under ``seed=``.
-
-    Attributes:
-        samples: as the dataset returned them.
-        words: for each sample, what seeded the generators around it; uint32 [n, 4].
-        collation: what seeds the generators around the user's collate_fn.
-    """
-
-    samples: Any
-    words: npt.NDArray[np.uint32]
-    collation: tuple[int, int, int, int]
 
 
 class RowNumbers:
@@ -72,12 +57,26 @@ class RowNumbers:
         return indices
 
 
+class ShowsDataset:
+    """A worker_init_fn: show the dataset that a wrapper holds, then call the user's."""
+
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker_id: int) -> None:
+        """See torch's ``worker_init_fn``."""
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
+        if self._function is not None:
+            self._function(worker_id)
+
+
 class WholeBatches(ABC):
-    """A collate_fn for the indices that `RowNumbers` returns, or for samples.
+    """A collate_fn for the indices that `RowNumbers` returns.
 
     It draws from no process-wide generator and runs no user code.
     """
 
     @abstractmethod
     def __call__(self, rows: Any) -> Batch:
-        """Return the batch of these indices or samples (`SeededRows`, `SeededSamples`)."""
+        """Return the batch of these indices, or of `SeededRows`."""

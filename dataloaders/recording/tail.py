@@ -26,6 +26,7 @@ __all__ = [
     "makes_floats",
     "obstacle",
     "planes",
+    "step_of",
     "trailing",
 ]
 
@@ -49,6 +50,11 @@ class Step(NamedTuple):
     kwargs: tuple[tuple[str, Any], ...]
     dtype: torch.dtype
     flavour: str
+
+
+def step_of(node: Node) -> Step:
+    """Return a node of one input as a step."""
+    return Step(node.op, node.args, node.kwargs, node.what.dtype, node.what.flavour)
 
 
 class Trailing(NamedTuple):
@@ -142,7 +148,7 @@ def _chain(node: Node) -> tuple[Node, list[Step]]:
     """Return the first step before pointwise ones, and these."""
     steps: list[Step] = []
     while node.op in POINTWISE and len(node.inputs) == 1:
-        steps.append(Step(node.op, node.args, node.kwargs, node.what.dtype, node.what.flavour))
+        steps.append(step_of(node))
         (node,) = node.inputs
     return node, steps[::-1]
 

@@ -12,7 +12,6 @@ import copy
 import functools
 import io
 import logging
-import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -22,12 +21,13 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, get_worker
 
 from dataloaders.batches.collation import CollatesInto
 from dataloaders.batches.tree import map_children
+from dataloaders.batches.whole import ShowsDataset
 from dataloaders.recording import hooks, ops, tensor
 from dataloaders.recording.context import Recorder, recorder, recording, suspended
 from dataloaders.recording.posing import posed
 from dataloaders.recording.program import Again, Node, ordered, pack
 from dataloaders.recording.tail import Trailing, obstacle, trailing
-from dataloaders.seeding.states import random_states_kept
+from dataloaders.seeding.states import random_states_kept, restore, states_now
 
 __all__ = [
     "ask_again",
@@ -35,9 +35,7 @@ __all__ = [
     "equal",
     "recorded",
     "recording_changes",
-    "restore",
     "self_test",
-    "states_now",
 ]
 
 _log = logging.getLogger(__name__)
@@ -55,7 +53,7 @@ def recording_changes(loader: Any, upto: str = "files") -> dict[str, Any]:
         return {}  # torch seeds their shuffles by their class
     streams = loader._dataset_kind == _DatasetKind.Iterable
     dataset, collate_fn, _ = recorded(loader.dataset, loader.collate_fn, upto, streams=streams)
-    init = _Start(loader.worker_init_fn)
+    init = ShowsDataset(loader.worker_init_fn)
     return {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init}
 
 
@@ -227,20 +225,6 @@ class _Collate(CollatesInto):
         return _segment(size) if given is None else given
 
 
-class _Start:
-    """A worker_init_fn: show the dataset that records nothing, then call the user's."""
-
-    def __init__(self, function: Callable[[int], None] | None) -> None:
-        self._function = function
-
-    def __call__(self, worker_id: int) -> None:
-        """See torch's ``worker_init_fn``."""
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
-        if self._function is not None:
-            self._function(worker_id)
-
-
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return ``value`` with ``function`` applied to the tensors and images in it."""
     if isinstance(value, torch.Tensor) or hasattr(value, "getbands"):
@@ -298,18 +282,6 @@ def _segment(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
     shared: torch.Tensor = blob.set_(blob.untyped_storage()._new_shared(size), 0, (size,))
     return shared
-
-
-def states_now() -> tuple[Any, Any, Any]:
-    """Return the states of torch's, NumPy's and ``random``'s generators."""
-    return torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate()
-
-
-def restore(states: tuple[Any, Any, Any]) -> None:
-    """Put back what `states_now` returned."""
-    torch.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
-    np.random.set_state(states[1])
-    random.setstate(states[2])
 
 
 def describe_sample(dataset: Any, key: Any = None) -> dict[str, Any]:

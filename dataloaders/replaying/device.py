@@ -1,8 +1,8 @@
 """Make recorded batches on a device: files by one graph, then each step for all images at once.
 
-    begin()   files ──graph──┐ decoded, cropped, resized, flipped
-              other images ──┤ in threads of the CPU
-    finish()                 └─> uint8 [n, H, W, 3] ──step k of all, by kind──> ──last pass──> batch
+    begin()   images that the CPU makes ──┐ in its threads, meanwhile
+    finish()  files ──graph───────────────┤ decoded, cropped, resized, flipped
+                                          └─> uint8 [n, H, W, 3] ──step k of all, by kind──> batch
 
 An image goes by the CPU if its file is no JPEG, or one of its steps has no kernel here. Nothing
 waits for the device.
@@ -25,9 +25,10 @@ from dataloaders.recording.program import Node, RecordedBatch, unpack
 
 from . import DecodeError, kernels
 from .evaluate import put_back, wanted_of
-from .host import HostReplay, Tails, complete, finished
+from .host import HostReplay, complete, finished
 from .kernels import Array, upload
 from .plan import Head, Row, Stack, plan
+from .pointwise import Tails
 
 __all__ = ["DeviceReplay", "Graph"]
 
@@ -38,33 +39,21 @@ _MOST_VALUES = 1 << 26
 class Graph(Protocol):
     """What decodes on a device: see `backends.dali.graph.Graph`."""
 
-    def feed(
-        self,
-        files: Sequence[Any],
-        sizes: Array,
-        windows: Array,
-        resized: Array,
-        crops: Array,
-        flips: Array,
-    ) -> int:
-        """Start on a batch, and return its number."""
-
-    def take(self, batch: int, out: Tensor) -> None:
-        """Fill ``out`` with a batch's images; raises `DecodeError`."""
+    def decode(self, files: Sequence[Any], table: Array, out: Tensor) -> None:
+        """Fill ``out`` with the images of ``files``; raises `DecodeError`."""
 
 
 class _Part(NamedTuple):
     """A stack that was begun: which rows the graph makes, their steps, and the other rows."""
 
     stack: Stack
-    batch: int
     places: list[int]
     steps: list[list[tuple[Any, Any]]]
     others: dict[int, Tensor]
 
 
 class DeviceReplay:
-    """Batches on a device; `begin` some ahead of `finish`, in the same order.
+    """Batches on a device.
 
     Args:
         graph: decodes files on the device.
@@ -99,11 +88,11 @@ class DeviceReplay:
         return self.finish(self.begin(batch))
 
     def begin(self, batch: RecordedBatch) -> Any:
-        """Start decoding ``batch``; the result is for `finish`."""
+        """Start on what the CPU makes of ``batch``; the result is for `finish`."""
         nodes, slots = unpack(batch)
         wanted = [nodes[number] for number in wanted_of(batch.rest)]
         stacks, apart = plan(wanted)
-        parts = [self._begun(stack, slots) for stack in stacks]
+        parts = [self._part(stack, slots) for stack in stacks]
         values: dict[Node, Any] = {}
         begun = self._host.start_values(apart, slots, values)
         for part in parts:
@@ -112,22 +101,21 @@ class DeviceReplay:
         return batch, wanted, slots, parts, values, begun
 
     def finish(self, begun: Any) -> Any:
-        """Return a batch that was begun; those that were begun before are given up. See `apply`."""
+        """Return a batch that was begun. See `apply`."""
         batch, wanted, slots, parts, values, jobs = begun
+        decoded = [self._decoded(part, slots) for part in parts]
         self._host.wait(jobs)
         known = {node: _there(value, self._device) for node, value in values.items()}
-        for part in parts:
-            known[part.stack.node] = self._stacked(part, wanted, slots)
+        for part, images in zip(parts, decoded, strict=True):
+            known[part.stack.node] = self._stacked(part, images, wanted, slots)
         values = [self._finish(_there(v, self._device)) for v in run(wanted, slots, known)]
         numbers = wanted_of(batch.rest)
         return put_back(batch.rest, dict(zip(numbers, values, strict=True)).__getitem__)
 
-    def _begun(self, stack: Stack, slots: Sequence[Any]) -> _Part:
+    def _part(self, stack: Stack, slots: Sequence[Any]) -> _Part:
         _, height, width = stack.node.inputs[0].what.shape
         places: list[int] = []
         own: list[list[tuple[Any, Any]]] = []
-        heads: list[Head] = []
-        files: list[Any] = []
         for place, row in enumerate(stack.rows):
             steps = _kinds(row, height, width)
             if steps is None or row.head is None:
@@ -137,26 +125,31 @@ class DeviceReplay:
                 continue
             places.append(place)
             own.append(steps)
-            heads.append(row.head)
-            files.append(file)
-        batch = self._graph.feed(files, *_columns(heads)) if files else -1
-        return _Part(stack, batch, places, own, {})
+        return _Part(stack, places, own, {})
 
-    def _stacked(self, part: _Part, wanted: Sequence[Node], slots: Sequence[Any]) -> Tensor:
+    def _decoded(self, part: _Part, slots: Sequence[Any]) -> Tensor:
+        """Return the images that the graph makes; none if it refuses one: the CPU makes all."""
         stack, places = part.stack, part.places
-        count, (channels, height, width) = len(stack.rows), stack.node.inputs[0].what.shape
+        _, height, width = stack.node.inputs[0].what.shape
         images = torch.empty(len(places), height, width, 3, dtype=torch.uint8, device=self._device)
-        others = part.others
         if places:
+            heads: list[Any] = [stack.rows[place].head for place in places]
+            files = [slots[head.source.args[0]] for head in heads]
             try:
-                self._graph.take(part.batch, images)
+                self._graph.decode(files, _table_of(heads), images)
             except DecodeError as error:
-                rows = [(k, stack.rows[k]) for k in places]
                 if error.sample is not None:
-                    source = rows[error.sample][1].head.source  # type: ignore[union-attr]
-                    self._refused.add(_mark(slots[source.args[0]]))
-                self._host.wait(self._host.start(rows, slots, others.__setitem__))
-                places = []
+                    self._refused.add(_mark(files[error.sample]))
+                rows = [(place, stack.rows[place]) for place in places]
+                self._host.wait(self._host.start(rows, slots, part.others.__setitem__))
+                places.clear()
+        return images
+
+    def _stacked(
+        self, part: _Part, images: Tensor, wanted: Sequence[Node], slots: Sequence[Any]
+    ) -> Tensor:
+        stack, places, others = part.stack, part.places, part.others
+        count, (channels, height, width) = len(stack.rows), stack.node.inputs[0].what.shape
         for level in range(max(map(len, part.steps), default=0) if places else 0):
             _step(images, [steps[level : level + 1] for steps in part.steps])
         if len(places) < count:
@@ -167,7 +160,7 @@ class DeviceReplay:
             images = whole.index_copy_(
                 0, upload(np.array(sorted(others)), self._device), upload(rest, self._device)
             )
-        tail = self._tails.of(stack, wanted)
+        tail = self._tails.of_stack(stack, wanted)
         out = torch.empty(
             count,
             channels,
@@ -254,25 +247,19 @@ _LEVELS = np.arange(256, dtype=np.float32).reshape(1, 256)
 def _kinds(row: Row, height: int, width: int) -> list[tuple[Any, Any]] | None:
     """Return (kernel, number) of each step of ``row``; None: it is for the CPU."""
     head = row.head
-    if (
-        head is None
-        or min(height, width) < 3
-        or (head.size is not None and head.by not in (2, "bilinear"))
-    ):
+    if head is None or min(height, width) < 3:
         return None
-    found: list[tuple[Any, Any]] = []
+    if head.size is not None and head.by not in (2, "bilinear"):
+        return None
     for step in (head.node, *row.steps):
         what = step.what
         size = what.size[::-1] if isinstance(what, program.Image) else what.shape[1:]
         if tuple(size) != (height, width):
             return None
-    for step in row.steps:
-        kind = _kind(step, height, width)
-        if kind is None:
-            return None
-        if kind != ("same", None):
-            found.append(kind)
-    return found
+    kinds = [_kind(step, height, width) for step in row.steps]
+    if None in kinds:
+        return None
+    return [kind for kind in kinds if kind is not None and kind[0] != "same"]
 
 
 def _kind(step: Node, height: int, width: int) -> tuple[Any, Any] | None:
@@ -318,8 +305,8 @@ def _warp(args: tuple[Any, ...], height: int, width: int) -> tuple[Any, Any] | N
     return "affine", (numbers, np.array(colour or (0, 0, 0)).clip(0, 255).astype(np.uint8))
 
 
-def _columns(heads: Sequence[Head]) -> list[Array]:
-    """Return what `Graph.feed` takes of ``heads``."""
+def _table_of(heads: Sequence[Head]) -> Array:
+    """Return what `Graph.decode` takes of ``heads``."""
     rows = []
     for head in heads:
         what = head.source.what
@@ -330,8 +317,7 @@ def _columns(heads: Sequence[Head]) -> list[Array]:
         window = (upper, left, lower - upper, right - left)
         across, down = head.flips
         rows.append((*full, *window, height, width, y0, x0, y1 - y0, x1 - x0, down, across))
-    made = np.array(rows, np.int32)
-    return np.split(made, (2, 6, 8, 12), 1)
+    return np.array(rows, np.int32)
 
 
 def _mark(file: Any) -> tuple[int, bytes]:

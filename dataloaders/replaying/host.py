@@ -27,9 +27,9 @@ from dataloaders.recording.program import Node, RecordedBatch, unpack
 from . import ReplayError
 from .evaluate import put_back, wanted_of
 from .plan import TURNS, Box, Head, Row, Stack, heads_of, plan
-from .pointwise import Pointwise
+from .pointwise import Pointwise, Tails
 
-__all__ = ["Decoder", "HostReplay", "Shares", "Tails", "finished"]
+__all__ = ["Decoder", "HostReplay", "Shares", "finished"]
 
 
 class Decoder(Protocol):
@@ -83,7 +83,7 @@ class HostReplay:
         known: dict[Node, Any] = {}
         jobs: list[tuple[int, Callable[[], None]]] = []
         for stack in stacks:
-            tail = self._tails.of(stack, wanted)
+            tail = self._tails.of_stack(stack, wanted)
             out = known[stack.node] = self._empty(stack, tail.dtype)
             for rows in _sharing(stack):
                 jobs.append((rows[0][0], partial(self._fill, rows, slots, tail, out)))
@@ -157,7 +157,10 @@ class HostReplay:
         if head.size is not None:
             mode = "bilinear" if head.by == 2 else str(head.by)
             image = pixels.permute(2, 0, 1).unsqueeze(0)
+            image = image.float() if head.floats and self._exact else image
             image = functional.interpolate(image, head.size[::-1], mode=mode, antialias=True)
+            if image.is_floating_point():
+                image = image.clamp_(0, 255).round_().to(torch.uint8)
             pixels = image[0].permute(1, 2, 0)
         if head.crop is not None:
             left, upper, right, lower = head.crop
@@ -186,28 +189,6 @@ def _sharing(stack: Stack) -> list[list[tuple[int, Row]]]:
         shares = row.head is not None and row.head.node.uses > 1
         groups.setdefault(row.head.node if shares else row.last, []).append((place, row))  # type: ignore[union-attr]
     return list(groups.values())
-
-
-class Tails:
-    """The last passes of batches, each made once; ``dtype``: what floats are rounded to."""
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self._dtype = dtype
-        self._known: list[tuple[Any, Pointwise]] = []
-
-    def of(self, stack: Stack, wanted: Sequence[Node]) -> Pointwise:
-        """Return what makes the rows of ``stack``; rounded if they are ``wanted`` as they are."""
-        as_is = any(stack.node is node for node in wanted)
-        as_is = as_is and all(row.last is row.done for row in stack.rows)
-        of = stack.rows[0].image.what
-        steps = [(step.op, step.args, step.kwargs) for step in stack.tail]
-        key = (as_is, steps, of[0] if isinstance(of, program.Image) else of.flavour)
-        for known, tail in self._known:
-            if known == key:
-                return tail
-        tail = Pointwise(stack.tail, of, self._dtype if as_is else None)
-        self._known = [(key, tail), *self._known[:7]]
-        return tail
 
 
 class Shares:
@@ -305,8 +286,6 @@ def _as_recorded(made: Any, head: Head) -> Any:
 
         return Image.fromarray(made.numpy()) if isinstance(made, Tensor) else made
     made = (made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))).permute(2, 0, 1)
-    if head.source.op == "decode":
-        made = made.contiguous()
     if what.flavour == "Tensor":
         return made
     from torchvision import tv_tensors

@@ -53,6 +53,7 @@ class Head:
         window: what of the file is needed.
         size: (width, height) that the window is resized to; None: as it is.
         by: the filter: Pillow's number, or torch's name, which is antialiased.
+        floats: whether the resized bytes are floats meanwhile, as in torchvision's v1 for tensors.
         crop: what is cut out of the resized window; None: all.
         flips: whether left and right, and top and bottom, are exchanged.
         pil: whether ``node`` makes an image of Pillow's; else a tensor [3, H, W] of bytes.
@@ -63,6 +64,7 @@ class Head:
     window: Box
     size: tuple[int, int] | None = None
     by: int | str = 2
+    floats: bool = False
     crop: Box | None = None
     flips: tuple[bool, bool] = (False, False)
     pil: bool = True
@@ -242,6 +244,7 @@ def _added(head: Head, step: Node) -> bool:
         return False
     if resized is not None:
         head.size, head.by = resized
+        head.floats = home == "v1t"
     return box is not None or resized is not None
 
 

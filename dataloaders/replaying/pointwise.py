@@ -8,6 +8,7 @@ Exact by its nature, on any device, and one pass also for bfloat16 and channels_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,37 +16,36 @@ from torch import Tensor
 from dataloaders.recording import program
 from dataloaders.recording.ops import run
 from dataloaders.recording.program import Node
-from dataloaders.recording.tail import Step
+from dataloaders.recording.tail import Step, step_of
 
+from .plan import Stack
 from .ways import Lookup, Table, Way, column, every_byte, way_for
 from .ways import Step as Arithmetic
 
-__all__ = ["Pointwise", "table_of"]
+__all__ = ["Pointwise", "Tails", "table_of"]
 
 
 class Pointwise:
-    """What ``tail`` makes of bytes of three channels.
+    """What ``steps`` make of bytes; see `table_of`.
 
     Args:
-        tail: steps, each a function of a byte and its channel.
-        of: what the first of them takes.
         dtype: what floats are rounded to at last; None: they stay.
 
     Attributes:
-        dtype: of what comes out.
+        dtype, channels: of what comes out.
     """
 
     def __init__(
         self,
-        tail: Sequence[Node],
-        of: program.Image | program.Tensor,
-        dtype: torch.dtype | None = None,
+        steps: Sequence[Step],
+        channels: int,
+        flavour: str | None,
+        dtype: torch.dtype | None,
     ) -> None:
-        steps = [Step(e.op, e.args, e.kwargs, e.what.dtype, e.what.flavour) for e in tail]
-        flavour = None if isinstance(of, program.Image) else of.flavour
-        self._table = table_of(steps, 3, flavour)
+        self._table = table_of(steps, channels, flavour)
         values = self._table.values
         self.dtype = dtype if dtype and values.is_floating_point() else values.dtype
+        self.channels = len(values)
         self._ways: dict[tuple[torch.device, bool], Way] = {}
 
     def __call__(self, images: Tensor, out: Tensor) -> None:
@@ -56,14 +56,57 @@ class Pointwise:
             return
         # Arithmetic is a third quicker than the lookup where it reads and writes planes.
         is_plain = out.is_cpu and out.is_contiguous() and out.dtype is torch.float32
-        way = self._ways.get((images.device, is_plain))
+        self.way(images.device, is_plain).run(planes, out)
+
+    def way(self, device: torch.device, is_plain: bool = True) -> Way:
+        """Return how to write it on ``device``; by the lookup unless ``is_plain``."""
+        way = self._ways.get((device, is_plain))
         if way is None:
             if is_plain:
-                way = way_for(self._table, self.dtype, images.device)
+                way = way_for(self._table, self.dtype, device)
             else:
-                way = Lookup(self._table.values.to(self.dtype), images.device)
-            self._ways[images.device, is_plain] = way
-        way.run(planes, out)
+                way = Lookup(self._table.values.to(self.dtype), device)
+            self._ways[device, is_plain] = way
+        return way
+
+
+class Tails:
+    """The last passes of batches, each made once; ``dtype``: what floats are rounded to."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
+        self._known: list[tuple[Any, Pointwise]] = []
+
+    def of(
+        self,
+        steps: tuple[Step, ...],
+        channels: int,
+        flavour: str | None = "Tensor",
+        rounded: bool = True,
+    ) -> Pointwise:
+        """Return what does ``steps`` to images of so many channels.
+
+        Raises:
+            Exception: the steps cannot be done to such images.
+        """
+        key = steps, channels, flavour, self._dtype if rounded else None
+        for known, tail in self._known:
+            if known == key:
+                return tail
+        tail = Pointwise(*key)
+        self._known = [(key, tail), *self._known[:7]]
+        return tail
+
+    def of_stack(self, stack: Stack, wanted: Sequence[Node]) -> Pointwise:
+        """Return what makes the rows of ``stack``; rounded if they are ``wanted`` as they are."""
+        as_is = any(stack.node is node for node in wanted)
+        as_is = as_is and all(row.last is row.done for row in stack.rows)
+        what = stack.rows[0].image.what
+        flavour = None if isinstance(what, program.Image) else what.flavour
+        return self.of(tuple(map(step_of, stack.tail)), 3, flavour, as_is)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": []}
 
 
 def table_of(steps: Sequence[Step], channels: int, flavour: str | None = "Tensor") -> Table:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, MapDataPipe, _DatasetKind
 
 from dataloaders.observing import Unobserved, observe
-from dataloaders.recording.worker import equal, recorded, restore, states_now
+from dataloaders.recording.worker import equal, recorded
+from dataloaders.seeding.states import restore, states_now
 from dataloaders.transforms.find import find_generators
 
 __all__ = ["Proof", "prove"]

@@ -19,11 +19,10 @@ from dataloaders.recording.tail import Step, Trailing
 from dataloaders.recording.worker import recording_changes
 from dataloaders.specification import view_of
 
-from .pointwise import table_of
+from .pointwise import Tails, table_of
 from .proof import prove
-from .ways import Way, way_for
 
-__all__ = ["DeviceTail", "Ways", "device_tail"]
+__all__ = ["DeviceTail", "device_tail"]
 
 
 def device_tail(
@@ -84,19 +83,12 @@ class DeviceTail(Remainder):
         self._dtype = dtype
         self._memory_format = memory_format
         self._told = told
-        self._ways = Ways(dtype)
-
-    def changes(self, loader: Specification) -> dict[str, Any]:
-        """See `Remainder`; `recorded` changes the loader."""
-        return {}
+        self._tails = Tails(dtype)
 
     @staticmethod
     def recorded(loader: Specification) -> Specification:
         """Return a view of ``loader``, which may be seeded, whose workers record tails."""
         return view_of(loader, **recording_changes(loader, "tail"))
-
-    def prepare(self, device: torch.device) -> None:
-        """See `Remainder`."""
 
     def apply(
         self,
@@ -139,9 +131,9 @@ class DeviceTail(Remainder):
             pixels = pixels.contiguous(memory_format=self._memory_format)
         if not steps:
             return pixels if self._dtype is None else pixels.to(self._dtype)
-        way, dtype, _ = self._ways.of(steps, pixels.shape[-3], pixels.device)
-        out = empty_like(pixels, dtype=dtype)
-        way.run(pixels.as_subclass(torch.Tensor), out)
+        tail = self._tails.of(steps, pixels.shape[-3])
+        out = empty_like(pixels, dtype=tail.dtype)
+        tail.way(pixels.device).run(pixels.as_subclass(torch.Tensor), out)
         flavour = steps[-1].flavour
         if flavour == "Tensor" or pixels.ndim == 4:
             return out
@@ -149,39 +141,6 @@ class DeviceTail(Remainder):
 
         made: torch.Tensor = out.as_subclass(getattr(tv_tensors, flavour))
         return made
-
-
-class Ways:
-    """How to write what steps make of bytes, each way made once.
-
-    Args:
-        dtype: what floats are rounded to at last; None: they stay.
-    """
-
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
-        self._dtype = dtype
-        self._known: list[tuple[Any, tuple[Way, torch.dtype, int]]] = []
-
-    def of(
-        self, steps: tuple[Step, ...], channels: int, device: torch.device
-    ) -> tuple[Way, torch.dtype, int]:
-        """Return the way for images of so many channels; dtype and channels of what comes out.
-
-        Raises:
-            Exception: the steps cannot be done to such images.
-        """
-        key = steps, channels, device
-        for known, found in self._known:
-            if known == key:
-                return found
-        table = table_of(steps, channels)
-        dtype = self._dtype or table.values.dtype
-        found = way_for(table, dtype, device), dtype, len(table.values)
-        self._known = [(key, found), *self._known[:7]]
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": []}
 
 
 def _facts(batch: Batch) -> list[tuple[tuple[Step, ...], int, int]]:

@@ -1,15 +1,13 @@
 """Draw random numbers as a pure function of where they are used: no state, in any order.
 
     (seed, epoch) ──one Philox block──> 64-bit key  ┐
-    (index, occurrence, draw) ────> 128-bit counter ┴─ Philox4x32-10 ──> words, bits, uniform
+    (index, occurrence, draw) ────> 128-bit counter ┴─ Philox4x32-10 ──> four words
 
 A sample's draws depend only on its own five numbers, so they are the same in any worker, batch,
-rank or backend, and a whole batch is drawn at once:
-
-    uniform(seed, epoch, index[:, None], occurrence[:, None], np.arange(4))    batch x 4 draws
+rank or backend, and those of a whole batch are made at once.
 
 Philox4x32-10 is from Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
-(SC 2011); the tests include its reference vectors.
+(SC 2011). NumPy's generator of that name is another one, of 64-bit words.
 """
 
 from __future__ import annotations
@@ -25,18 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FIRST_RESERVED_DRAW",
-    "bits",
-    "philox4x32",
-    "stable_key",
-    "uniform",
-    "words",
-    "words_of",
-]
-
-Integers: TypeAlias = "int | np.integer[Any] | npt.NDArray[Any] | npt.ArrayLike"
-"""An integer or an array of integers of any signed or unsigned type; counted modulo 2**64."""
+__all__ = ["FIRST_RESERVED_DRAW", "stable_key", "words", "words_of"]
 
 FIRST_RESERVED_DRAW = 2**32 - 16
 """Draws from here to 2**32 - 1 seed samplers, workers and user code; the rest is free."""
@@ -53,32 +40,23 @@ _KEY_OF_WIDE = (0x77696465, 0x6C6F6164)
 _Words: TypeAlias = tuple[int, int, int, int]
 
 
-def uniform(
-    seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
-) -> npt.NDArray[np.float64]:
-    """Return float64 in [0, 1), multiples of 2**-53, one for each tuple of the broadcast arguments.
-
-    Takes the arguments, and raises the errors, of `words`.
-    """
-    scaled = (bits(seed, epoch, index, occurrence, draw) >> np.uint64(11)) * 2.0**-53
-    return np.asarray(scaled, dtype=np.float64)
-
-
-def bits(
-    seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
-) -> npt.NDArray[np.uint64]:
-    """Return uint64 with 64 random bits, one for each tuple of the broadcast arguments.
-
-    Takes the arguments, and raises the errors, of `words`. These are its first two words.
-    """
-    word = words(seed, epoch, index, occurrence, draw).astype(np.uint64)
-    return np.asarray(word[..., 0] | (word[..., 1] << np.uint64(32)))
-
-
 def words(
-    seed: Integers, epoch: Integers, index: Integers, occurrence: Integers = 0, draw: Integers = 0
+    seed: int, epoch: int, index: npt.ArrayLike, occurrence: npt.ArrayLike = 0, draw: int = 0
 ) -> npt.NDArray[np.uint32]:
-    """Return uint32 of shape (..., 4): 128 random bits for each tuple of the broadcast arguments.
+    """Return uint32 [n, 4]: `words_of` for n indices and their occurrences, below 2**32."""
+    indices = np.atleast_1d(index).astype(np.uint64)
+    counter = (
+        indices & np.uint64(_MASK32),
+        indices >> np.uint64(32),
+        np.full_like(indices, occurrence),
+        np.full_like(indices, draw),
+    )
+    result = _rounds(counter, _stream_key(seed & _MASK64, epoch & _MASK64))
+    return np.stack(result, axis=-1).astype(np.uint32)
+
+
+def words_of(seed: int, epoch: int, index: int, occurrence: int = 0, draw: int = 0) -> _Words:
+    """Return 128 random bits, four ints below 2**32; all numbers count modulo 2**64.
 
     The five 64-bit values become one 128-bit counter and one 64-bit key. The low half of the
     counter is ``index``; its high half is the low 32 bits of ``occurrence`` and of ``draw``. The
@@ -86,44 +64,13 @@ def words(
     or ``draw`` are not zero, one more block mixes them into the key. So within one (seed, epoch),
     two tuples with occurrence and draw below 2**32 never share a counter, and two keys are equal
     with probability 2**-64.
-
-    Raises:
-        TypeError: an argument is not made of integers.
-        ValueError: a value does not fit in 64 bits.
     """
-    seed_, epoch_, index_ = _as_uint64(seed), _as_uint64(epoch), _as_uint64(index)
-    occurrence_, draw_ = _as_uint64(occurrence), _as_uint64(draw)
-    key = _rounds((*_halves(seed_), *_halves(epoch_)), _KEY_OF_STREAM)[:2]
-    occurrence_low, occurrence_high = _halves(occurrence_)
-    draw_low, draw_high = _halves(draw_)
-    wide = (occurrence_high | draw_high) != 0
-    if wide.any():
-        mixed = _rounds((*key, occurrence_high, draw_high), _KEY_OF_WIDE)
-        key = (np.where(wide, mixed[0], key[0]), np.where(wide, mixed[1], key[1]))
-    result = _rounds((*_halves(index_), occurrence_low, draw_low), key)
-    return np.stack(np.broadcast_arrays(*result), axis=-1).astype(np.uint32)
-
-
-def words_of(seed: int, epoch: int, index: int, occurrence: int = 0, draw: int = 0) -> _Words:
-    """Return `words` of five plain ints as four ints below 2**32, in about 6 instead of 100 us."""
     key = _stream_key(seed & _MASK64, epoch & _MASK64)
     occurrence_high, draw_high = (occurrence >> 32) & _MASK32, (draw >> 32) & _MASK32
     if occurrence_high or draw_high:
-        key = _rounds_of_ints((*key, occurrence_high, draw_high), _KEY_OF_WIDE)[:2]
+        key = _rounds((*key, occurrence_high, draw_high), _KEY_OF_WIDE)[:2]
     counter = (index & _MASK32, (index >> 32) & _MASK32, occurrence & _MASK32, draw & _MASK32)
-    return _rounds_of_ints(counter, key)
-
-
-def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    """Return the Philox4x32-10 block of ``counter`` (..., 4) and ``key`` (..., 2): uint32 (..., 4).
-
-    Both hold 32-bit words, the least significant first, as in Random123.
-    """
-    counters = _as_uint64(counter) & np.uint64(_MASK32)
-    keys = _as_uint64(key) & np.uint64(_MASK32)
-    c0, c1, c2, c3 = (counters[..., word] for word in range(4))
-    result = _rounds((c0, c1, c2, c3), (keys[..., 0], keys[..., 1]))
-    return np.stack(np.broadcast_arrays(*result), axis=-1).astype(np.uint32)
+    return _rounds(counter, key)  # type: ignore[no-any-return]
 
 
 def stable_key(key: object) -> int:
@@ -147,32 +94,8 @@ def stable_key(key: object) -> int:
     return value if -(2**63) <= value < 2**63 else _digest(_encode(value))
 
 
-_Arrays4: TypeAlias = (
-    "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
-)
-
-
-def _rounds(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> _Arrays4:
-    """Compute ten rounds on uint64 arrays that hold 32-bit words; operands broadcast."""
-    mask, half = np.uint64(_MASK32), np.uint64(32)
-    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
-    k0, k1 = (np.asarray(word, dtype=np.uint64) for word in key)
-    for turn in range(_ROUNDS):
-        if turn:
-            k0, k1 = (k0 + np.uint64(_WEYL[0])) & mask, (k1 + np.uint64(_WEYL[1])) & mask
-        product0 = c0 * np.uint64(_MULTIPLIERS[0])
-        product1 = c2 * np.uint64(_MULTIPLIERS[1])
-        c0, c1, c2, c3 = (
-            (product1 >> half) ^ c1 ^ k0,
-            product1 & mask,
-            (product0 >> half) ^ c3 ^ k1,
-            product0 & mask,
-        )
-    return c0, c1, c2, c3
-
-
-def _rounds_of_ints(counter: _Words, key: tuple[int, int]) -> _Words:
-    """Compute `_rounds` of plain ints: for one block, NumPy's cost per call would dominate."""
+def _rounds(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> Any:
+    """Compute ten rounds on ints, or on uint64 arrays, that hold 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     m0, m1 = _MULTIPLIERS
@@ -188,40 +111,7 @@ def _rounds_of_ints(counter: _Words, key: tuple[int, int]) -> _Words:
 @functools.lru_cache(maxsize=64)
 def _stream_key(seed: int, epoch: int) -> tuple[int, int]:
     counter = (seed & _MASK32, seed >> 32, epoch & _MASK32, epoch >> 32)
-    return _rounds_of_ints(counter, _KEY_OF_STREAM)[:2]
-
-
-def _as_uint64(values: Integers) -> npt.NDArray[np.uint64]:
-    """Return ``values`` modulo 2**64. Python lists of mixed size become exact, not float64."""
-    array = values if isinstance(values, np.ndarray) else np.asarray(values)
-    if array.dtype.kind not in "iub":
-        if array.size == 0 and not isinstance(values, np.ndarray):
-            return array.astype(np.uint64)  # an empty list has no type
-        exact = np.asarray(values, dtype=object)
-        integers = [_index(value) for value in exact.ravel()]
-        array = np.array([value & _MASK64 for value in integers], dtype=np.uint64)
-        return array.reshape(exact.shape)
-    return array.astype(np.uint64)
-
-
-def _index(value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(
-            f"random numbers are keyed by integers and got {value!r} ({type(value).__name__}); "
-            "turn other keys into integers with stable_key()"
-        ) from None
-    if not -(2**63) <= number < 2**64:
-        raise ValueError(
-            f"random numbers are keyed by 64-bit integers and got {number}; "
-            "shorten it with stable_key()"
-        )
-    return number
-
-
-def _halves(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    return values & np.uint64(_MASK32), values >> np.uint64(32)
+    return _rounds(counter, _KEY_OF_STREAM)[:2]  # type: ignore[no-any-return]
 
 
 def _digest(encoded: bytes) -> int:

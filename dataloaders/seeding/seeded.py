@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.utils.data
 from torch.utils.data import (
@@ -36,7 +35,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from dataloaders.backend import Specification
-from dataloaders.batches.whole import RowNumbers, SeededRows, SeededSamples, WholeBatches
+from dataloaders.batches.whole import RowNumbers, SeededRows, ShowsDataset, WholeBatches
 from dataloaders.errors import OptionError
 from dataloaders.seeding.philox import FIRST_RESERVED_DRAW, stable_key, words, words_of
 from dataloaders.seeding.states import random_states_kept
@@ -282,7 +281,6 @@ class _Fetched(NamedTuple):
     samples: Any
     words: _Words
     in_worker: bool
-    keyed: _Keyed | None = None
 
 
 class _SeededMap:
@@ -304,18 +302,15 @@ class _SeededMap:
             return self._handed_on(keyed)
         # The test by which torch decides whether a dataset fetches several samples at once.
         bulk = getattr(self.dataset, "__getitems__", None) or None
-        return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker, keyed)
+        return _Fetched(*self._fetch(keyed, keyed.keys, bulk), self.in_worker)
 
     def _handed_on(self, keyed: _Keyed) -> _Fetched:
         """Return the keys and what seeds their samples, for a `WholeBatches` to make a batch of."""
         one_by_one = _SeededMap(self.dataset.dataset)
         one_by_one.in_worker = self.in_worker
-        rows = SeededRows(
-            keyed.keys,
-            _seeding(keyed),
-            lambda: one_by_one.__getitems__(keyed).samples,
-            _collation(keyed, keyed.keys),
-        )
+        stable = [stable_key(key) for key in keyed.keys]
+        seeding = words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
+        rows = SeededRows(keyed.keys, seeding, lambda: one_by_one.__getitems__(keyed).samples)
         return _Fetched(rows, (0, 0, 0, 0), self.in_worker)
 
     def _fetch(
@@ -346,12 +341,6 @@ class _SeededMap:
                 f"{type(fetched).__name__}; let it return a list, or leave seed= out"
             )
         return fetched[0]
-
-
-def _seeding(keyed: _Keyed) -> npt.NDArray[np.uint32]:
-    """Return what seeds the generators around each of these samples."""
-    stable = [stable_key(key) for key in keyed.keys]
-    return words(*keyed.stream, stable, keyed.occurrences, _SAMPLE)
 
 
 def _collation(keyed: _Keyed, keys: list[Any]) -> _Words:
@@ -416,30 +405,18 @@ class _SeededCollate:
             first = fetched
             samples = fetched.samples
         draws_nothing = self._collate_fn is default_collate or self._collate_fn is default_convert
-        if isinstance(self._collate_fn, WholeBatches) and first.keyed is not None:
-            samples = SeededSamples(samples, _seeding(first.keyed), first.words)
         if draws_nothing or isinstance(self._collate_fn, WholeBatches):
             return self._collate_fn(samples)
         return _run_seeded(lambda: self._collate_fn(samples), first.words, first.in_worker)
 
 
-class _WorkerStart:
-    """A worker_init_fn: show the user's dataset in the worker's info, then call the user's."""
-
-    def __init__(self, function: Callable[[int], None] | None) -> None:
-        self._function = function
+class _WorkerStart(ShowsDataset):
+    """A worker_init_fn: in a worker, no state of the consumer's has to be preserved."""
 
     def __call__(self, worker_id: int) -> None:
-        info = torch.utils.data.get_worker_info()
-        if info is not None:
-            seeded: Any = info.dataset
-            seeded.in_worker = True  # in a worker, no state of the consumer's has to be preserved
-            shown = seeded.dataset
-            if isinstance(shown, RowNumbers):
-                shown = shown.dataset
-            object.__setattr__(info, "dataset", shown)  # info forbids assignment
-        if self._function is not None:
-            self._function(worker_id)
+        info: Any = torch.utils.data.get_worker_info()
+        info.dataset.in_worker = True
+        super().__call__(worker_id)
 
 
 def _run_seeded(action: Callable[[], Any], words: _Words, in_worker: bool) -> Any:

@@ -1,15 +1,30 @@
-"""Restore the process-wide random states after a trial, a proof or a measurement."""
+"""Save and restore the states of the process-wide random generators."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["random_states_kept"]
+__all__ = ["random_states_kept", "restore", "states_now"]
+
+
+def states_now() -> tuple[Any, Any, Any]:
+    """Return the states of torch's, NumPy's and ``random``'s generators, cheap to send."""
+    torchs = torch.default_generator.get_state().numpy().tobytes()
+    return torchs, np.random.get_state(), random.getstate()
+
+
+def restore(states: tuple[Any, Any, Any]) -> None:
+    """Put back what `states_now` returned."""
+    torchs = torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)
+    torch.default_generator.set_state(torchs)
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 @contextmanager
@@ -20,17 +35,15 @@ def random_states_kept(*generators: torch.Generator | None, cuda: bool = True) -
         generators: further generators to restore, such as a loader's own; None is skipped.
         cuda: also restore the CUDA devices' generators, if CUDA is in use (waits for the devices).
     """
-    states = [(torch.default_generator, torch.default_generator.get_state())]
-    states += [(own, own.get_state()) for own in generators if own is not None]
+    before = states_now()
+    own = [(each, each.get_state()) for each in generators if each is not None]
     in_use = cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     on_cuda = torch.cuda.get_rng_state_all() if in_use else None
-    of_numpy, of_python = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        for generator, state in states:
+        restore(before)
+        for generator, state in own:
             generator.set_state(state)
         if on_cuda is not None:
             torch.cuda.set_rng_state_all(on_cuda)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)

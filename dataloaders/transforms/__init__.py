@@ -10,8 +10,7 @@
     trailing.py    the trailing members that work value by value
     draws.py       the random numbers of torch for each sample of a batch at once
     operators.py   crops, flips and resizes that draw for a batch
-    actions.py     what they draw: which samples, which numbers
-    primitives/    the same done to one image, by torchvision
+    actions.py     what they draw: which samples, which numbers; done to one image by torchvision
 
 Importing this package does not import torchvision: transforms are recognised by their class's name.
 """

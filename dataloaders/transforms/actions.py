@@ -1,11 +1,12 @@
 """What the members of a chain do to the images of a batch, drawn before anything is decoded.
 
 member ──operators──> Operator ──draw(Draws, Sizes)──> Actions     which samples, which numbers
-                                                         └─ Primitive   what is done, and how
+                                                         └─ Primitive   what is done: torchvision's
 """
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +17,82 @@ import numpy.typing as npt
 
 from dataloaders.transforms.draws import Draws, Where
 
-__all__ = ["Action", "Operator", "Primitive", "SampleError", "Sizes", "applied", "drawn"]
+__all__ = [
+    "Action",
+    "Crop",
+    "HorizontalFlip",
+    "Operator",
+    "Primitive",
+    "Resize",
+    "SampleError",
+    "Sizes",
+    "VerticalFlip",
+    "applied",
+    "drawn",
+]
 
 
 @dataclass(frozen=True)
-class Primitive(ABC):
-    """One deterministic step; a frozen dataclass of what is the same for all samples.
+class Primitive:
+    """One deterministic step: a functional of torchvision's, which is imported when it is done.
 
     Attributes:
+        v2: whether it is v2's. These leave a tv_tensors.Image one, and resize a tensor of bytes
+            without making floats of it.
+        functional: its name.
         numbers: the names of what each sample has of its own, keywords of `apply`.
     """
 
+    v2: bool = True
+    functional: ClassVar[str] = ""
     numbers: ClassVar[tuple[str, ...]] = ()
 
-    @abstractmethod
     def apply(self, value: Any, **numbers: Any) -> Any:
         """Return what torchvision makes of ``value``, a PIL image or a tensor."""
+        name = f"torchvision.transforms.{'v2.' if self.v2 else ''}functional"
+        return getattr(importlib.import_module(name), self.functional)(value, **numbers)
+
+
+class Crop(Primitive):
+    """The part of ``height`` x ``width`` from row ``top``, column ``left``; zeros outside of it."""
+
+    functional = "crop"
+    numbers = ("top", "left", "height", "width")
+
+
+class HorizontalFlip(Primitive):
+    """Left and right exchanged."""
+
+    functional = "hflip"
+
+
+class VerticalFlip(Primitive):
+    """Top and bottom exchanged."""
+
+    functional = "vflip"
+
+
+@dataclass(frozen=True)
+class Resize(Primitive):
+    """``height`` x ``width`` pixels.
+
+    Attributes:
+        interpolation: torchvision's name of it, such as "bilinear".
+        antialias: of tensors; PIL images always are, by bilinear and bicubic.
+    """
+
+    interpolation: str = "bilinear"
+    antialias: bool | None = True
+    functional = "resize"
+    numbers = ("height", "width")
+
+    def apply(self, value: Any, **numbers: Any) -> Any:
+        """See `Primitive`."""
+        from torchvision.transforms import InterpolationMode
+
+        options = {"interpolation": InterpolationMode(self.interpolation)}
+        size = [numbers["height"], numbers["width"]]
+        return super().apply(value, size=size, antialias=self.antialias, **options)
 
 
 class Sizes:

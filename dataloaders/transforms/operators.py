@@ -17,10 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataloaders.transforms.actions import Action, Operator, Primitive, SampleError, Sizes
+from dataloaders.transforms.actions import (
+    Action,
+    Crop,
+    HorizontalFlip,
+    Operator,
+    Primitive,
+    Resize,
+    SampleError,
+    Sizes,
+    VerticalFlip,
+)
 from dataloaders.transforms.draws import Draws, between
 from dataloaders.transforms.kinds import changed_by_hand
-from dataloaders.transforms.primitives.geometry import Crop, HorizontalFlip, Resize, VerticalFlip
 from dataloaders.transforms.read import Member, read
 
 __all__ = ["Chain", "NotRead", "chain_of", "operator_of"]
@@ -30,7 +39,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class NotRead(Exception):
-    """This transform cannot be read; the message says why and what to do."""
+    """Options that are not drawn for a batch; a proof finds those that torchvision refuses."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +82,8 @@ def operator_of(member: Member) -> Operator | str:
         return "only torchvision's crops, flips, resizes and conversions to tensors are"
     try:
         found = make(member.transform, ".v2" in type(member.transform).__module__)
-    except NotRead as error:
-        return str(error)
+    except (NotRead, RuntimeError, TypeError, ValueError) as error:
+        return f"not with its options ({error})"
     return found if not found.random else _drawn_elsewhere() or found
 
 
@@ -97,45 +106,22 @@ class _Resize(Operator):
     """Resize to a pair of sides, to a shorter side, or to a longer one."""
 
     def __init__(self, transform: Any, v2: bool) -> None:
-        size, longest = transform.size, transform.max_size
-        sides = [size] if isinstance(size, int) else [] if size is None else list(size)
-        self._sides = tuple(_whole(side, "size") for side in sides)
-        self._longest = None if longest is None else _whole(longest, "max_size")
-        if len(sides) == 2 and longest is not None:
-            raise NotRead(
-                f"size={sides} with max_size={longest}: torchvision takes max_size with one side "
-                "only; leave it out"
-            )
-        if len(sides) == 1 and longest is not None and longest <= self._sides[0]:
-            raise NotRead(
-                f"size={sides[0]} with max_size={longest}: torchvision wants max_size above size; "
-                "raise it"
-            )
-        self._resize = Resize(_mode_of(transform.interpolation, v2), transform.antialias, v2)
+        size = transform.size
+        self._size = [size] if isinstance(size, int) else size
+        self._longest = transform.max_size
+        self._resize = Resize(v2, _mode_of(transform.interpolation), transform.antialias)
         self.primitives = (self._resize,)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
         """See `Operator`."""
-        if len(self._sides) == 2:
-            return [_resized(self._resize, sizes, *self._sides)]
-        height, width = sizes.height, sizes.width
-        short, long = np.minimum(height, width), np.maximum(height, width)
-        longest = self._longest
-        if self._sides:
-            new_short = np.full_like(short, self._sides[0])
-            new_long = (new_short * long / short).astype(np.int64)
-            if longest is not None:
-                beyond = new_long > longest
-                shorter = (longest * new_short / np.maximum(new_long, 1)).astype(np.int64)
-                new_short = np.where(beyond, shorter, new_short)
-                new_long = np.where(beyond, longest, new_long)
-        else:
-            assert longest is not None
-            new_short = (longest * short / long).astype(np.int64)
-            new_long = np.full_like(long, longest)
-        upright = width <= height
-        new_height = np.where(upright, new_long, new_short)
-        return [_resized(self._resize, sizes, new_height, np.where(upright, new_short, new_long))]
+        from torchvision.transforms.functional import _compute_resized_output_size as resized
+
+        sides = zip(sizes.height.tolist(), sizes.width.tolist(), strict=True)
+        try:
+            made = [resized(side, self._size, self._longest, True) for side in sides]
+        except ValueError as error:
+            raise SampleError(str(error)) from error
+        return [_resized(self._resize, sizes, *np.array(made, np.int64).reshape(-1, 2).T)]
 
 
 class _CenterCrop(Operator):
@@ -171,14 +157,11 @@ class _RandomCrop(Operator):
             fill = transform.fill
             zero = fill is None or (isinstance(fill, (int, float)) and fill == 0)
             if transform.padding_mode != "constant" or not zero:
-                raise NotRead(
-                    f"fill={fill!r}, padding_mode={transform.padding_mode!r}: only borders of "
-                    "zeros are read"
-                )
+                raise NotRead("only borders of zeros are")
         # torchvision's crop of a tensor must reach into it.
         height, width = self._size
         if min(self._padding) < 0 or max(left, right) >= width or max(top, bottom) >= height:
-            raise NotRead(f"padding={transform.padding!r}: sides from 0 to below size are read")
+            raise NotRead("only a padding from 0 to below size is")
         self.primitives = (Crop(v2),)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
@@ -213,13 +196,12 @@ class _RandomResizedCrop(Operator):
 
     def __init__(self, transform: Any, v2: bool) -> None:
         self._size = _pair_of(transform.size)
-        self._scale = _range_of(transform.scale, "scale")
-        self._ratio = _range_of(transform.ratio, "ratio")
+        self._scale, self._ratio = _range_of(transform.scale), _range_of(transform.ratio)
         if self._ratio[0] == 0:
-            raise NotRead(f"ratio={transform.ratio!r}: both must be above 0")
+            raise NotRead("only ratios above 0 are")
         # In float32, as torchvision takes it.
         self._log_ratio = torch.log(torch.tensor(transform.ratio)).tolist()
-        resize = Resize(_mode_of(transform.interpolation, v2), transform.antialias, v2)
+        resize = Resize(v2, _mode_of(transform.interpolation), transform.antialias)
         self.primitives = (Crop(v2), resize)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
@@ -279,7 +261,7 @@ class _Flip(Operator):
 class _Called(Primitive):
     """A deterministic member's own call."""
 
-    transform: Any
+    transform: Any = None
 
     def apply(self, value: Any, **numbers: Any) -> Any:
         """See `Primitive`."""
@@ -290,7 +272,7 @@ class _Fixed(Operator):
     """A member that draws nothing and changes no size: ToTensor, Normalize and the like."""
 
     def __init__(self, transform: Any, v2: bool) -> None:
-        self.primitives = (_Called(transform),)
+        self.primitives = (_Called(v2, transform),)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
         """See `Operator`."""
@@ -329,60 +311,33 @@ def _resized(resize: Primitive, sizes: Sizes, height: Any, width: Any) -> Action
     return Action(resize, {"height": sizes.height, "width": sizes.width})
 
 
-# Options, read exactly or not at all: torchvision would fail at each image with the others.
-
-
-def _whole(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise NotRead(f"{name}={value!r}: a whole number is read; give an int") from None
-
-
 def _pair_of(size: Sequence[Any]) -> tuple[int, int]:
     """Return (height, width)."""
-    height, width = (_whole(side, "size") for side in size)
+    height, width = map(operator.index, size)
     if height < 1 or width < 1:
-        raise NotRead(f"size={tuple(size)}: a size is at least 1 x 1 pixels")
+        raise NotRead("only sizes of at least 1 x 1 are")
     return height, width
 
 
-def _range_of(values: Any, name: str) -> tuple[float, float]:
-    """Return (low, high), neither below 0."""
-    try:
-        low, high = (float(bound) for bound in values)
-    except (TypeError, ValueError):
-        raise NotRead(f"{name}={values!r}: two numbers are read; give (low, high)") from None
-    if not (0 <= low <= high and np.isfinite(high)):
-        raise NotRead(f"{name}={values!r} is no range to draw from; give (low, high) not below 0")
+def _range_of(values: Sequence[Any]) -> tuple[float, float]:
+    low, high = map(float, values)
+    if not 0 <= low <= high < float("inf"):
+        raise NotRead("only ranges (low, high) not below 0 are")
     return low, high
 
 
 def _padding_of(padding: Any, v2: bool) -> tuple[int, int, int, int]:
     """Return (left, top, right, bottom) of the numbers that RandomCrop keeps."""
-    if padding is None:
-        return 0, 0, 0, 0
-    sides = list(padding) if isinstance(padding, (list, tuple)) else [padding]
-    sides = [_whole(side, "padding") for side in sides]
-    if len(sides) not in (1, 2, 4):
-        raise NotRead(f"padding={padding!r}: an int, or 1, 2 or 4 of them, are read; give those")
-    first, second, third, last = (sides * 4)[:4]
+    sides = list(padding) if isinstance(padding, (list, tuple)) else [padding or 0]
+    first, second, third, last = (list(map(operator.index, sides)) * 4)[:4]
     return (first, third, second, last) if v2 else (first, second, third, last)
 
 
-def _mode_of(interpolation: Any, v2: bool) -> str:
+def _mode_of(interpolation: Any) -> str:
     """Return torchvision's name of an interpolation, such as "bilinear", given in any way."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import _interpolation_modes_from_int
 
     if isinstance(interpolation, int):
         interpolation = _interpolation_modes_from_int(interpolation)
-    if isinstance(interpolation, str) and not v2:
-        raise NotRead(
-            f"interpolation={interpolation!r}: torchvision.transforms takes names in its v2 "
-            f"only; give InterpolationMode({interpolation!r})"
-        )
-    try:
-        return str(InterpolationMode(interpolation).value)
-    except ValueError:
-        raise NotRead(f"interpolation={interpolation!r} is none of torchvision's") from None
+    return str(InterpolationMode(interpolation).value)

@@ -9,12 +9,11 @@ happen while a message is unpickled in the worker, after every earlier task.
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import get_worker_info
+
+from dataloaders.seeding import states
 
 __all__ = ["WorkerMessage"]
 
@@ -50,7 +49,7 @@ class WorkerMessage:
         return _receive, (self.value, self.set_epoch, self.save, self.restore)
 
 
-_saved: tuple[int, Any, Any, Any] | None = None
+_saved: tuple[int, Any] | None = None
 
 
 def _receive(value: Any, set_epoch: int | None, save: int | None, restore: int | None) -> Any:
@@ -59,12 +58,9 @@ def _receive(value: Any, set_epoch: int | None, save: int | None, restore: int |
     if info is None:
         return value
     if _saved is not None and restore == _saved[0]:
-        torch.default_generator.set_state(_saved[1])
-        np.random.set_state(_saved[2])
-        random.setstate(_saved[3])
+        states.restore(_saved[1])
     if save is not None:
-        states = (torch.default_generator.get_state(), np.random.get_state(), random.getstate())
-        _saved = (save, *states)
+        _saved = save, states.states_now()
     # After both, since the dataset's set_epoch may draw random numbers.
     method = getattr(info.dataset, "set_epoch", None)
     if set_epoch is not None and callable(method):

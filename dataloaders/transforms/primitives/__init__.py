@@ -1,1 +1,0 @@
-"""The deterministic steps of torchvision's crops, flips and resizes, by its own functions."""
