@@ -13,6 +13,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +28,9 @@ from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
 from dataloaders.bottleneck.summary import notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
-from dataloaders.errors import OptionError
+from dataloaders.errors import OptionError, last_line
 from dataloaders.findings import Facts, Finding, Watch, findings_of
-from dataloaders.findings.toggles import TOGGLES, gain_of, within
+from dataloaders.findings.toggles import TOGGLES, gain_of
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Lap, Timed
@@ -164,6 +165,8 @@ class Check:
         self._watch = Watch()
         self._advise = advise and agree is None
         self._gains: dict[str, Interval] = {}
+        self._tried: str | None = None  # the setting under which the step runs now
+        self._untried: dict[str, str] = {}  # those under which it fails, and why
         self._cycle = 1
         self._warm = False
         self._warm_steps = 0
@@ -196,6 +199,16 @@ class Check:
             ),
         )
 
+    def failed(self, error: BaseException) -> bool:
+        """Return whether a setting that is tried around the step made it fail, and leave that out.
+
+        The verdict stands by then: such an error is no reason to end without the report.
+        """
+        if self._tried is None or not isinstance(error, Exception):
+            return False
+        self._untried[self._tried] = f"; not measured: {last_line(error)}"
+        return True
+
     def _try_toggles(self) -> Iterator[Batch]:
         """Yield blocks of the step alone, as it is and with each setting that a finding names."""
         analysis = self._analysis()
@@ -204,25 +217,47 @@ class Check:
         if not names or facts is None:
             return
         self._advise = False
-        (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
-        took: dict[str | None, list[float]] = {name: [] for name in (None, *names)}
+        rounds: list[dict[str | None, float]] = []
         until = self._time.now() + _ADVISING_SHARE * self._budget_s
-        for number in range(_ADVISING_ROUNDS):
-            for name, blocks in took.items():
+        while len(rounds) < _ADVISING_ROUNDS and (len(rounds) < 4 or self._time.now() <= until):
+            rounds.append({})
+            for name in (None, *names):
                 left_s = max(0.1, until - self._time.now())
-                ran = yield from within(self._blocks.run(arm, left_s), name, facts)
-                blocks.append(math.nan if ran is None else ran.per_batch)
-            if number >= 3 and self._time.now() > until:
-                break
+                ran = yield from self._block_within(name, facts, left_s)
+                if ran is not None:
+                    rounds[-1][name] = ran.per_batch
         for name in names:  # the first round chose kernels
-            pairs = zip(took[None][1:], took[name][1:], strict=True)
-            whole = [pair for pair in pairs if not any(map(math.isnan, pair))]
-            if len(whole) > 1:
-                self._gains[name] = gain_of(*map(list, zip(*whole, strict=True)))
+            pairs = [(one[None], one[name]) for one in rounds[1:] if one.keys() >= {None, name}]
+            if len(pairs) > 1 and name not in self._untried:
+                self._gains[name] = gain_of(pairs)
+
+    def _block_within(
+        self, name: str | None, facts: Facts, left_s: float
+    ) -> Generator[Batch, None, Timed | None]:
+        """Yield a block of the step alone, each step under setting ``name``; None: as it is."""
+        (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
+        block = self._blocks.run(arm, left_s)
+        self._tried = name
+        try:
+            while name not in self._untried:
+                batch = next(block)
+                with TOGGLES[name](facts) if name else nullcontext():
+                    yield batch
+        except StopIteration as end:
+            took: Timed | None = end.value
+            return took
+        finally:
+            self._tried = None
+            block.close()
+        return None
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
         return tuple(
-            replace(one, gain=self._gains.get(one.name, one.gain))
+            replace(
+                one,
+                gain=self._gains.get(one.name, one.gain),
+                message=one.message + self._untried.get(one.name, ""),
+            )
             for one in findings_of(self._facts(analysis))
         )
 

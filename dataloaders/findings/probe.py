@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import json
 import os
 from collections.abc import Callable, Generator
@@ -78,32 +77,17 @@ class Probe:
         return min(near, default=None)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        output = io.StringIO()
-        Console(file=output, width=96, force_terminal=False).print(self.__rich__())
-        return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
-
-    def __rich__(self) -> Any:
-        """Return the table as rich shows it in a terminal."""
-        from rich.console import Group
-        from rich.table import Table
-
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in ("batch", "samples/s", "ms a step", "95 % interval", "memory MiB"):
-            table.add_column(heading, justify="right")
-        table.add_column("")
+        form = "{:>7}  {:>9}  {:>9}  {:>16}  {:>10}  {}"
+        lines = [form.format("batch", "samples/s", "ms a step", "95 % interval", "memory MiB", "")]
         for one in self.trials:
             memory = "" if one.memory is None else f"{one.memory / 2**20:.0f}"
-            took = one.seconds
-            if took is None:
-                table.add_row(str(one.batch_size), "", "", "", memory, one.why_not)
-                continue
-            low, high = 1e3 * max(0.0, took.low), 1e3 * took.high
-            texts = f"{one.rate:.1f}", f"{1e3 * took.estimate:.2f}", f"{low:.2f} to {high:.2f}"
-            table.add_row(str(one.batch_size), *texts, memory, "")
+            texts = ["", "", ""]
+            if (took := one.seconds) is not None:
+                ends = f"{1e3 * max(0.0, took.low):.2f} to {1e3 * took.high:.2f}"
+                texts = [f"{one.rate:.1f}", f"{1e3 * took.estimate:.2f}", ends]
+            lines.append(form.format(one.batch_size, *texts, memory, one.why_not or ""))
         last = f"largest that fits: {self.largest}; within 5 % of the best rate from {self.fastest}"
-        return Group(table, "", last)
+        return "\n".join([*(line.rstrip() for line in lines), "", last])
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the probe as JSON text; write it to ``path`` too, if one is given."""
@@ -144,16 +128,25 @@ def probe_batch_sizes(
     if not any(True for _ in leaves(batch)):
         batch = Recipe.spec(batch).make(torch.device("cpu"), torch.Generator().manual_seed(0))
     of = batch_size or next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
-    trials: dict[int, Trial] = {}
+    trials: list[Trial] = []
     with random_states_kept():
-        while (size := next_size(of, list(trials.values()), most)) is not None:
-            trials[size] = _tried(
-                batch, of, size, step, list(trials.values()), seconds_each, device
-            )
+        while (size := next_size(of, trials, most)) is not None:
+            steps = trial_steps(batch, of, size, trials, seconds=seconds_each, device=device)
+            try:
+                while True:
+                    step(next(steps))
+            except StopIteration as end:
+                trials.append(end.value)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                text = str(error).partition("\n")[0][:_SHOWN_ERROR]
+                trials.append(Trial(size, why_not=text or "out of memory"))
+            del steps  # it holds the batch
             gc.collect()  # what the failed step's frames held
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
-    return Probe(tuple(trials[size] for size in sorted(trials)))
+    return Probe(tuple(sorted(trials, key=lambda trial: trial.batch_size)))
 
 
 def next_size(start: int, trials: list[Trial], most: int = _MOST) -> int | None:
@@ -237,29 +230,6 @@ def ran_out(error: BaseException | None) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-
-
-def _tried(
-    batch: Batch,
-    of: int,
-    size: int,
-    step: Callable[[Batch], object],
-    before: list[Trial],
-    seconds: float,
-    device: torch.device | str | None,
-) -> Trial:
-    steps = trial_steps(batch, of, size, before, seconds=seconds, device=device)
-    try:
-        while True:
-            step(next(steps))
-    except StopIteration as end:
-        trial: Trial = end.value
-        return trial
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        text = str(error).partition("\n")[0][:_SHOWN_ERROR]
-        return Trial(size, why_not=text or "out of memory")
 
 
 def _more_memory(size: int, before: list[Trial]) -> float:

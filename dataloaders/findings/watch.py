@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 import sysconfig
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dataloaders.findings.facts import Facts, Place, environment
 
-__all__ = ["Watch"]
+__all__ = ["Onlooker", "Watch"]
 
 _WATCHED = (2, 3)  # the first one makes lazy modules, compiles and chooses kernels
 _LARGE = 1 << 16  # elements from which a kernel's reading and writing shows
@@ -59,17 +60,11 @@ _INSTALLED = tuple(
 
 
 class _Site(NamedTuple):
-    """Says where an operator was called.
+    """Says where an operator was called."""
 
-    Attributes:
-        where: ``file:line`` of the user's innermost frame.
-        torch: files and functions of torch between that frame and the operator.
-        call: the call itself, innermost; None in a thread of autograd's own.
-    """
-
-    where: str | None
-    torch: tuple[str, ...]
-    call: tuple[object, int] | None
+    where: str | None  # file:line of the user's innermost frame
+    torch: tuple[str, ...]  # files and functions of torch between that frame and the operator
+    call: tuple[object, int] | None  # innermost; None in a thread of autograd's own
 
     def within(self, *prefixes: str) -> bool:
         return any(name.startswith(prefixes) for name in self.torch)
@@ -92,14 +87,40 @@ class _Step:
     checkpointed: bool = False
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+_OF_THE_LAST = ("flops", "planar", "autotuner", "deterministic", "matmul_precision",
+                "data_parallel")  # fmt: skip
+
+
+class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that torch.compile compiles under as without it, and that only its thread leaves.
+
+    Modes are a stack of each thread. A step that never comes back is given up from another thread,
+    whose own stack is none of this mode's.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
+        return True
+
+    def __enter__(self) -> Any:
+        self._thread = threading.get_ident()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> None:
+        """Stop watching until the mode is entered again."""
+        if threading.get_ident() == self._thread:
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+
+class Watch(Onlooker):
     """Watches two early steps of a loop: ``with watch.step(number)`` around each step.
 
     ``facts()`` is None until one of them has ended.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._steps: list[_Step] = []
         self._now = _Step()
         self._failed = False
@@ -107,11 +128,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
         self._biased: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._chains: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[object]]] = {}
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
-        return True
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -150,21 +166,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for (device, *_), flops in last.flops.items():
             by_device[device] += flops
         device = by_device.most_common(1)[0][0] if by_device else "cpu"
-        found: dict[str, Any] = {
-            "device": device,
-            "places": places,
-            "flops": dict(last.flops),
-            "convolutions": len(last.shapes),
-            "fixed_shapes": first.shapes == last.shapes,
-            "planar": last.planar,
-            "autotuner": last.autotuner,
-            "deterministic": last.deterministic,
-            "matmul_precision": last.matmul_precision,
-            "data_parallel": last.data_parallel,
-            "reduces_early": any(step.reduced and not step.stepped for step in self._steps),
-            "checkpointed": any(step.checkpointed for step in self._steps),
-        }
-        return Facts(**{**found, **environment(device), **more})
+        return Facts(
+            device=device,
+            places=places,
+            convolutions=len(last.shapes),
+            fixed_shapes=first.shapes == last.shapes,
+            reduces_early=any(step.reduced and not step.stepped for step in self._steps),
+            checkpointed=any(step.checkpointed for step in self._steps),
+            **{name: getattr(last, name) for name in _OF_THE_LAST},
+            **{**environment(device), **more},
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` unchanged and note what it was."""
