@@ -11,7 +11,7 @@ import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
-from dataloaders.bottleneck.outputs.words import times
+from dataloaders.bottleneck.outputs.contents import times
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.arms import Verdict
-from dataloaders.bottleneck.outputs.words import times
+from dataloaders.bottleneck.outputs.contents import times
 from dataloaders.measuring.intervals import Interval
 
 if TYPE_CHECKING:
