@@ -96,12 +96,9 @@ class Report:
         if self.smallest_gap is not None:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
         parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
-        first = [_table(contents.arms(self)), _table(contents.stalls(self)), self._waits()]
-        for shown in (
-            *first,
-            _table(contents.preparation(self)),
-            _table(contents.candidates(self)),
-        ):
+        names = ("arms", "stalls", "preparation", "candidates")
+        tables = [_table(getattr(contents, name)(self)) for name in names]
+        for shown in (*tables[:2], self._waits(), *tables[2:]):
             parts += [*shown, ""] if shown else []
         parts += [Text(f"-> {line}") for line in self.advice]
         parts += [Text(f"step: {finding}") for finding in findings_of(self)]

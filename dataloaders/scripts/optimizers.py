@@ -35,15 +35,11 @@ class Optimizers:
 
     Args:
         stepped: called after every step.
-
-    Attributes:
-        steps: how many there were.
-        thread: the thread of the last one, or None.
     """
 
     def __init__(self, stepped: Callable[[], None]) -> None:
         self.steps = 0
-        self.thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # of the last one
         self._stepped = stepped
         self._made = False
         self._modules: set[str] = set()
