@@ -156,7 +156,9 @@ class Blocks:
             part = yield from self._part(arm, plan, missing, began)
             if plan.writes:
                 self.pool.restore()
-            elif self._notice_writes():
+            elif self.pool.written():
+                self.writes = True
+                self.pool.restore()
                 return None
             if part is None:
                 spoilt += 1
@@ -395,12 +397,4 @@ class Blocks:
         if shapes in self._shapes:
             return False
         self._shapes.add(shapes)
-        return True
-
-    def _notice_writes(self) -> bool:
-        """Return whether the step wrote into resident batches; restore them if so."""
-        if not self.pool.written():
-            return False
-        self.writes = True
-        self.pool.restore()
         return True

@@ -84,7 +84,10 @@ class Causes:
         size = loader.batch_size or samples_in(host) or 1
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
             size = 1  # a sample is a batch
-        first = [key for _, keys in self._blocks.waits.slowest for key in _listed(keys)]
+        first: list[Any] = []
+        for _, keys in self._blocks.waits.slowest:
+            keys = keys.flatten().tolist() if isinstance(keys, torch.Tensor) else keys
+            first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
             seen = prepared(loader, size, seconds=seconds, first=first, now=self._now)
@@ -228,12 +231,6 @@ class Causes:
             )
             self.candidates = tuple(tried)
         self.candidates = tuple(tried)
-
-
-def _listed(keys: Any) -> list[Any]:
-    if isinstance(keys, torch.Tensor):
-        return list(keys.flatten().tolist())
-    return list(keys) if isinstance(keys, (list, tuple)) else [keys]
 
 
 def _pin_s(host: Batch) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.arms import ARMS, Arm
@@ -284,7 +285,7 @@ class Check:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
 
-        To be called from `torch.optim.optimizer.register_optimizer_step_post_hook`.
+        A loop that steps with torch's optimizers need not call it.
         """
         self._blocks.rhythm.stepped()
 
@@ -307,12 +308,18 @@ class Check:
         self._resumed_at = self._time.now()
         done_before = self._blocks_done
         known = False
+        hook = register_optimizer_step_post_hook(lambda *_: self.optimizer_stepped())
         try:
             if not self._warm:
                 known = yield from self._warm_up()
                 self._warm = True
                 self._tell("warm-up")
-            while not known and not self._enough():
+            while not known and not (
+                self._late()
+                or self._schedule.enough(
+                    len(self._rounds), self._seconds(), max(self._round_s), self._verdict_stands
+                )
+            ):
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
@@ -326,6 +333,7 @@ class Check:
                 self._schedule.shorten()
             raise
         finally:
+            hook.remove()
             self._spent_s = self._seconds()
             self._resumed_at = None
 
@@ -358,7 +366,7 @@ class Check:
             given = self._time.now()
             with self._watch.step(self._warm_steps):
                 yield from self._watched(host)
-            self._wait_for_devices()
+            (self._clock or clock_of(self._devices_in_use())).wait()
             done = self._time.now()
             warming.stepped(done - given, done - begin)
             if len(self._warm_laps) < _MOST_FIRST_STEPS:
@@ -376,7 +384,9 @@ class Check:
         # What compiling took is not the budget's.
         self._resumed_at = self._time.now()
         self._spent_s = min(self._warm_s, self._warm_up_s)
-        self._take_clock()
+        # The clock of the devices that the step computes on, unless one was given.
+        blocks.clock = self._clock or clock_of(self._devices_in_use())
+        self._schedule.behind = not isinstance(blocks.clock, HostClock)
         pool.build()
         blocks.real_s = max(1e-6, (self._warm_s - warming.excess_s) / self._warm_steps)
         self._run_out_first_epoch()
@@ -412,12 +422,6 @@ class Check:
             if not pool.placed and (seen or self._warm_steps > SETTLE_STEPS):
                 pool.place(devices)
 
-    def _take_clock(self) -> None:
-        """Use the clock of the devices that the step computes on, unless one was given."""
-        if self._clock is None:
-            self._blocks.clock = clock_of(self._devices_in_use())
-        self._schedule.behind = not isinstance(self._blocks.clock, HostClock)
-
     def _devices_in_use(self) -> list[torch.device]:
         """Return the devices that the step copied to or computed on, as far as it was seen."""
         used = {self._pool.device}
@@ -428,10 +432,6 @@ class Check:
             # A compiled step copies and computes unseen.
             on = {torch.device("cuda", torch.cuda.current_device())}
         return sorted(on, key=str)
-
-    def _wait_for_devices(self) -> None:
-        clock = self._clock or clock_of(self._devices_in_use())
-        clock.wait()
 
     def _run_out_first_epoch(self) -> None:
         """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.
@@ -503,12 +503,6 @@ class Check:
         """Return how much an arm's recent blocks differ: standard deviation / mean."""
         took = [one[arm].per_batch for one in self._rounds[-6:] if one[arm].seconds > 0]
         return statistics.stdev(took) / statistics.fmean(took) if len(took) > 1 else 0.0
-
-    def _enough(self) -> bool:
-        rounds, spent_s = len(self._rounds), self._seconds()
-        return self._late() or self._schedule.enough(
-            rounds, spent_s, max(self._round_s), self._verdict_stands
-        )
 
     def _late(self) -> bool:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)

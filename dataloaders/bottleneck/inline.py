@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from dataloaders.batches.tree import Batch
-from dataloaders.bottleneck.check import Check, Progress
+from dataloaders.bottleneck.check import Check
 from dataloaders.bottleneck.report import Report
 from dataloaders.loader import DataLoader
 from dataloaders.seeding.states import random_states_kept
@@ -47,17 +45,19 @@ def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:
     """
     line = _Line()
     check = Check(loader, **{**options, "progress": options.get("progress") or line})
-    hook = register_optimizer_step_post_hook(lambda *_: check.optimizer_stepped())
-    with random_states_kept(*generators_of(loader)), _epochs_uncounted(loader):
+    # A loader of ours counts its epochs for seed=: the check's do not count.
+    counted = loader._iterations if isinstance(loader, DataLoader) else None
+    with random_states_kept(*generators_of(loader)):
         try:
             yield check
         except Exception as error:
             if not check.failed(error):
                 raise
         finally:
-            hook.remove()
             check.close()
             line.close()
+            if counted is not None:
+                loader._iterations = counted
 
 
 def check_bottleneck(loader: Any, step: Callable[[Batch], object], **options: Any) -> Report:
@@ -95,35 +95,19 @@ class _Line:
 
     def __init__(self) -> None:
         self._file = sys.stdout
-        self._seen = _in_notebook() or (self._file is not None and self._file.isatty())
+        ipython = sys.modules.get("IPython")
+        notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+        self._seen = notebook or (self._file is not None and self._file.isatty())
         self._width = 0
 
-    def __call__(self, progress: Progress) -> None:
-        self._write(str(progress))
+    def __call__(self, progress: object) -> None:
+        if self._seen:
+            text = str(progress)
+            print(f"\r{text:<{self._width}}", end="", file=self._file, flush=True)
+            self._width = len(text)
 
     def close(self) -> None:
         """Take the line away."""
         if self._width:
-            self._write("")
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        if self._seen:
-            print(f"\r{text:<{self._width}}", end="", file=self._file, flush=True)
-            self._width = len(text)
-
-
-def _in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-
-
-@contextmanager
-def _epochs_uncounted(loader: Any) -> Iterator[None]:
-    """A loader of ours counts its epochs for ``seed=``: the check's do not count."""
-    counted = loader._iterations if isinstance(loader, DataLoader) else 0
-    try:
-        yield
-    finally:
-        if isinstance(loader, DataLoader):
-            loader._iterations = counted
+            self("")
+            self("")

@@ -171,7 +171,9 @@ class Pool:
         for index in range(len(self._built()), len(self._kept)):
             one = self._kept[index]
             try:
-                if index >= 2 and not _fits(self._moved_bytes(one.host), self.device):
+                placed = zip(leaves(one.host), self._devices or (), strict=True)
+                size = sum(leaf.nbytes for leaf, device in placed if device is not None)
+                if index >= 2 and not _fits(size, self.device):
                     raise torch.OutOfMemoryError
                 one.resident = self._moved(one.host) if self.transfers else one.host
             except torch.OutOfMemoryError:
@@ -230,10 +232,6 @@ class Pool:
 
         return map_tensors(batch, move)
 
-    def _moved_bytes(self, batch: Batch) -> int:
-        placed = zip(leaves(batch), self._devices or (), strict=True)
-        return sum(leaf.nbytes for leaf, device in placed if device is not None)
-
 
 def _fits(size: int, device: torch.device) -> bool:
     """Whether ``size`` more bytes leave the device's memory to the step."""
@@ -259,17 +257,14 @@ def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device
 
 
 def _clone_like_delivered(leaf: torch.Tensor) -> torch.Tensor:
-    clone = leaf.detach().clone()
     # Pinned memory is copied from asynchronously; the copy must be of the same kind.
-    return clone.pin_memory() if leaf.device.type == "cpu" and _is_pinned(leaf) else clone
+    pinned = leaf.device.type == "cpu" and torch.accelerator.is_available() and leaf.is_pinned()
+    clone = leaf.detach().clone()
+    return clone.pin_memory() if pinned else clone
 
 
 def _to_host(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone() if leaf.device.type in ("cpu", "meta") else leaf.detach().cpu()
-
-
-def _is_pinned(leaf: torch.Tensor) -> bool:
-    return torch.accelerator.is_available() and leaf.is_pinned()
 
 
 def _storage_key(leaf: torch.Tensor) -> int | None:

@@ -141,7 +141,7 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
         if not feed.workers:
             return [
                 'let worker processes prepare batches: num_workers="auto", or measure the best '
-                "setting with `dataloaders tune`",
+                "setting with `dataloaders tune`"
             ]
         return [
             "measure workers and prefetching with `dataloaders tune`",
@@ -149,27 +149,25 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
             "part, or move decoding and augmentation to the GPU",
         ]
     if analysis.verdict == "transfer-bound":
-        first = (
+        return [
             'copy ahead of use on a side stream: backend="prefetch", here by '
-            "`dataloaders run --backend prefetch`"
-        )
-        return [first, "send less: uint8 images and the normalisation on the device"]
+            "`dataloaders run --backend prefetch`",
+            "send less: uint8 images and the normalisation on the device",
+        ]
     if analysis.verdict == "contention-bound":
         return [
             *_sharing(feed.workers, on_device="host" in analysis.seconds_per_batch),
             "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
         ]
+    longer = "measure longer (budget_s, --budget)"
     if bound is None:
-        return ["measure longer (budget_s, --budget), or with nothing else running"]
+        return [f"{longer}, or with nothing else running"]
     if bound.low >= BOUND_FROM:
-        return [
-            "measure longer (budget_s, --budget): the gap is there, but not which of preparation "
-            "and transfer is the larger part of it"
-        ]
-    return [
-        f"measure longer (budget_s, --budget): the gap lies between {max(0.0, bound.low - 1):.0%} "
-        f"and {max(0.0, bound.high - 1):.0%}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"
-    ]
+        known = "the gap is there, but not which of preparation and transfer is the larger part"
+        return [f"{longer}: {known} of it"]
+    low, high = max(0.0, bound.low - 1), max(0.0, bound.high - 1)
+    between = f"the gap lies between {low:.0%} and {high:.0%}"
+    return [f"{longer}: {between}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"]
 
 
 def _sharing(count: int, *, on_device: bool) -> list[str]:

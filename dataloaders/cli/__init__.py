@@ -289,11 +289,7 @@ def _add_measuring(
     budget: str = "measure for at most S seconds, fewer if the answer is clear earlier",
 ) -> None:
     parser.add_argument(
-        "--budget",
-        type=_seconds,
-        default=budget_s,
-        metavar="S",
-        help=f"{budget} ({budget_s:.0f})",
+        "--budget", type=_seconds, default=budget_s, metavar="S", help=f"{budget} ({budget_s:.0f})"
     )
     parser.add_argument(
         "--loader",

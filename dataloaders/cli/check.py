@@ -127,7 +127,6 @@ class _Measuring:
             self._measure,
             options.loader,
             may_take=self._may_take,
-            stepped=lambda: self.checks[0].optimizer_stepped(),
             waited=lambda name, seconds: self.checks[0].waited_elsewhere(name, seconds),
             passed_over=lambda text: self.line(f"check  {text}"),
             patience_s=self._patience_s,
@@ -200,19 +199,18 @@ class _Measuring:
     def _measure(self, loader: Any, iterate: Any) -> Check:
         from dataloaders.bottleneck import Check
 
-        self.checks.append(
-            Check(
-                loader,
-                budget_s=self._options.budget,
-                iterate=iterate,
-                progress=self.line,
-                predict=self._options.predict,
-                try_candidates=self._options.try_candidates,
-                advise=self._options.advise,
-                agree=None if self.ranks is None else self.ranks.agree,
-            )
+        check = Check(
+            loader,
+            budget_s=self._options.budget,
+            iterate=iterate,
+            progress=self.line,
+            predict=self._options.predict,
+            try_candidates=self._options.try_candidates,
+            advise=self._options.advise,
+            agree=None if self.ranks is None else self.ranks.agree,
         )
-        return self.checks[0]
+        self.checks.append(check)
+        return check
 
 
 def _written(options: Namespace) -> dict[str, str]:
@@ -222,6 +220,8 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report and write its other forms, which have the notes in them."""
+    import rich
+
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
     written = _written(options)
@@ -232,7 +232,10 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
     else:
-        _print(report)
+        if sys.stdout.isatty():
+            rich.print(report)
+        else:
+            print(report)
         for sentence in notes:
             print(f"note: {sentence}")
         if before is not None:
@@ -242,35 +245,21 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
         getattr(whole, f"to_{form}")(path, **beside)
 
 
-def _print(report: Report) -> None:
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(report)
-    else:
-        print(report)
-
-
 def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[str]:
     assert takeover.taken is not None
-    steps = takeover.steps
-    sentences = [f"measured in loader {takeover.taken.number}: {takeover.taken.description}"]
+    after = f"after {takeover.steps} steps"
+    so_far = f"{after}; this is what was known by then"
     if enough:
-        sentences.append(f"the script was ended after {steps} steps of its loop")
-    elif outcome.ending == "interrupted":
-        sentences.append(f"interrupted after {steps} steps; this is what was known by then")
-    elif outcome.ending == "raised":
-        sentences.append(f"the script failed after {steps} steps; this is what was known by then")
+        how = f"the script was ended {after} of its loop"
+    elif outcome.ending in ("interrupted", "raised"):
+        how = f"{'the script failed' if outcome.ending == 'raised' else 'interrupted'} {so_far}"
     elif takeover.stalled:
-        sentences.append(
-            f"the script was ended since its loop asked for no batch for long after {steps} steps; "
-            "this is what was known by then"
-        )
+        how = f"the script was ended since its loop asked for no batch for long {so_far}"
     else:
-        sentences.append(
-            f"the script ended by itself after {steps} steps, before enough was measured; "
-            "give it more epochs, or a smaller --budget"
-        )
+        how = f"the script ended by itself {after}, before enough was measured; "
+        how += "give it more epochs, or a smaller --budget"
+    loader = takeover.taken
+    sentences = [f"measured in loader {loader.number}: {loader.description}", how]
     if takeover.beyond and outcome.ending == "raised":
         sentences.append(
             f"the check prolonged its epoch by {takeover.beyond} batches, which the script may not "

@@ -75,7 +75,9 @@ def environment(device: str) -> dict[str, object]:
         "numa_nodes": _numa_nodes(),
     }
     if device == "cpu":
-        facts["half"] = torch.bfloat16 if _cpu_has_bf16() else None
+        tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        quick = any(getattr(torch.cpu, test, lambda: False)() for test in tests)
+        facts["half"] = torch.bfloat16 if quick else None
     elif device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generation, _ = torch.cuda.get_device_capability()
         facts["tf32"] = generation >= 8 and torch.version.hip is None
@@ -84,11 +86,6 @@ def environment(device: str) -> dict[str, object]:
         _, total = torch.cuda.mem_get_info()
         facts["memory"] = torch.cuda.max_memory_allocated() / total
     return facts
-
-
-def _cpu_has_bf16() -> bool:
-    tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, test, lambda: False)() for test in tests)
 
 
 def _numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:

@@ -137,7 +137,8 @@ class Watch(Onlooker):
             return
         self._now = _Step()
         with ExitStack() as stack:
-            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+            stepped = functools.partial(setattr, self._now, "stepped", True)
+            stack.callback(register_optimizer_step_post_hook(lambda *_: stepped()).remove)
             for names, name, noted in (
                 (vars(torch.cuda), "empty_cache", self._emptied),
                 (vars(torch.cuda.memory), "empty_cache", self._emptied),
@@ -220,7 +221,9 @@ class Watch(Onlooker):
         if name == "convolution":
             self._note_convolution(args, made[0])
         elif name in _BATCH_NORMS:
-            self._note_batch_norm(_BATCH_NORMS[name], args)
+            known, training = self._biased.get(id(args[0])), _BATCH_NORMS[name]
+            if known and known[0]() is args[0] and (training is None or args[training]):
+                self._now.places[Place("bias", known[1], "", None)] += 1
         if torch.Tag.pointwise in func.tags and made:
             self._note_chain(given, made[0], site)
         elif not func.is_view and any(leaf.numel() >= _LARGE for leaf in made):
@@ -262,7 +265,10 @@ class Watch(Onlooker):
         count = int(formula(*args, **kwargs, out_val=out))
         self._now.flops[made.device.type, made.dtype, kind] += count
         if made.dtype == torch.float32:
-            self._now.matmul_precision = _matmul_precision()
+            try:
+                self._now.matmul_precision = torch.get_float32_matmul_precision()
+            except RuntimeError:  # set by the newer settings, each of a backend
+                self._now.matmul_precision = "set by backend"
 
     def _note_convolution(self, args: Any, made: torch.Tensor) -> None:
         step, (image, weight, bias, *_) = self._now, args
@@ -272,13 +278,12 @@ class Watch(Onlooker):
         if image.dim() == 4 and image.shape[1] > 1 and image.is_contiguous():
             step.planar += not image.is_contiguous(memory_format=torch.channels_last)
         if bias is not None:
-            self._biased[id(made)] = weakref.ref(made), _name_of_module()
-
-    def _note_batch_norm(self, training: int | None, args: Any) -> None:
-        image = args[0]
-        known = self._biased.get(id(image))
-        if known and known[0]() is image and (training is None or args[training]):
-            self._now.places[Place("bias", known[1], "", None)] += 1
+            running = _modules_running()
+            named = running[-1].named_modules() if running else ()
+            names = (
+                name or type(module).__name__ for name, module in named if module is running[0]
+            )
+            self._biased[id(made)] = weakref.ref(made), next(names, "a convolution")
 
     def _note_chain(self, given: Any, made: torch.Tensor, site: _Site) -> None:
         if made.numel() < _LARGE or site.call is None:
@@ -293,9 +298,6 @@ class Watch(Onlooker):
         self._chains[id(made)] = weakref.ref(made), chain
         place = Place("chain", "pointwise operators", made.device.type, site.where)
         self._now.places[place] = max(self._now.places[place], len(chain))
-
-    def _stepped(self, *_: object) -> None:
-        self._now.stepped = True
 
     def _emptied(self, original: Any) -> Any:
         self._now.places[Place("empty_cache", "empty_cache()", "cuda", _site().where)] += 1
@@ -320,21 +322,6 @@ def _modules_running() -> list[torch.nn.Module]:
             running.append(owner)
         frame = frame.f_back
     return running
-
-
-def _name_of_module() -> str:
-    running = _modules_running()
-    for name, module in running[-1].named_modules() if running else ():
-        if module is running[0]:
-            return name or type(module).__name__
-    return "a convolution"
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer settings, each of a backend
-        return "set by backend"
 
 
 def _site() -> _Site:

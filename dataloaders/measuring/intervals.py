@@ -111,9 +111,7 @@ def interval_of(
     else:
         below, above = (estimate - low) * widen, (high - estimate) * widen
     return Interval(
-        float(estimate - max(below, floor)),
-        float(estimate),
-        float(estimate + max(above, floor)),
+        float(estimate - max(below, floor)), float(estimate), float(estimate + max(above, floor))
     )
 
 

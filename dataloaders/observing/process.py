@@ -79,7 +79,6 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
             _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
             sampler=[0],
-            collate_fn=_same,
             num_workers=1,
             timeout=min(limit_s, _CHECK_S),
             worker_init_fn=start,
@@ -102,10 +101,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
 def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
     """Return a loader of ``dataset`` for `observe`, for callers without a loader."""
     return DataLoader(
-        dataset,
-        sampler=[],
-        num_workers=1,
-        multiprocessing_context=multiprocessing_context,
+        dataset, sampler=[], num_workers=1, multiprocessing_context=multiprocessing_context
     )
 
 
@@ -164,10 +160,6 @@ class _Start:
             self._worker_init_fn(worker_id)
 
 
-def _same(answer: Any) -> Any:
-    return answer
-
-
 def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
     """Return the answer of the only worker, which has ended when this returns or raises."""
     iterator: Any = None
@@ -177,10 +169,15 @@ def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
             # threads.
             warnings.filterwarnings("ignore", "Got pickle error")
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            iterator = (
-                loader_of_one._get_iterator()
-            )  # not iter(): a script's loaders may be watched
-        return _awaited(iterator, time.monotonic() + limit_s)
+            iterator = loader_of_one._get_iterator()  # not iter(): that may be watched
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                answer: _Answer = next(iterator)
+                return answer
+            except RuntimeError as error:
+                if "timed out" not in str(error) or time.monotonic() >= until:
+                    raise
     finally:
         workers = list(getattr(iterator, "_workers", ()))
         if iterator is not None:
@@ -189,16 +186,6 @@ def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
             if worker.is_alive():  # it ignores the signal that should have ended it
                 worker.kill()
             worker.join()
-
-
-def _awaited(iterator: Any, until: float) -> _Answer:
-    while True:
-        try:
-            answer: _Answer = next(iterator)
-            return answer
-        except RuntimeError as error:
-            if "timed out" not in str(error) or time.monotonic() >= until:
-                raise
 
 
 def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:

@@ -10,6 +10,7 @@ that makes it agree with the loop, and steps and workers that compete for cores 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -312,7 +313,10 @@ def _cached(
     from dataloaders.cache.format.disk import size_of
 
     chains = [chain.members for chain in find_chains(loader.dataset)]
-    live = {member.name for members in chains for member in _live(members)}
+    live: set[str] = set()  # from the first one of a chain on that no cache can hold
+    for members in chains:
+        random_on = itertools.dropwhile(lambda each: each.kind is Kind.DETERMINISTIC, members)
+        live |= {member.name for member in random_on}
     whole = sum(by_call.values()) or 1e-9
     live_s = sum(seconds for call, seconds in by_call.items() if call in live)
     reason = ""
@@ -362,12 +366,6 @@ def _cached(
     for each in _queues(then):
         if each.name == "workers" and _gain(each) > _ALIKE * _gain(cached):
             yield replace(each, name="h5 + workers", change=f'{each.change}, backend="h5"{costs}')
-
-
-def _live(members: Sequence[Any]) -> Sequence[Any]:
-    """Return the members from the first one on that no cache can hold."""
-    first = (n for n, each in enumerate(members) if each.kind is not Kind.DETERMINISTIC)
-    return members[next(first, len(members)) :]
 
 
 def _copy_s(size: int) -> float:

@@ -63,7 +63,6 @@ class Takeover:
         measure: see `Measure`.
         number: take the loader of this number, whatever it is; None takes the one that trains.
         may_take: asked once, when a loader is about to be taken; no: another process has one.
-        stepped: called after every step of an optimizer while a loader is taken.
         waited: called with a loader's description and the seconds for which the measured loop
             waited for a batch of that other loader.
         passed_over: called with a sentence while a loop is not taken because no optimizer has
@@ -78,7 +77,6 @@ class Takeover:
         number: int | None = None,
         *,
         may_take: Callable[[], bool] = lambda: True,
-        stepped: Callable[[], None] = lambda: None,
         waited: Callable[[str, float], None] = lambda name, seconds: None,
         passed_over: Callable[[str], None] = lambda sentence: None,
         patience_s: float | None = None,
@@ -89,11 +87,10 @@ class Takeover:
         self.beyond = 0  # those past the end of an epoch, in the longest epoch
         self.thread: threading.Thread | None = None  # whose loop is measured
         self.stalled = False  # whether the program was ended because its loop asked for nothing
-        self.optimizers = Optimizers(self._after_step)
+        self.optimizers = Optimizers()
         self._measure = measure
         self._number = number
         self._may_take = may_take
-        self._stepped = stepped
         self._waited = waited
         self._passed_over = passed_over
         self._patience_s = patience_s
@@ -236,10 +233,6 @@ class Takeover:
 
     def _measured_loop(self) -> Loop | None:
         return None if self._measured is None else self._measured()
-
-    def _after_step(self) -> None:
-        if self.taken is not None:
-            self._stepped()
 
     def _pat(self) -> None:
         if self._watchdog is not None:

@@ -159,7 +159,11 @@ _replaced_mains: list[ModuleType] = []
 
 
 def _execute(code: CodeType, main: ModuleType) -> Outcome:
-    threading.excepthook, usual = _quiet_when_stopped, threading.excepthook
+    usual = threading.excepthook
+    # No traceback of a thread of the script whose loop was stopped.
+    threading.excepthook = lambda args: (
+        None if issubclass(args.exc_type, StopScript) else threading.__excepthook__(args)
+    )
     try:
         with stoppable():
             exec(code, main.__dict__)
@@ -188,9 +192,3 @@ def _from_script(error: BaseException) -> BaseException:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return error.with_traceback(trace)
-
-
-def _quiet_when_stopped(args: threading.ExceptHookArgs) -> None:
-    """Show no traceback of a thread of the script whose loop was stopped."""
-    if not issubclass(args.exc_type, StopScript):
-        threading.__excepthook__(args)
