@@ -117,12 +117,12 @@ class _Answer:
     unpicklable: str = ""
 
 
+@dataclass(eq=False)
 class _Looking:
     """A dataset of one sample, the answer."""
 
-    def __init__(self, dataset: Any, look: Callable[[Any], Any]) -> None:
-        self.dataset = dataset
-        self.look = look
+    dataset: Any
+    look: Callable[[Any], Any]
 
     def __getitem__(self, index: int) -> _Answer:
         try:
@@ -136,28 +136,26 @@ class _Looking:
             return _Answer(unpicklable=_text(error))
 
 
+@dataclass
 class _Start:
     """A worker_init_fn that turns the process into a worker of the user's loader, or its loop."""
 
-    def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, num_workers: int, forked: bool
-    ) -> None:
-        self._worker_init_fn = worker_init_fn
-        self._num_workers = num_workers
-        self._forked = forked
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int
+    forked: bool
 
     def __call__(self, worker_id: int) -> None:
-        if self._forked:
+        if self.forked:
             open_files_anew()
-        if not self._num_workers:
+        if not self.num_workers:
             torch_worker._worker_info = None
             return
         info: Any = get_worker_info()
         # info forbids assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
-        object.__setattr__(info, "num_workers", self._num_workers)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker_id)
+        object.__setattr__(info, "num_workers", self.num_workers)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
 
 
 def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
