@@ -30,7 +30,7 @@ from dataloaders.bottleneck.preparation import Call, Prepared, prepared
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
-from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.predicting import Candidate, Stages, backend_of, candidates, variant_of
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
@@ -194,8 +194,7 @@ class Causes:
         cold = yield from self._timed(view, settle)
         again = yield from self._timed(view, settle)
         if len(cold) == len(again) >= _FEWEST_COLD:
-            lost = np.array(cold) - np.array(again)
-            self.fetch = interval_of(lost.mean(), picked(lost, 0).mean(axis=1), len(lost))
+            self.fetch = mean_of(np.subtract(cold, again))
 
     def _timed(self, view: Any, settle: int) -> Generator[Batch, None, list[float]]:
         """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""

@@ -31,10 +31,10 @@ from dataloaders.bottleneck.summary import notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
 from dataloaders.errors import OptionError, last_line
 from dataloaders.findings import Facts, Finding, Watch, findings_of
-from dataloaders.findings.toggles import TOGGLES, gain_of
+from dataloaders.findings.toggles import TOGGLES
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Lap, Timed
+from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
 
 __all__ = ["Check", "Progress"]
 
@@ -54,21 +54,13 @@ _LONGEST_WARM_UP = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """Says how far a check is; given to ``progress`` between blocks.
+    """Says how far a check is; given to ``progress`` between blocks."""
 
-    Attributes:
-        seconds: spent measuring so far.
-        budget_s: the most that will be spent, in seconds.
-        phase: "warm-up", or the arm that was measured last.
-        rounds: complete rounds so far.
-        interval: real / synthetic as known so far, or None.
-    """
-
-    seconds: float
-    budget_s: float
-    phase: str
-    rounds: int
-    interval: Interval | None
+    seconds: float  # spent measuring so far
+    budget_s: float  # the most that will be spent, in seconds
+    phase: str  # "warm-up", or the arm that was measured last
+    rounds: int  # complete ones, so far
+    interval: Interval | None  # of real / synthetic, as known so far
 
     def __str__(self) -> str:
         seconds = min(self.seconds, self.budget_s)
@@ -228,9 +220,9 @@ class Check:
                 if ran is not None:
                     rounds[-1][name] = ran.per_batch
         for name in names:  # the first round chose kernels
-            pairs = [(one[None], one[name]) for one in rounds[1:] if one.keys() >= {None, name}]
-            if len(pairs) > 1 and name not in self._untried:
-                self._gains[name] = gain_of(pairs)
+            saved = [one[None] - one[name] for one in rounds[1:] if one.keys() >= {None, name}]
+            if len(saved) > 1 and name not in self._untried:
+                self._gains[name] = mean_of(saved)
 
     def _block_within(
         self, name: str | None, facts: Facts, left_s: float
@@ -323,8 +315,11 @@ class Check:
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
-            if self._predict and self._schedule.alone:
-                yield from self._find_causes()
+            found = self._analysis()
+            if self._predict and self._schedule.alone and found and self._blocks_done:
+                if found.verdict != "step-bound" or self._trying:
+                    self._tell("causes")
+                    yield from self._causes.find(found, trying=self._trying)
             if self._advise:
                 yield from self._try_toggles()
         except GeneratorExit:
@@ -336,14 +331,6 @@ class Check:
             hook.remove()
             self._spent_s = self._seconds()
             self._resumed_at = None
-
-    def _find_causes(self) -> Iterator[Batch]:
-        """Yield the batches that remedies are tried with."""
-        known = self._analysis()
-        wanted = known is not None and (known.verdict != "step-bound" or self._trying)
-        if known is not None and wanted and self._blocks_done:
-            self._tell("causes")
-            yield from self._causes.find(known, trying=self._trying)
 
     def _warm_up(self) -> Generator[Batch, None, bool]:
         """Yield first steps: fill the pool, see where batches end up, end epoch 0.

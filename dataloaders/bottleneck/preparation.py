@@ -60,18 +60,13 @@ _READS = tuple(
 
 @dataclass(frozen=True)
 class Call:
-    """Names one part of preparation.
+    """Names one part of preparation."""
 
-    Attributes:
-        call: a transform's class, "decode", "read", "collate", "passing between processes",
-            "pinning", or a function with its file and line.
-        seconds_per_sample: of one worker's time.
-        share: of all preparation, from 0 to 1.
-    """
-
+    # A transform's class, "decode", "read", "collate", "passing between processes", "pinning", or
+    # a function with its file and line.
     call: str
-    seconds_per_sample: float
-    share: float
+    seconds_per_sample: float  # of one worker's time
+    share: float  # of all preparation, from 0 to 1
 
 
 @dataclass

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dataloaders.batches.synthetic import Recipe
@@ -23,7 +22,7 @@ from dataloaders.batches.tree import Batch, leaves, map_children, to_device
 from dataloaders.errors import OptionError
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import clock_of
-from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.seeding.states import random_states_kept
 
 __all__ = ["Probe", "Trial", "next_size", "probe_batch_sizes", "ran_out", "resized", "trial_steps"]
@@ -38,19 +37,12 @@ _SHOWN_ERROR = 200
 
 @dataclass(frozen=True)
 class Trial:
-    """Says what one batch size needs.
-
-    Attributes:
-        batch_size: samples a batch.
-        seconds: of a step, its first two left out; None if it ran out of memory.
-        memory: bytes at the most: the device's that tensors take, else this process's resident set.
-        why_not: why it does not fit; None if it does.
-    """
+    """Says what one batch size needs."""
 
     batch_size: int
-    seconds: Interval | None = None
-    memory: int | None = None
-    why_not: str | None = None
+    seconds: Interval | None = None  # of a step, the first two left out; None: out of memory
+    memory: int | None = None  # bytes at most: of the device's tensors, else the resident set
+    why_not: str | None = None  # it does not fit; None if it does
 
     @property
     def rate(self) -> float:
@@ -191,9 +183,7 @@ def trial_steps(
         last = clock.mark()
         clock.wait()
         took.append(clock.seconds(first, last))
-    steps = np.array(took[2:])
-    mean = interval_of(float(steps.mean()), picked(steps, 0).mean(axis=1), len(steps))
-    return Trial(size, mean, _peak())
+    return Trial(size, mean_of(took[2:]), _peak())
 
 
 def resized(batch: Batch, of: int, size: int) -> Batch:

@@ -5,17 +5,15 @@ round     plain │ autocast │ matmul-precision …     blocks, interleaved, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from dataloaders.findings.facts import Facts
-from dataloaders.measuring.intervals import Interval, interval_of, picked
 
-__all__ = ["TOGGLES", "gain_of"]
+__all__ = ["TOGGLES"]
 
 
 def _autocast(facts: Facts) -> AbstractContextManager[Any]:
@@ -48,9 +46,3 @@ TOGGLES: dict[str, Callable[[Facts], AbstractContextManager[Any]]] = {
     "autotuner": _autotuner,
 }
 """By the name of the finding whose gain each measures."""
-
-
-def gain_of(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """Return the seconds a batch that a toggle saves, from blocks without and with it in turn."""
-    saved = -np.diff(np.array(pairs))[:, 0]
-    return interval_of(float(saved.mean()), picked(saved, 0).mean(axis=1), len(saved))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "picked", "ratio_draws"]
+__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "mean_of", "picked", "ratio_draws"]
 
 _DRAWS = 1000
 
@@ -113,6 +113,12 @@ def interval_of(
     return Interval(
         float(estimate - max(below, floor)), float(estimate), float(estimate + max(above, floor))
     )
+
+
+def mean_of(values: npt.ArrayLike) -> Interval:
+    """Return the mean of ``values`` with its 95 % interval."""
+    those = np.array(values, dtype=np.float64)
+    return interval_of(float(those.mean()), picked(those, 0).mean(axis=1), len(those))
 
 
 def picked(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:
