@@ -306,20 +306,18 @@ class Check:
                 known = yield from self._warm_up()
                 self._warm = True
                 self._tell("warm-up")
-            while not known and not (
-                self._late()
-                or self._schedule.enough(
-                    len(self._rounds), self._seconds(), max(self._round_s), self._verdict_stands
-                )
-            ):
+            while not (known or self._late()):
+                spent = len(self._rounds), self._seconds(), max(self._round_s)
+                if self._schedule.enough(*spent, self._verdict_stands):
+                    break
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
-            found = self._analysis()
-            if self._predict and self._schedule.alone and found and self._blocks_done:
-                if found.verdict != "step-bound" or self._trying:
-                    self._tell("causes")
-                    yield from self._causes.find(found, trying=self._trying)
+            found = self._analysis() if self._blocks_done and self._schedule.alone else None
+            wanted = found is not None and (found.verdict != "step-bound" or self._trying)
+            if found is not None and wanted and self._predict:
+                self._tell("causes")
+                yield from self._causes.find(found, trying=self._trying)
             if self._advise:
                 yield from self._try_toggles()
         except GeneratorExit:
