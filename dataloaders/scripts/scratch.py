@@ -26,7 +26,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Scratch:
         self._new_files: list[str] = []
         self._new_folders: list[str] = []
         self._began_ns = 0
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo = ExitStack()
 
     def __enter__(self) -> Scratch:
         with tempfile.NamedTemporaryFile() as probe:
@@ -91,9 +91,7 @@ class Scratch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for owner, name, value in reversed(self._undo):
-            setattr(owner, name, value)
-        self._undo.clear()
+        self._undo.close()
         for path in sorted(
             set(self._new_folders) & {self._new_root(one) for one in self._new_files}
         ):
@@ -243,7 +241,7 @@ class Scratch:
     # How they are called here
 
     def _replace(self, owner: Any, name: str, function: Any) -> None:
-        self._undo.append((owner, name, owner.__dict__[name]))
+        self._undo.callback(setattr, owner, name, owner.__dict__[name])
         setattr(owner, name, function)
 
     def _at(self, function: Any, position: int, name: str, where: Callable[[Any], Any]) -> Any:
