@@ -1,6 +1,6 @@
 """What is found once the verdict stands: slow samples, preparation by calls, cold files, remedies.
 
-    verdict ──> prepared()    in a process of its own: samples timed, their files known
+    verdict ──> Look          in a process of its own: samples timed, their files known
             ──> fetch         those files evicted: the loop on those samples, twice in turn
             ──> candidates()  what each remedy would gain, from the stages measured so far
             ──> trials        each remedy's loader with the step, if that is wanted
@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from dataloaders import observing
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.preparation import Call, Prepared, prepared
+from dataloaders.bottleneck.preparation import Call, Look, Prepared
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
@@ -90,7 +91,8 @@ class Causes:
             first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
-            seen = prepared(loader, size, seconds=seconds, first=first, now=self._now)
+            look = Look(loader.collate_fn, size, seconds, first, self._now)
+            seen = observing.observe(loader, look)
         except Exception as error:  # a dataset may fail in any way
             self.notes.append(f"what preparation consists of is not known: {last_line(error)}")
             return

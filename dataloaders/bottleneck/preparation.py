@@ -1,7 +1,7 @@
 """What preparing a sample takes, by calls; which files it reads; which samples are slow.
 
     this process               a process started as torch starts a worker of the loader (observing)
-    prepared(loader) ────────> dataset[i] x n, collate_fn, pickling for the queue   on a clock
+    observe(loader, Look) ───> dataset[i] x n, collate_fn, pickling for the queue   on a clock
                                a thread looks 1,000 times a second where they are
                      <─ facts  an audit hook notes the files that are opened
 
@@ -35,9 +35,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.measuring.clocks import HostTime
-from dataloaders.observing import observe
 
-__all__ = ["Call", "Prepared", "prepared"]
+__all__ = ["Call", "Look", "Prepared"]
 
 _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
@@ -103,20 +102,10 @@ class Prepared:
         return tuple(sorted(rows, key=lambda row: -row.seconds_per_sample))
 
 
-def prepared(
-    loader: Any, batch: int, *, seconds: float, first: list[Any], now: Callable[[], float]
-) -> Prepared:
-    """Return what is seen of samples of ``loader``, in a process of their own.
-
-    Raises:
-        Unobserved: see `observe`.
-        Exception: the dataset's own, as torch raises errors of workers.
-    """
-    return observe(loader, _Look(loader.collate_fn, batch, seconds, first, now))
-
-
 @dataclass(frozen=True)
-class _Look:
+class Look:
+    """Sees samples of a dataset; to be called in a process of its own, by `observe`."""
+
     collate_fn: Callable[[Any], Any]
     batch: int  # samples of one
     seconds: float  # the most to spend, but for what has begun
@@ -124,6 +113,7 @@ class _Look:
     now: Callable[[], float]  # the clock of samples
 
     def __call__(self, dataset: Any) -> Prepared:
+        """Return what is seen; raises what the dataset does."""
         found, now = Prepared(), self.now
         fetches = self._fetches(dataset)
         waiting: list[Any] = []
@@ -256,7 +246,7 @@ class _profiled:
 def _call_of(frame: FrameType | None) -> str:
     """Return what ``frame`` is at work for, in a user's words."""
     stack: list[FrameType] = []  # the innermost first
-    while frame is not None and frame.f_code is not _Look.__call__.__code__:
+    while frame is not None and frame.f_code is not Look.__call__.__code__:
         stack.append(frame)
         frame = frame.f_back
     for each in stack:

@@ -254,7 +254,7 @@ class Schedule:
         lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
         if n.varied or self.cut_short:
             lap = cycle  # a lap has one shape; a short loop has room for few laps
-        settle = self._settle(n) if real else self._settle_resident(n)
+        settle = self._settle(n, real)
         if batch_s > _SLOW_STEP_S and not self.cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
             fit = int(self.budget_s / 2 / batch_s) - settle  # so that each arm has its steps
@@ -380,19 +380,16 @@ class Schedule:
             return 0
         return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
 
-    def _settle_resident(self, n: Numbers) -> int:
-        settle = SETTLE_STEPS
-        if self.behind:
-            settle = max(settle, _steps_for(_SETTLE_DEVICE_S, n.step_s))
-        return settle
+    def _settle(self, n: Numbers, real: bool) -> int:
+        """Return how many steps go unmeasured before a block.
 
-    def _settle(self, n: Numbers) -> int:
-        """Return how many real steps go unmeasured before a block.
-
-        Twice as many as batches can be in flight, so that the queue finds its state. Where batches
-        take long, a queue that was brought to the level of the last real block has found it
-        already.
+        Before a real one twice as many as batches can be in flight, so that the queue finds its
+        state. Where batches take long, a queue that was brought to the level of the last real block
+        has found it already.
         """
+        if not real:
+            wanted = _steps_for(_SETTLE_DEVICE_S, n.step_s) if self.behind else 0
+            return max(SETTLE_STEPS, wanted)
         if not self.workers:
             slow = n.real_s > _SLOW_STEP_S
             settle = 1 if slow else SETTLE_STEPS + self._random.randrange(3)

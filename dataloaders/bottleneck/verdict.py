@@ -256,7 +256,8 @@ def _by_difference(
     evidence: Evidence, units: Mapping[str, Array], starts: tuple[Sequence[float], int], count: int
 ) -> _Found:
     """Compare real and synthetic: rounds resampled as wholes, or each arm's laps on their own."""
-    means, draws = {}, {}
+    means: dict[str, float] = {}
+    draws: dict[str, Array] = {}
     for seed, (arm, those) in enumerate(units.items()):
         means[arm], draws[arm] = _ratio(those, 0, 0 if evidence == "blocks" else seed)
     added = _added(starts, np.maximum(0.0, draws["real"] - draws["synthetic"]))
