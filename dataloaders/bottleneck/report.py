@@ -97,7 +97,7 @@ class Report:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
         parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
         names = ("arms", "stalls", "preparation", "candidates")
-        tables = [_table(getattr(contents, name)(self)) for name in names]
+        tables: list[list[Any]] = [_table(getattr(contents, name)(self)) for name in names]
         for shown in (*tables[:2], self._waits(), *tables[2:]):
             parts += [*shown, ""] if shown else []
         parts += [Text(f"-> {line}") for line in self.advice]
@@ -128,7 +128,8 @@ class Report:
         self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
     ) -> str:
         """Return a summary as Markdown, compared with ``against``; write it to ``path`` too."""
-        return _written(markdown(self, against and self.against(against)), path)
+        beside = None if against is None else self.against(against)
+        return _written(markdown(self, beside), path)
 
     def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the timeline as Chrome's trace events (open it in ui.perfetto.dev); write it."""
@@ -145,7 +146,8 @@ class Report:
         # Charts take a second to import, and few checks want them.
         from dataloaders.bottleneck.outputs.page import page
 
-        return _written(page(self, against and self.against(against)), path)
+        beside = None if against is None else self.against(against)
+        return _written(page(self, beside), path)
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""

@@ -25,11 +25,11 @@ _MOST_BYTES = 1 << 30
 _SHARE_OF_FREE = 0.5  # of a device's free memory; the rest is the step's
 
 
-class Placement(Onlooker):
+class Placement(Onlooker):  # type: ignore[no-untyped-call]
     """Notices to which device the step copies each leaf of its batch; on for a few first steps."""
 
     def __init__(self, batch: Batch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
         self._computed: dict[int, torch.Tensor] = {}  # kept alive: memory used again has its key
         # Where each leaf ended up; None if it was never copied (lengths often stay on the CPU).

@@ -113,14 +113,14 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
 
-class Watch(Onlooker):
+class Watch(Onlooker):  # type: ignore[no-untyped-call]
     """Watches two early steps of a loop: ``with watch.step(number)`` around each step.
 
     ``facts()`` is None until one of them has ended.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._steps: list[_Step] = []
         self._now = _Step()
         self._failed = False

@@ -99,8 +99,8 @@ def replaced_iter(iterate: Iterate, outermost: Iterate | None = None) -> Iterato
         patch(cls, outer)
 
     with ExitStack() as undo:
-        for cls in (root, DataLoader):
-            patch(cls, base)
+        patch(root, base)
+        patch(DataLoader, base)
         if outermost is not None:
             for cls in _below(root) - {DataLoader}:
                 patch(cls, outer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, STALLS, Verdict
@@ -96,7 +96,7 @@ class Table(NamedTuple):
     """Holds headings and rows of text; false where there are no rows."""
 
     headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
     def __bool__(self) -> bool:
         return bool(self.rows)
