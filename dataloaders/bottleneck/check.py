@@ -250,6 +250,7 @@ class Check:
                 one,
                 gain=self._gains.get(one.name, one.gain),
                 message=one.message + self._untried.get(one.name, ""),
+                anyway=one.anyway or one.name in self._untried,  # it was asked for
             )
             for one in findings_of(self._facts(analysis))
         )
