@@ -32,40 +32,24 @@ Take: TypeAlias = "Callable[[], Batch]"
 
 @dataclass(frozen=True)
 class Stall:
-    """Names time that the loop loses to one cause.
+    """Names time that the loop loses to one cause."""
 
-    Attributes:
-        name: its key in the report.
-        verdict: what names it where it is the largest.
-        tells: it in words.
-    """
-
-    name: str
-    verdict: Verdict
-    tells: str
+    name: str  # its key in the report
+    verdict: Verdict  # where it is the largest
+    tells: str  # it in words
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Describes one input of the step.
+    """Describes one input of the step."""
 
-    Attributes:
-        name: its key in the report.
-        tells: what it is, in words.
-        stall: what its difference to ``synthetic`` tells; None where that is nothing or all.
-        exists: whether it says something about this loader and step.
-        begin: brings the loader's queue into the state in which a block begins; off the clock.
-        take: returns what hands out ``count`` batches, settling included.
-        most: the most batches before ``begin`` has to be called again; None: no limit.
-    """
-
-    name: str
-    tells: str
-    stall: Stall | None
-    exists: Callable[[Blocks], bool]
-    begin: Callable[[Blocks], None]
-    take: Callable[[Blocks, int], Take]
-    most: Callable[[Blocks], float] | None = None
+    name: str  # its key in the report
+    tells: str  # what it is, in words
+    stall: Stall | None  # what its difference to synthetic tells; None: nothing, or all
+    exists: Callable[[Blocks], bool]  # whether it says something about this loader and step
+    begin: Callable[[Blocks], None]  # brings the queue into a block's first state, off the clock
+    take: Callable[[Blocks, int], Take]  # what hands out so many batches, settling included
+    most: Callable[[Blocks], float] | None = None  # batches before it has to begin again
 
 
 PREP = Stall("prep", "input-bound", "waiting for batches to be made")
@@ -93,7 +77,7 @@ def _on_host(blocks: Blocks, count: int) -> Take:
 
 def _begin_contended(blocks: Blocks) -> None:
     feed = blocks.feed
-    if not feed.running or feed.left <= blocks.shortest:
+    if not feed.running or feed.left <= 2:
         feed.start()
 
 
@@ -119,14 +103,7 @@ def _from_loader(blocks: Blocks, count: int) -> Take:
 
 
 ARMS = (
-    Arm(
-        "real",
-        "the loop as it is",
-        None,
-        lambda blocks: True,
-        _begin_real,
-        _from_loader,
-    ),
+    Arm("real", "the loop as it is", None, lambda blocks: True, _begin_real, _from_loader),
     Arm(
         "synthetic",
         "the step alone, on batches that are already there",

@@ -9,8 +9,6 @@ loading behind the device's work, as training does.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import statistics
 import time
@@ -41,54 +39,27 @@ _SLOWEST = 4
 
 
 class Waits:
-    """Holds what single batches were waited for, and which batches were waited for the longest.
-
-    Attributes:
-        seconds: of the last 100,000 batches.
-        slowest: (seconds, number, keys) of those batches whose keys are known.
-    """
+    """Holds what single batches were waited for, and which batches were waited for the longest."""
 
     def __init__(self) -> None:
         self.seconds: deque[float] = deque(maxlen=_MOST_WAITS)
-        self.slowest: list[tuple[float, int, Any]] = []  # a heap; numbers, for keys do not compare
-        self._count = itertools.count()
+        # (seconds, keys) of batches whose keys are known, the longest first.
+        self.slowest: list[tuple[float, Any]] = []
 
     def add(self, seconds: float, keys: Any) -> None:
         """Note one batch."""
         self.seconds.append(seconds)
-        if keys is None:
-            return
-        entry = (seconds, next(self._count), keys)
-        if len(self.slowest) < _SLOWEST:
-            heapq.heappush(self.slowest, entry)
-        elif seconds > self.slowest[0][0]:
-            heapq.heapreplace(self.slowest, entry)
+        full = len(self.slowest) == _SLOWEST
+        if keys is not None and not (full and seconds <= self.slowest[-1][0]):
+            entries = [*self.slowest, (seconds, keys)]
+            self.slowest = sorted(entries, key=lambda entry: -entry[0])[:_SLOWEST]
 
 
 _KEPT_STEPS = 100  # of each arm, for the timeline
 
 
 class Blocks:
-    """Runs the blocks of one loop.
-
-    Attributes:
-        feed, pool: the loader, and its resident batches.
-        clock: what blocks are timed with.
-        rhythm: the loop's accumulation cycle.
-        step_s, real_s: seconds of a step on resident and on real batches, as last measured.
-        ready: batches that were ready when the last real block ended; 0 before the first one.
-        lag_s: how far the device was behind the host there.
-        patience_s: the longest wait for workers.
-        shortest: batches that an epoch must have left for a block to begin in it.
-        elsewhere: seconds that the loop waited for other loaders, by their names.
-        given: batches handed to the step.
-        cycle: batches of an accumulation cycle, as the last block had it.
-        writes: whether the step writes into its batch.
-        held_up: tells what other processes did, as `HostTime.held_up` does.
-        step_cores: cores that this process computes on during a step.
-        waits: seconds that the host waited for single batches of real blocks, with their keys.
-        salvaged: the real block of a whole epoch whose consumer left after its last batch.
-    """
+    """Runs the blocks of one loop."""
 
     def __init__(
         self, feed: Feed, pool: Pool, schedule: Schedule, clock: Clock, host: HostTime
@@ -97,18 +68,19 @@ class Blocks:
         self.pool: Pool = pool
         self.clock = clock
         self.rhythm = Rhythm()
-        self.step_s = math.nan
-        self.real_s = math.nan
+        self.step_s = math.nan  # of a step on resident batches, as last measured
+        self.real_s = math.nan  # the same on real ones
+        # Batches that were ready when the last real block ended, and how far the device was behind.
         self.ready: int | None = 0
         self.lag_s = 0.0
-        self.patience_s = max(0.5, schedule.budget_s / 6)
-        self.shortest = 2.0
-        self.elsewhere: dict[str, float] = {}
-        self.given = 0
-        self.cycle = 1
-        self.writes = False
-        self.step_cores = 1.0
-        self.waits = Waits()
+        self.patience_s = max(0.5, schedule.budget_s / 6)  # the longest wait for workers
+        self.elsewhere: dict[str, float] = {}  # seconds of waiting for other loaders, by name
+        self.given = 0  # batches handed to the step
+        self.cycle = 1  # batches of an accumulation cycle, as the last block had it
+        self.writes = False  # whether the step writes into its batch
+        self.step_cores = 1.0  # that this process computes on during a step
+        self.waits = Waits()  # for single batches of real blocks
+        # The real block of a whole epoch whose consumer left after its last batch.
         self.salvaged: Timed | None = None
         self._schedule = schedule
         self._now = host.now
@@ -184,7 +156,9 @@ class Blocks:
             part = yield from self._part(arm, plan, missing, began)
             if plan.writes:
                 self.pool.restore()
-            elif self._notice_writes():
+            elif self.pool.written():
+                self.writes = True
+                self.pool.restore()
                 return None
             if part is None:
                 spoilt += 1
@@ -423,12 +397,4 @@ class Blocks:
         if shapes in self._shapes:
             return False
         self._shapes.add(shapes)
-        return True
-
-    def _notice_writes(self) -> bool:
-        """Return whether the step wrote into resident batches; restore them if so."""
-        if not self.pool.written():
-            return False
-        self.writes = True
-        self.pool.restore()
         return True

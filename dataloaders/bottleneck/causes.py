@@ -1,6 +1,6 @@
 """What is found once the verdict stands: slow samples, preparation by calls, cold files, remedies.
 
-    verdict ──> prepared()    in a process of its own: samples timed, their files known
+    verdict ──> Look          in a process of its own: samples timed, their files known
             ──> fetch         those files evicted: the loop on those samples, twice in turn
             ──> candidates()  what each remedy would gain, from the stages measured so far
             ──> trials        each remedy's loader with the step, if that is wanted
@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from dataloaders import observing
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in
 from dataloaders.bottleneck.blocks import Blocks
-from dataloaders.bottleneck.preparation import Call, Prepared, prepared
+from dataloaders.bottleneck.preparation import Call, Look, Prepared
 from dataloaders.bottleneck.verdict import Analysis
 from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
-from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.predicting import (
     Candidate,
     Stages,
@@ -51,29 +52,16 @@ _STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
 
 
 class Causes:
-    """What was found; each part is empty until it is.
-
-    Args:
-        loader: what is iterated.
-        blocks: of the check.
-        budget_s: the check's.
-        now: the host's time.
-
-    Attributes:
-        preparation, candidates: see `Report`.
-        slow: (index, file, seconds) of slow samples.
-        fetch: seconds a batch that reading files from the disk takes beyond the rest.
-        notes: what was not found and why, a sentence each.
-    """
+    """What was found for a check with ``budget_s`` seconds; each part is empty until it is."""
 
     def __init__(
         self, loader: Any, blocks: Blocks, budget_s: float, now: Callable[[], float]
     ) -> None:
         self.preparation: tuple[Call, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
-        self.slow: tuple[tuple[Any, str, float], ...] = ()
-        self.fetch: Interval | None = None
-        self.notes: list[str] = []
+        self.slow: tuple[tuple[Any, str, float], ...] = ()  # index, file, seconds of samples
+        self.fetch: Interval | None = None  # a batch's seconds for files on disk, beyond the rest
+        self.notes: list[str] = []  # what was not found and why
         self._loader = loader
         self._blocks = blocks
         self._budget_s = budget_s
@@ -85,10 +73,8 @@ class Causes:
         seconds = self._blocks.waits.seconds
         if not seconds:
             return None
-        p50, p99, longest = np.percentile(seconds, (50, 99, 100))
-        return {
-            "p50": float(p50), "p99": float(p99), "longest": float(longest), "slow": self.slow,
-        }  # fmt: skip
+        p50, p99, longest = np.percentile(seconds, (50, 99, 100)).tolist()
+        return {"p50": p50, "p99": p99, "longest": longest, "slow": self.slow}
 
     def find(self, known: Analysis, *, trying: bool) -> Iterator[Batch]:
         """Find them; yields batches to step on."""
@@ -106,11 +92,14 @@ class Causes:
         size = loader.batch_size or samples_in(host) or 1
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
             size = 1  # a sample is a batch
-        slowest = sorted(self._blocks.waits.slowest, reverse=True)
-        first = [key for _, _, keys in slowest for key in _listed(keys)]
+        first: list[Any] = []
+        for _, keys in self._blocks.waits.slowest:
+            keys = keys.flatten().tolist() if isinstance(keys, torch.Tensor) else keys
+            first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
         try:
-            seen = prepared(loader, size, seconds=seconds, first=first, now=self._now)
+            look = Look(loader.collate_fn, size, seconds, first, self._now)
+            seen = observing.observe(loader, look)
         except Exception as error:  # a dataset may fail in any way
             self.notes.append(f"what preparation consists of is not known: {last_line(error)}")
             return
@@ -202,12 +191,8 @@ class Causes:
         files = sorted({file for of in seen.files for file in of} | set(seen.shared))
         whole = len(seen.keys) // size
         settle = feed.in_flight if feed.workers else 1
-        if (
-            not files
-            or loader.batch_sampler is None
-            or backend_of(loader) != "stock"
-            or iterates_itself(type(loader))
-        ):
+        usual = backend_of(loader) == "stock" and not iterates_itself(type(loader))
+        if not (files and usual and loader.batch_sampler is not None):
             return
         if whole < settle + _FEWEST_COLD:
             self.notes.append(
@@ -223,8 +208,7 @@ class Causes:
         cold = yield from self._timed(view, settle)
         again = yield from self._timed(view, settle)
         if len(cold) == len(again) >= _FEWEST_COLD:
-            lost = np.array(cold) - np.array(again)
-            self.fetch = interval_of(lost.mean(), picked(lost, 0).mean(axis=1), len(lost))
+            self.fetch = mean_of(np.subtract(cold, again))
 
     def _timed(self, view: Any, settle: int) -> Generator[Batch, None, list[float]]:
         """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
@@ -262,12 +246,6 @@ class Causes:
         self.candidates = tuple(tried)
 
 
-def _listed(keys: Any) -> list[Any]:
-    if isinstance(keys, torch.Tensor):
-        return list(keys.flatten().tolist())
-    return list(keys) if isinstance(keys, (list, tuple)) else [keys]
-
-
 def _pin_s(host: Batch) -> float:
     """Return the seconds that pinning a batch takes; 0 where nothing is pinned."""
     if not torch.accelerator.is_available():
@@ -280,14 +258,15 @@ def _pin_s(host: Batch) -> float:
 
 def _evicted(files: list[str]) -> bool:
     """Evict the files, and return whether none of them has more than a few pages left."""
+
+    def gone(file: str) -> bool:
+        if not page_cache.tells_truth(file):
+            return False
+        page_cache.evict(file)
+        pages = page_cache.resident_pages(file)
+        return not len(pages) or bool(pages.mean() <= _STILL_THERE)
+
     try:
-        for file in files:
-            if not page_cache.tells_truth(file):
-                return False
-            page_cache.evict(file)
-            pages = page_cache.resident_pages(file)
-            if len(pages) and pages.mean() > _STILL_THERE:
-                return False
+        return all(map(gone, files))
     except OSError:
         return False
-    return True

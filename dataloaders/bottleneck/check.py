@@ -13,10 +13,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataloaders.batches.tree import Batch, describe, leaves
 from dataloaders.bottleneck.arms import ARMS, Arm
@@ -27,12 +29,12 @@ from dataloaders.bottleneck.resident import Placement, Pool, resident_everywhere
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Agree, Schedule, WarmUp
 from dataloaders.bottleneck.summary import notes_of, summarise
 from dataloaders.bottleneck.verdict import Analysis, analyse
-from dataloaders.errors import OptionError
+from dataloaders.errors import OptionError, last_line
 from dataloaders.findings import Facts, Finding, Watch, findings_of
-from dataloaders.findings.toggles import TOGGLES, gain_of, within
+from dataloaders.findings.toggles import TOGGLES
 from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Lap, Timed
+from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
 
 __all__ = ["Check", "Progress"]
 
@@ -52,21 +54,13 @@ _LONGEST_WARM_UP = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """Says how far a check is; given to ``progress`` between blocks.
+    """Says how far a check is; given to ``progress`` between blocks."""
 
-    Attributes:
-        seconds: spent measuring so far.
-        budget_s: the most that will be spent, in seconds.
-        phase: "warm-up", or the arm that was measured last.
-        rounds: complete rounds so far.
-        interval: real / synthetic as known so far, or None.
-    """
-
-    seconds: float
-    budget_s: float
-    phase: str
-    rounds: int
-    interval: Interval | None
+    seconds: float  # spent measuring so far
+    budget_s: float  # the most that will be spent, in seconds
+    phase: str  # "warm-up", or the arm that was measured last
+    rounds: int  # complete ones, so far
+    interval: Interval | None  # of real / synthetic, as known so far
 
     def __str__(self) -> str:
         seconds = min(self.seconds, self.budget_s)
@@ -164,6 +158,8 @@ class Check:
         self._watch = Watch()
         self._advise = advise and agree is None
         self._gains: dict[str, Interval] = {}
+        self._tried: str | None = None  # the setting under which the step runs now
+        self._untried: dict[str, str] = {}  # those under which it fails, and why
         self._cycle = 1
         self._warm = False
         self._warm_steps = 0
@@ -196,6 +192,16 @@ class Check:
             ),
         )
 
+    def failed(self, error: BaseException) -> bool:
+        """Return whether a setting that is tried around the step made it fail, and leave that out.
+
+        The verdict stands by then: such an error is no reason to end without the report.
+        """
+        if self._tried is None or not isinstance(error, Exception):
+            return False
+        self._untried[self._tried] = f"; not measured: {last_line(error)}"
+        return True
+
     def _try_toggles(self) -> Iterator[Batch]:
         """Yield blocks of the step alone, as it is and with each setting that a finding names."""
         analysis = self._analysis()
@@ -204,25 +210,48 @@ class Check:
         if not names or facts is None:
             return
         self._advise = False
-        (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
-        took: dict[str | None, list[float]] = {name: [] for name in (None, *names)}
+        rounds: list[dict[str | None, float]] = []
         until = self._time.now() + _ADVISING_SHARE * self._budget_s
-        for number in range(_ADVISING_ROUNDS):
-            for name, blocks in took.items():
+        while len(rounds) < _ADVISING_ROUNDS and (len(rounds) < 4 or self._time.now() <= until):
+            rounds.append({})
+            for name in (None, *names):
                 left_s = max(0.1, until - self._time.now())
-                ran = yield from within(self._blocks.run(arm, left_s), name, facts)
-                blocks.append(math.nan if ran is None else ran.per_batch)
-            if number >= 3 and self._time.now() > until:
-                break
+                ran = yield from self._block_within(name, facts, left_s)
+                if ran is not None:
+                    rounds[-1][name] = ran.per_batch
         for name in names:  # the first round chose kernels
-            pairs = zip(took[None][1:], took[name][1:], strict=True)
-            whole = [pair for pair in pairs if not any(map(math.isnan, pair))]
-            if len(whole) > 1:
-                self._gains[name] = gain_of(*map(list, zip(*whole, strict=True)))
+            saved = [one[None] - one[name] for one in rounds[1:] if one.keys() >= {None, name}]
+            if len(saved) > 1 and name not in self._untried:
+                self._gains[name] = mean_of(saved)
+
+    def _block_within(
+        self, name: str | None, facts: Facts, left_s: float
+    ) -> Generator[Batch, None, Timed | None]:
+        """Yield a block of the step alone, each step under setting ``name``; None: as it is."""
+        (arm,) = (arm for arm in ARMS if arm.name == "synthetic")
+        block = self._blocks.run(arm, left_s)
+        self._tried = name
+        try:
+            while name not in self._untried:
+                batch = next(block)
+                with TOGGLES[name](facts) if name else nullcontext():
+                    yield batch
+        except StopIteration as end:
+            took: Timed | None = end.value
+            return took
+        finally:
+            self._tried = None
+            block.close()
+        return None
 
     def _findings(self, analysis: Analysis | None) -> tuple[Finding, ...]:
         return tuple(
-            replace(one, gain=self._gains.get(one.name, one.gain))
+            replace(
+                one,
+                gain=self._gains.get(one.name, one.gain),
+                message=one.message + self._untried.get(one.name, ""),
+                anyway=one.anyway or one.name in self._untried,  # it was asked for
+            )
             for one in findings_of(self._facts(analysis))
         )
 
@@ -249,7 +278,7 @@ class Check:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer stepped: blocks then consist of whole accumulation cycles.
 
-        To be called from `torch.optim.optimizer.register_optimizer_step_post_hook`.
+        A loop that steps with torch's optimizers need not call it.
         """
         self._blocks.rhythm.stepped()
 
@@ -272,17 +301,24 @@ class Check:
         self._resumed_at = self._time.now()
         done_before = self._blocks_done
         known = False
+        hook = register_optimizer_step_post_hook(lambda *_: self.optimizer_stepped())
         try:
             if not self._warm:
                 known = yield from self._warm_up()
                 self._warm = True
                 self._tell("warm-up")
-            while not known and not self._enough():
+            while not (known or self._late()):
+                spent = len(self._rounds), self._seconds(), max(self._round_s)
+                if self._schedule.enough(*spent, self._verdict_stands):
+                    break
                 yield from self._go_round()
             self.finished = True
             self._feed.close()
-            if self._predict and self._schedule.alone:
-                yield from self._find_causes()
+            found = self._analysis() if self._blocks_done and self._schedule.alone else None
+            wanted = found is not None and (found.verdict != "step-bound" or self._trying)
+            if found is not None and wanted and self._predict:
+                self._tell("causes")
+                yield from self._causes.find(found, trying=self._trying)
             if self._advise:
                 yield from self._try_toggles()
         except GeneratorExit:
@@ -291,16 +327,9 @@ class Check:
                 self._schedule.shorten()
             raise
         finally:
+            hook.remove()
             self._spent_s = self._seconds()
             self._resumed_at = None
-
-    def _find_causes(self) -> Iterator[Batch]:
-        """Yield the batches that remedies are tried with."""
-        known = self._analysis()
-        wanted = known is not None and (known.verdict != "step-bound" or self._trying)
-        if known is not None and wanted and self._blocks_done:
-            self._tell("causes")
-            yield from self._causes.find(known, trying=self._trying)
 
     def _warm_up(self) -> Generator[Batch, None, bool]:
         """Yield first steps: fill the pool, see where batches end up, end epoch 0.
@@ -323,7 +352,7 @@ class Check:
             given = self._time.now()
             with self._watch.step(self._warm_steps):
                 yield from self._watched(host)
-            self._wait_for_devices()
+            (self._clock or clock_of(self._devices_in_use())).wait()
             done = self._time.now()
             warming.stepped(done - given, done - begin)
             if len(self._warm_laps) < _MOST_FIRST_STEPS:
@@ -341,7 +370,9 @@ class Check:
         # What compiling took is not the budget's.
         self._resumed_at = self._time.now()
         self._spent_s = min(self._warm_s, self._warm_up_s)
-        self._take_clock()
+        # The clock of the devices that the step computes on, unless one was given.
+        blocks.clock = self._clock or clock_of(self._devices_in_use())
+        self._schedule.behind = not isinstance(blocks.clock, HostClock)
         pool.build()
         blocks.real_s = max(1e-6, (self._warm_s - warming.excess_s) / self._warm_steps)
         self._run_out_first_epoch()
@@ -377,12 +408,6 @@ class Check:
             if not pool.placed and (seen or self._warm_steps > SETTLE_STEPS):
                 pool.place(devices)
 
-    def _take_clock(self) -> None:
-        """Use the clock of the devices that the step computes on, unless one was given."""
-        if self._clock is None:
-            self._blocks.clock = clock_of(self._devices_in_use())
-        self._schedule.behind = not isinstance(self._blocks.clock, HostClock)
-
     def _devices_in_use(self) -> list[torch.device]:
         """Return the devices that the step copied to or computed on, as far as it was seen."""
         used = {self._pool.device}
@@ -393,10 +418,6 @@ class Check:
             # A compiled step copies and computes unseen.
             on = {torch.device("cuda", torch.cuda.current_device())}
         return sorted(on, key=str)
-
-    def _wait_for_devices(self) -> None:
-        clock = self._clock or clock_of(self._devices_in_use())
-        clock.wait()
 
     def _run_out_first_epoch(self) -> None:
         """Take the rest of epoch 0 without a step, if that is quick: later ones may be faster.
@@ -468,12 +489,6 @@ class Check:
         """Return how much an arm's recent blocks differ: standard deviation / mean."""
         took = [one[arm].per_batch for one in self._rounds[-6:] if one[arm].seconds > 0]
         return statistics.stdev(took) / statistics.fmean(took) if len(took) > 1 else 0.0
-
-    def _enough(self) -> bool:
-        rounds, spent_s = len(self._rounds), self._seconds()
-        return self._late() or self._schedule.enough(
-            rounds, spent_s, max(self._round_s), self._verdict_stands
-        )
 
     def _late(self) -> bool:
         return self._schedule.over(len(self._rounds), self._seconds(), self._verdict_stands)

@@ -1,7 +1,7 @@
 """What preparing a sample takes, by calls; which files it reads; which samples are slow.
 
     this process               a process started as torch starts a worker of the loader (observing)
-    prepared(loader) ────────> dataset[i] x n, collate_fn, pickling for the queue   on a clock
+    observe(loader, Look) ───> dataset[i] x n, collate_fn, pickling for the queue   on a clock
                                a thread looks 1,000 times a second where they are
                      <─ facts  an audit hook notes the files that are opened
 
@@ -13,7 +13,6 @@ spaced. Datasets that cannot be recorded are profiled as well as any other.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import random
@@ -31,13 +30,13 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.measuring.clocks import HostTime
-from dataloaders.observing import observe
 
-__all__ = ["Call", "Prepared", "prepared"]
+__all__ = ["Call", "Look", "Prepared"]
 
 _FETCHES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 _LOOK_EVERY_S = 0.001
@@ -60,48 +59,31 @@ _READS = tuple(
 
 @dataclass(frozen=True)
 class Call:
-    """Names one part of preparation.
+    """Names one part of preparation."""
 
-    Attributes:
-        call: a transform's class, "decode", "read", "collate", "passing between processes",
-            "pinning", or a function with its file and line.
-        seconds_per_sample: of one worker's time.
-        share: of all preparation, from 0 to 1.
-    """
-
+    # A transform's class, "decode", "read", "collate", "passing between processes", "pinning", or
+    # a function with its file and line.
     call: str
-    seconds_per_sample: float
-    share: float
+    seconds_per_sample: float  # of one worker's time
+    share: float  # of all preparation, from 0 to 1
 
 
 @dataclass
 class Prepared:
-    """Holds what was seen of some samples.
+    """Holds what was seen of some samples."""
 
-    Attributes:
-        samples: seconds of each, in the order of ``keys``.
-        chosen: how many of them, at the beginning, were asked for.
-        random: whether random numbers were drawn for them.
-        keys: their indices; empty for an iterable dataset.
-        files: those that each sample opened.
-        shared: those that the dataset held open, or mapped, all the while.
-        slow: (index, file, seconds) of those that take far longer than most, twice in turn.
-        cores: the share of the samples' seconds that wanted a core; the others waited for data.
-        collate_s, pass_s: seconds of a sample in collation, and in pickling its batch.
-        by_call: call -> seconds a sample, of the dataset's own.
-    """
-
-    samples: list[float] = field(default_factory=list)
-    chosen: int = 0
-    random: bool = False
-    keys: list[Any] = field(default_factory=list)
-    files: list[list[str]] = field(default_factory=list)
-    shared: list[str] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)  # seconds of each, in the order of keys
+    chosen: int = 0  # of them, at the beginning, that were asked for
+    random: bool = False  # whether random numbers were drawn for them
+    keys: list[Any] = field(default_factory=list)  # indices; none for an iterable dataset
+    files: list[list[str]] = field(default_factory=list)  # that each sample opened
+    shared: list[str] = field(default_factory=list)  # that were open, or mapped, all the while
+    # (index, file, seconds) of those that take far longer than most, twice in turn.
     slow: list[tuple[Any, str, float]] = field(default_factory=list)
-    cores: float = 1.0
-    collate_s: float = 0.0
+    cores: float = 1.0  # share of their seconds that wanted a core; the others waited for data
+    collate_s: float = 0.0  # of a sample in collation, and in pickling its batch
     pass_s: float = 0.0
-    by_call: dict[str, float] = field(default_factory=dict)
+    by_call: dict[str, float] = field(default_factory=dict)  # seconds a sample, the dataset's own
 
     @property
     def usual(self) -> list[float]:
@@ -120,34 +102,18 @@ class Prepared:
         return tuple(sorted(rows, key=lambda row: -row.seconds_per_sample))
 
 
-def prepared(
-    loader: Any, batch: int, *, seconds: float, first: list[Any], now: Callable[[], float]
-) -> Prepared:
-    """Return what is seen of samples of ``loader``, in a process of their own.
-
-    Args:
-        loader: a torch DataLoader.
-        batch: samples of a batch.
-        seconds: the most to spend, but for what has begun.
-        first: indices to begin with, for half of the time at the most.
-        now: the clock of samples.
-
-    Raises:
-        Unobserved: see `observe`.
-        Exception: the dataset's own, as torch raises errors of workers.
-    """
-    return observe(loader, _Look(loader.collate_fn, batch, seconds, first, now))
-
-
 @dataclass(frozen=True)
-class _Look:
+class Look:
+    """Sees samples of a dataset; to be called in a process of its own, by `observe`."""
+
     collate_fn: Callable[[Any], Any]
-    batch: int
-    seconds: float
-    first: list[Any]
-    now: Callable[[], float]
+    batch: int  # samples of one
+    seconds: float  # the most to spend, but for what has begun
+    first: list[Any]  # indices to begin with, for half of the time at the most
+    now: Callable[[], float]  # the clock of samples
 
     def __call__(self, dataset: Any) -> Prepared:
+        """Return what is seen; raises what the dataset does."""
         found, now = Prepared(), self.now
         fetches = self._fetches(dataset)
         waiting: list[Any] = []
@@ -280,7 +246,7 @@ class _profiled:
 def _call_of(frame: FrameType | None) -> str:
     """Return what ``frame`` is at work for, in a user's words."""
     stack: list[FrameType] = []  # the innermost first
-    while frame is not None and frame.f_code is not _Look.__call__.__code__:
+    while frame is not None and frame.f_code is not Look.__call__.__code__:
         stack.append(frame)
         frame = frame.f_back
     for each in stack:
@@ -343,18 +309,14 @@ def _wanted_s() -> float:
 
 def _held_open() -> list[str]:
     """Return the files that this process has open for reading, or mapped."""
-    found = set()
+    this = psutil.Process()
     try:
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{number}") as info:
-                if not int(info.read().split()[3], 8) & os.O_ACCMODE:
-                    found.add(os.readlink(f"/proc/self/fd/{number}"))
-        with open("/proc/self/maps") as maps:
-            words = [line.rstrip().split(maxsplit=5) for line in maps]
-        found |= {each[5] for each in words if len(each) == 6 and each[1].endswith("s")}
-    except OSError:
+        found = {each.path for each in this.open_files() if each.mode == "r"}
+        shared = (each.path for each in this.memory_maps(grouped=False) if "s" in each.perms)
+        files = filter(os.path.isfile, found.union(shared))
+        return sorted(path for path in files if not _is_code(path))
+    except (psutil.Error, OSError, AttributeError):  # not told by every system
         return []
-    return sorted(path for path in found if os.path.isfile(path) and not _is_code(path))
 
 
 def _is_code(path: str, system: str = "/usr/") -> bool:

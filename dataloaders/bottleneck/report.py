@@ -14,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dataloaders.bottleneck.arms import Verdict
-from dataloaders.bottleneck.outputs import saved, tables
+from dataloaders.bottleneck.outputs import contents, saved
 from dataloaders.bottleneck.outputs.against import Comparison, compare
+from dataloaders.bottleneck.outputs.contents import MEANS, bound_of, findings_of, milliseconds
 from dataloaders.bottleneck.outputs.markdown import markdown
-from dataloaders.bottleneck.outputs.trace import trace
-from dataloaders.bottleneck.outputs.words import MEANS, bound_of, findings_of, milliseconds
 from dataloaders.bottleneck.preparation import Call
 from dataloaders.findings import Finding
 from dataloaders.machine.facts import machine_facts
@@ -83,10 +82,8 @@ class Report:
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=96, force_terminal=False)
-        console.print(self.__rich__())
-        output = console.file
-        assert isinstance(output, io.StringIO)
+        output = io.StringIO()
+        Console(file=output, width=96, force_terminal=False).print(self)
         return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
     def __rich__(self) -> Group:
@@ -99,14 +96,10 @@ class Report:
         if self.smallest_gap is not None:
             parts.append(f"A gap below {self.smallest_gap:.1%} could not have been seen.")
         parts += ["", Text(f"loader  {self.loader}"), Text(f"batch   {self.batch}"), ""]
-        for table in (tables.arms(self), tables.stalls(self)):
-            if table:
-                parts += [_table(table), ""]
-        if self.waits is not None and self.verdict != "step-bound":
-            parts += [*self._waits(), ""]
-        for table in (tables.preparation(self), tables.candidates(self)):
-            if table:
-                parts += [_table(table), ""]
+        names = ("arms", "stalls", "preparation", "candidates")
+        tables: list[list[Any]] = [_table(getattr(contents, name)(self)) for name in names]
+        for shown in (*tables[:2], self._waits(), *tables[2:]):
+            parts += [*shown, ""] if shown else []
         parts += [Text(f"-> {line}") for line in self.advice]
         parts += [Text(f"step: {finding}") for finding in findings_of(self)]
         parts += [Text(f"note: {line}") for line in self.notes]
@@ -135,11 +128,12 @@ class Report:
         self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
     ) -> str:
         """Return a summary as Markdown, compared with ``against``; write it to ``path`` too."""
-        return _written(markdown(self, self._beside(against)), path)
+        beside = None if against is None else self.against(against)
+        return _written(markdown(self, beside), path)
 
     def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the timeline as Chrome's trace events (open it in ui.perfetto.dev); write it."""
-        return _written(trace(self), path)
+        return _written(saved.trace(self), path)
 
     def to_html(
         self, path: str | os.PathLike[str] | None = None, *, against: Report | None = None
@@ -152,20 +146,19 @@ class Report:
         # Charts take a second to import, and few checks want them.
         from dataloaders.bottleneck.outputs.page import page
 
-        return _written(page(self, self._beside(against)), path)
-
-    def _beside(self, before: Report | None) -> Comparison | None:
-        return None if before is None else self.against(before)
+        beside = None if against is None else self.against(against)
+        return _written(page(self, beside), path)
 
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
         console = Console(file=io.StringIO(), width=96, record=True)
-        console.print(self.__rich__())
+        console.print(self)
         code = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
         return console.export_html(inline_styles=True, code_format=code)
 
     def _waits(self) -> list[str]:
-        assert self.waits is not None
+        if self.waits is None or self.verdict == "step-bound":
+            return []
         p50, p99, longest = (milliseconds(self.waits[name]) for name in ("p50", "p99", "longest"))
         lines = [f"waits for a batch, ms: half up to {p50}, 99 % up to {p99}, longest {longest}"]
         for index, file, seconds in self.waits["slow"]:
@@ -175,7 +168,7 @@ class Report:
         return lines
 
 
-def _table(shown: tables.Table) -> Table:
+def _table(shown: contents.Table) -> list[Table]:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, heading in enumerate(shown.headings):
         last = number == len(shown.headings) - 1
@@ -183,7 +176,7 @@ def _table(shown: tables.Table) -> Table:
                          style="dim" if last else None)  # fmt: skip
     for row in shown.rows:
         table.add_row(*row)
-    return table
+    return [table] if shown else []
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:

@@ -6,17 +6,16 @@ real batch ──keep──> master (host memory) ──> as delivered (pinned o
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dataloaders.batches.tree import Batch, describe, leaves, map_tensors, nbytes, to_device
 from dataloaders.errors import CheckError
+from dataloaders.findings.watch import Onlooker
 
 __all__ = ["Placement", "Pool", "resident_everywhere"]
 
@@ -26,37 +25,25 @@ _MOST_BYTES = 1 << 30
 _SHARE_OF_FREE = 0.5  # of a device's free memory; the rest is the step's
 
 
-class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices to which device the step copies each leaf of its batch; on for a few first steps.
-
-    Attributes:
-        devices: where each leaf of a watched batch ended up; None for a leaf that the step never
-            copied to another device (lengths often stay on the CPU).
-        used: the devices, apart from the CPU, on which the step made tensors.
-        derived: whether the step copied something that it had computed from its batch on the CPU.
-    """
+class Placement(Onlooker):  # type: ignore[no-untyped-call]
+    """Notices to which device the step copies each leaf of its batch; on for a few first steps."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages = [[_storage_key(leaf) for leaf in leaves(batch)]]
         self._computed: dict[int, torch.Tensor] = {}  # kept alive: memory used again has its key
+        # Where each leaf ended up; None if it was never copied (lengths often stay on the CPU).
         self.devices: list[torch.device | None] = [None] * len(self._storages[0])
-        self.used: set[torch.device] = set()
-        self.derived = False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
-        return True
+        self.used: set[torch.device] = set()  # those where the step made tensors, but the CPU
+        self.derived = False  # whether it copied what it had computed from its batch on the CPU
 
     def watch(self, batch: Batch) -> None:
         """Look for the copies of one more batch: the consumer may fetch ahead of its step."""
         self._storages.append([_storage_key(leaf) for leaf in leaves(batch)])
 
     def __exit__(self, *exception: Any) -> None:
-        """Stop watching until the mode is entered again."""
         self._computed.clear()
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` unchanged; follow what comes from the batch until it is copied away."""
@@ -98,7 +85,12 @@ class _Kept:
 
     master: Batch
     host: Batch
-    resident: Batch
+    resident: Batch | None = None  # once built
+    versions: Sequence[int] = ()  # of the issued tensors, when they were as delivered
+
+    def seen(self) -> Sequence[int]:
+        """Return the versions of all tensors that are issued."""
+        return [leaf._version for leaf in (*leaves(self.host), *leaves(self.resident))]
 
 
 class Pool:
@@ -106,47 +98,35 @@ class Pool:
 
     Args:
         most_bytes: of the host's memory, for all copies of them.
-
-    Attributes:
-        varied: whether the kept batches differ in shape (then each round keeps fresh ones).
-        most_batches: how many are kept, memory permitting.
-        crowded: whether the device's memory holds fewer of them than wanted.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._masters: list[Batch] = []
-        self._delivered: list[Batch] = []
         self._kept: list[_Kept] = []
         self._devices: list[torch.device | None] | None = None
-        self._versions: list[int] = []
         self._next = 0
-        self.varied = False
-        self.crowded = False
-        self.most_batches = _MOST_BATCHES
+        self.varied = False  # whether they differ in shape: then each round keeps fresh ones
+        self.crowded = False  # whether the device's memory holds fewer of them than wanted
+        self.most_batches = _MOST_BATCHES  # that are kept, memory permitting
 
     def __len__(self) -> int:
-        return len(self._kept) or len(self._masters)
+        return len(self._built()) or len(self._kept)
 
     @property
     def wants_more(self) -> bool:
         """Whether another batch would still be kept (count and memory permitting)."""
-        if not self._masters:
-            return True
-        return len(self._masters) < min(self.most_batches, self.room)
+        return not self._kept or len(self._kept) < min(self.most_batches, self.room)
 
     @property
     def transfers(self) -> bool:
         """Whether any leaf lives elsewhere than where the loader delivers it."""
-        return self._devices is not None and any(device is not None for device in self._devices)
+        return any(device is not None for device in self._devices or ())
 
     @property
     def device(self) -> torch.device:
         """Return the first device that a leaf is copied to, else the CPU."""
-        for device in self._devices or ():
-            if device is not None:
-                return device
-        return torch.device("cpu")
+        copied_to = (device for device in self._devices or () if device is not None)
+        return next(copied_to, torch.device("cpu"))
 
     @property
     def placed(self) -> bool:
@@ -156,28 +136,27 @@ class Pool:
     @property
     def room(self) -> int:
         """Return how many batches of the size of those it holds the host's memory may hold."""
-        largest = max((nbytes(master) for master in self._masters), default=0)
+        largest = max((nbytes(one.master) for one in self._kept), default=0)
         return max(2, min(_MOST_VARIED, self._most_bytes // (3 * max(1, largest))))
 
     def place(self, devices: list[torch.device | None]) -> None:
         """Fix where each leaf is resident; None leaves it where the loader delivers it."""
         self._devices = devices
-        self._kept = []
+        for one in self._kept:
+            one.resident = None
 
     @torch.inference_mode(False)
     def keep(self, batch: Batch) -> None:
         """Copy ``batch``, as delivered, into the pool."""
-        self._masters.append(map_tensors(batch, _to_host))
-        self._delivered.append(map_tensors(batch, _clone_like_delivered))
-        self.varied = self.varied or describe(batch) != describe(self._masters[0])
+        copies = map_tensors(batch, _to_host), map_tensors(batch, _clone_like_delivered)
+        self._kept.append(_Kept(*copies))
+        self.varied = self.varied or describe(batch) != describe(self._kept[0].master)
 
     @torch.inference_mode(False)
     def record(self, batch: Batch) -> None:
         """Keep ``batch`` too, in place of the oldest one if there is no more room."""
-        most = len(self._masters) if self.crowded else self.room
-        while len(self._masters) >= most:
-            for batches in (self._masters, self._delivered, self._kept):
-                del batches[:1]
+        most = len(self._kept) if self.crowded else self.room
+        del self._kept[: max(0, len(self._kept) + 1 - most)]
         self.keep(batch)
 
     @torch.inference_mode(False)
@@ -189,24 +168,25 @@ class Pool:
         Raises:
             CheckError: the device's memory does not hold two of them.
         """
-        for index in range(len(self._kept), len(self._masters)):
-            delivered = self._delivered[index]
+        for index in range(len(self._built()), len(self._kept)):
+            one = self._kept[index]
             try:
-                if index >= 2 and not _fits(self._moved_bytes(delivered), self.device):
+                placed = zip(leaves(one.host), self._devices or (), strict=True)
+                size = sum(leaf.nbytes for leaf, device in placed if device is not None)
+                if index >= 2 and not _fits(size, self.device):
                     raise torch.OutOfMemoryError
-                resident = self._moved(delivered) if self.transfers else delivered
+                one.resident = self._moved(one.host) if self.transfers else one.host
             except torch.OutOfMemoryError:
                 if index < 2:
                     raise CheckError(
-                        f"the memory of {self.device} does not hold {min(2, len(self._masters))} "
-                        f"batches of {nbytes(delivered) / 2**20:.0f} MiB beside the step, which "
+                        f"the memory of {self.device} does not hold {min(2, len(self._kept))} "
+                        f"batches of {nbytes(one.host) / 2**20:.0f} MiB beside the step, which "
                         "the check needs; use a smaller batch for it"
                     ) from None
                 self.crowded = True
-                del self._masters[index:], self._delivered[index:]
+                del self._kept[index:]
                 break
-            self._kept.append(_Kept(self._masters[index], delivered, resident))
-        self._versions = [leaf._version for leaf in self._issued()]
+            one.versions = one.seen()
 
     @torch.inference_mode(False)
     def issue(self, arm: str, count: int) -> list[Batch]:
@@ -216,37 +196,32 @@ class Pool:
         ``requires_grad_`` changes only its own. One that writes into the memory is noticed by
         `written`.
         """
-        if len(self._kept) < len(self._masters):
-            self.build()
+        self.build()
         kept = self._kept
-        start = self._next % len(kept)
-        self._next = (start + count) % len(kept)
-        turns = itertools.islice(itertools.cycle(range(len(kept))), start, start + count)
-        source = [one.host if arm == "host" else one.resident for one in kept]
-        return [map_tensors(source[turn], torch.Tensor.detach) for turn in turns]
+        turns = range(self._next, self._next + count)
+        self._next = (self._next + count) % len(kept)
+        issued = (kept[turn % len(kept)] for turn in turns)
+        source = [one.host if arm == "host" else one.resident for one in issued]
+        return [map_tensors(batch, torch.Tensor.detach) for batch in source]
 
     def written(self) -> bool:
         """Return whether a step wrote into any batch since the last `restore`, by its version."""
-        return any(
-            v != leaf._version for v, leaf in zip(self._versions, self._issued(), strict=True)
-        )
+        return any(one.versions != one.seen() for one in self._built())
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self) -> None:
         """Put every batch back to what the loader delivered."""
-        for one in self._kept:
+        for one in self._built():
             for original, *copies in zip(
                 leaves(one.master), leaves(one.host), leaves(one.resident), strict=True
             ):
                 for copy in copies:
                     copy.copy_(original)
-        self._versions = [leaf._version for leaf in self._issued()]
+            one.versions = one.seen()
 
-    def _issued(self) -> Iterator[torch.Tensor]:
-        for one in self._kept:
-            yield from leaves(one.host)
-            yield from leaves(one.resident)
+    def _built(self) -> list[_Kept]:
+        return [one for one in self._kept if one.resident is not None]
 
     def _moved(self, batch: Batch) -> Batch:
         devices = iter(self._devices or ())
@@ -256,13 +231,6 @@ class Pool:
             return leaf if device is None else leaf.to(device)
 
         return map_tensors(batch, move)
-
-    def _moved_bytes(self, batch: Batch) -> int:
-        return sum(
-            leaf.nbytes
-            for leaf, device in zip(leaves(batch), self._devices or (), strict=True)
-            if device is not None
-        )
 
 
 def _fits(size: int, device: torch.device) -> bool:
@@ -289,17 +257,14 @@ def resident_everywhere(batch: Batch, device: torch.device) -> list[torch.device
 
 
 def _clone_like_delivered(leaf: torch.Tensor) -> torch.Tensor:
-    clone = leaf.detach().clone()
     # Pinned memory is copied from asynchronously; the copy must be of the same kind.
-    return clone.pin_memory() if leaf.device.type == "cpu" and _is_pinned(leaf) else clone
+    pinned = leaf.device.type == "cpu" and torch.accelerator.is_available() and leaf.is_pinned()
+    clone = leaf.detach().clone()
+    return clone.pin_memory() if pinned else clone
 
 
 def _to_host(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone() if leaf.device.type in ("cpu", "meta") else leaf.detach().cpu()
-
-
-def _is_pinned(leaf: torch.Tensor) -> bool:
-    return torch.accelerator.is_available() and leaf.is_pinned()
 
 
 def _storage_key(leaf: torch.Tensor) -> int | None:

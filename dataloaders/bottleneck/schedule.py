@@ -42,56 +42,32 @@ _ROUNDS_END_AT = 0.93  # of the budget: a round may take longer than the ones be
 
 
 class Numbers(NamedTuple):
-    """Holds what decisions depend on.
+    """Holds what decisions depend on."""
 
-    Attributes:
-        left_s: seconds until the budget ends.
-        step_s, real_s: seconds of a step on resident and on real batches, as last measured.
-        cycle: batches of one accumulation cycle.
-        ready: batches that were ready at the end of the last real block; -1 if not known.
-        left: batches left in the running epoch; infinity if not known.
-        lag_s: how far the device was behind the host at the end of the last real block.
-        pool: resident batches.
-        writes: 1 if the step writes into its batch.
-        varied: 1 if batches differ in shape.
-        ahead: batches that the loader itself copies to a device ahead of use.
-    """
-
-    left_s: float
-    step_s: float
-    real_s: float
-    cycle: float = 1
-    ready: float = -1
-    left: float = math.inf
-    lag_s: float = 0
-    pool: float = 8
-    writes: float = 0
-    varied: float = 0
-    ahead: float = 0
+    left_s: float  # until the budget ends
+    step_s: float  # of a step on resident batches, as last measured
+    real_s: float  # the same on real batches
+    cycle: float = 1  # batches of an accumulation cycle
+    ready: float = -1  # batches, at the end of the last real block; -1 if not known
+    left: float = math.inf  # batches of the running epoch; infinity if not known
+    lag_s: float = 0  # how far the device was behind the host when the last real block ended
+    pool: float = 8  # resident batches
+    writes: float = 0  # 1 if the step writes into its batch
+    varied: float = 0  # 1 if batches differ in shape
+    ahead: float = 0  # batches that the loader itself copies to a device ahead of use
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Describes one block.
+    """Describes one block, in batches."""
 
-    Attributes:
-        refill: resident batches stepped on first, so that the device is as far behind the host
-            as the last block of this arm left it.
-        settle: batches stepped on before the first mark.
-        batches: of the measured part, whole laps.
-        lap: batches between two marks, whole cycles.
-        most_s: when the block ends early, in seconds of the host.
-        cycle: batches of an accumulation cycle.
-        writes: whether batches have to be restored within the block.
-    """
-
-    refill: int
-    settle: int
-    batches: int
-    lap: int
-    most_s: float
-    cycle: int = 1
-    writes: bool = False
+    refill: int  # resident ones first: the device is as far behind as the last such block left it
+    settle: int  # before the first mark
+    batches: int  # of the measured part: whole laps
+    lap: int  # between two marks: whole cycles
+    most_s: float  # of the host, after which the block ends early
+    cycle: int = 1  # of accumulation
+    writes: bool = False  # whether batches have to be restored within the block
 
 
 class Rhythm:
@@ -100,15 +76,11 @@ class Rhythm:
     With gradient accumulation, a log line or a checkpoint every so many batches, only whole cycles
     can be compared. A cycle ends where an optimizer steps; without that, where a batch is asked
     for much later than usual, always after the same number of batches.
-
-    Attributes:
-        cycle: batches of a cycle, as of the last `update`; 1 until one is found.
-        aligned: whether the batch that is asked for now is the first of a cycle.
     """
 
     def __init__(self) -> None:
-        self.cycle = 1
-        self.aligned = True
+        self.cycle = 1  # batches, as of the last update
+        self.aligned = True  # whether the batch that is asked for now is the first of a cycle
         self._stepped = False
         self._optimizers = False
         self._late_s = math.inf  # a gap from which on a cycle is over, where no optimizer tells
@@ -223,10 +195,6 @@ class Schedule:
         behind: whether the clock is a device's that runs behind the host.
         length: batches of an epoch, or None.
         agree: see `Agree`; None decides alone.
-
-    Attributes:
-        alone: whether this process decides without others.
-        cut_short: whether the consumer's own loop ended before a block did.
     """
 
     def __init__(
@@ -249,7 +217,7 @@ class Schedule:
         self._block_s = min(0.5, max(0.1, budget_s / 90))
         self._longest_s = max(self._block_s, budget_s / 12)
         self._real_share = 1.0
-        self.cut_short = False
+        self.cut_short = False  # whether the consumer's own loop ended before a block did
         self._slow = False
         self._most_settling = _MOST_STEPS
         self._last: dict[str, int] = {}
@@ -286,7 +254,7 @@ class Schedule:
         lap = cycle * max(1, min(math.ceil(_LAP_S / (batch_s * cycle)), batches // (4 * cycle)))
         if n.varied or self.cut_short:
             lap = cycle  # a lap has one shape; a short loop has room for few laps
-        settle = self._settle(n) if real else self._settle_resident(n)
+        settle = self._settle(n, real)
         if batch_s > _SLOW_STEP_S and not self.cut_short:
             # Few rounds fit in: a block measures about as many steps as it needs to settle.
             fit = int(self.budget_s / 2 / batch_s) - settle  # so that each arm has its steps
@@ -412,19 +380,16 @@ class Schedule:
             return 0
         return min(round(n.lag_s / n.step_s), max(4, math.ceil(_MOST_REFILL_S / n.step_s)))
 
-    def _settle_resident(self, n: Numbers) -> int:
-        settle = SETTLE_STEPS
-        if self.behind:
-            settle = max(settle, _steps_for(_SETTLE_DEVICE_S, n.step_s))
-        return settle
+    def _settle(self, n: Numbers, real: bool) -> int:
+        """Return how many steps go unmeasured before a block.
 
-    def _settle(self, n: Numbers) -> int:
-        """Return how many real steps go unmeasured before a block.
-
-        Twice as many as batches can be in flight, so that the queue finds its state. Where batches
-        take long, a queue that was brought to the level of the last real block has found it
-        already.
+        Before a real one twice as many as batches can be in flight, so that the queue finds its
+        state. Where batches take long, a queue that was brought to the level of the last real block
+        has found it already.
         """
+        if not real:
+            wanted = _steps_for(_SETTLE_DEVICE_S, n.step_s) if self.behind else 0
+            return max(SETTLE_STEPS, wanted)
         if not self.workers:
             slow = n.real_s > _SLOW_STEP_S
             settle = 1 if slow else SETTLE_STEPS + self._random.randrange(3)

@@ -11,7 +11,7 @@ import torch
 
 from dataloaders.bottleneck.blocks import Blocks
 from dataloaders.bottleneck.causes import Causes
-from dataloaders.bottleneck.outputs.words import times
+from dataloaders.bottleneck.outputs.contents import times
 from dataloaders.bottleneck.report import Report
 from dataloaders.bottleneck.verdict import BOUND_FROM, STEP_BOUND_UP_TO, Analysis
 from dataloaders.machine import resources
@@ -34,16 +34,18 @@ def summarise(
     **told: Any,
 ) -> Report:
     """Return the report of a check, finished or not; ``told`` are fields of it."""
-    known = analysis or Analysis("inconclusive", None, None, {}, {}, None, settled=False)
+    known = analysis or Analysis()
     arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
     tips = [] if analysis is None else advice(analysis, loader, feed)
     if causes is not None:
         tips += _change(causes.candidates)
         notes += tuple(causes.notes)
         told |= {name: getattr(causes, name) for name in ("waits", "preparation", "candidates")}
-        if causes.fetch is not None and "real" in arms:
-            stalls["fetch"] = causes.fetch
-            arms["cold"] = _sum(arms["real"], causes.fetch)
+        if (fetch := causes.fetch) is not None and "real" in arms:
+            estimate = arms["real"].estimate + fetch.estimate
+            half = math.hypot(arms["real"].half_width, fetch.half_width)  # measured apart
+            stalls["fetch"] = fetch
+            arms["cold"] = Interval(estimate - half, estimate, estimate + half)
     return Report(
         verdict=known.verdict,
         speedup_bound=known.speedup_bound,
@@ -65,65 +67,38 @@ def notes_of(
 
     ``derived``: whether the step copies something computed from its batch to the device.
     """
-    notes = []
-    feed = blocks.feed
-    if analysis is None:
-        notes.append(
-            f"only {rounds} complete rounds were measured; let the loop run longer "
-            "(more steps or epochs, or a larger --budget)"
-        )
-    else:
-        if not finished:
-            notes.append(
-                "the loop ended before the check had enough; figures are what is known so far"
-            )
-        if analysis.speedup_bound is None:
-            notes.append(
-                f"the {rounds} rounds differ too much for an interval; a larger budget, or "
-                "a machine with nothing else to do, gives one"
-            )
-        if analysis.left_out:
-            notes.append(
-                f"{analysis.left_out} real steps are left out: each was the first on a shape, and "
-                "took longer than steps on shapes seen before"
-            )
-        if analysis.held > _HELD_FROM:
-            notes.append(
-                f"other processes held the step up for {analysis.held:.0%} of its time, which the "
-                "interval allows for; a machine with nothing else to do gives a narrower one"
-            )
-        if feed.epoch == 0 and feed.length is not None:
-            notes.append(
-                "all of it lies within the first epoch; a dataset that fills a cache in its first "
-                "epoch is faster later"
-            )
-    if blocks.writes:
-        notes.append("the step writes into its batch; resident batches were restored, unmeasured")
-    if blocks.cycle > 1:
-        notes.append(
-            f"the loop repeats itself every {blocks.cycle} batches: blocks hold whole cycles"
-        )
-    if derived:
-        notes.append(
-            "the step copies to the device what it computed from its batch: that transfer is part "
-            "of the step here; device= says where batches belong"
-        )
-    if blocks.pool.crowded:
-        notes.append(
-            f"the device's memory has room for {len(blocks.pool)} resident batches beside the step"
-        )
+    feed, found, known = blocks.feed, analysis is not None, analysis or Analysis()
+    notes = {
+        f"only {rounds} complete rounds were measured; let the loop run longer "
+        "(more steps or epochs, or a larger --budget)": not found,
+        "the loop ended before the check had enough; figures are what is known so far": (
+            found and not finished
+        ),
+        f"the {rounds} rounds differ too much for an interval; a larger budget, or "
+        "a machine with nothing else to do, gives one": found and known.speedup_bound is None,
+        f"{known.left_out} real steps are left out: each was the first on a shape, and "
+        "took longer than steps on shapes seen before": known.left_out,
+        f"other processes held the step up for {known.held:.0%} of its time, which the "
+        "interval allows for; a machine with nothing else to do gives a narrower one": (
+            known.held > _HELD_FROM
+        ),
+        "all of it lies within the first epoch; a dataset that fills a cache in its first "
+        "epoch is faster later": found and feed.epoch == 0 and feed.length is not None,
+        "the step writes into its batch; resident batches were restored, unmeasured": blocks.writes,
+        f"the loop repeats itself every {blocks.cycle} batches: blocks hold whole cycles": (
+            blocks.cycle > 1
+        ),
+        "the step copies to the device what it computed from its batch: that transfer is part "
+        "of the step here; device= says where batches belong": derived,
+        f"the device's memory has room for {len(blocks.pool)} resident batches beside the step": (
+            blocks.pool.crowded
+        ),
+    }
+    hidden = ", which a device may hide" if blocks.behind else ", counted as input"
     for name, total_s in blocks.elsewhere.items():
-        seconds = total_s / max(1, blocks.given)
-        hidden = ", which a device may hide" if blocks.behind else ", counted as input"
-        notes.append(f"{1e3 * seconds:.1f} ms a batch are waits for another loader, {name}{hidden}")
-    return tuple(notes)
-
-
-def _sum(one: Interval, other: Interval) -> Interval:
-    """Return ``one + other`` of two figures that were measured apart."""
-    estimate = one.estimate + other.estimate
-    half = math.hypot(one.half_width, other.half_width)
-    return Interval(estimate - half, estimate, estimate + half)
+        waits = f"{1e3 * total_s / max(1, blocks.given):.1f} ms a batch are waits"
+        notes[f"{waits} for another loader, {name}{hidden}"] = True
+    return tuple(note for note, holds in notes.items() if holds)
 
 
 def _change(found: Sequence[Candidate]) -> list[str]:
@@ -166,7 +141,7 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
         if not feed.workers:
             return [
                 'let worker processes prepare batches: num_workers="auto", or measure the best '
-                "setting with `dataloaders tune`",
+                "setting with `dataloaders tune`"
             ]
         return [
             "measure workers and prefetching with `dataloaders tune`",
@@ -174,27 +149,25 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
             "part, or move decoding and augmentation to the GPU",
         ]
     if analysis.verdict == "transfer-bound":
-        first = (
+        return [
             'copy ahead of use on a side stream: backend="prefetch", here by '
-            "`dataloaders run --backend prefetch`"
-        )
-        return [first, "send less: uint8 images and the normalisation on the device"]
+            "`dataloaders run --backend prefetch`",
+            "send less: uint8 images and the normalisation on the device",
+        ]
     if analysis.verdict == "contention-bound":
         return [
             *_sharing(feed.workers, on_device="host" in analysis.seconds_per_batch),
             "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
         ]
+    longer = "measure longer (budget_s, --budget)"
     if bound is None:
-        return ["measure longer (budget_s, --budget), or with nothing else running"]
+        return [f"{longer}, or with nothing else running"]
     if bound.low >= BOUND_FROM:
-        return [
-            "measure longer (budget_s, --budget): the gap is there, but not which of preparation "
-            "and transfer is the larger part of it"
-        ]
-    return [
-        f"measure longer (budget_s, --budget): the gap lies between {max(0.0, bound.low - 1):.0%} "
-        f"and {max(0.0, bound.high - 1):.0%}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"
-    ]
+        known = "the gap is there, but not which of preparation and transfer is the larger part"
+        return [f"{longer}: {known} of it"]
+    low, high = max(0.0, bound.low - 1), max(0.0, bound.high - 1)
+    between = f"the gap lies between {low:.0%} and {high:.0%}"
+    return [f"{longer}: {between}, and {STEP_BOUND_UP_TO - 1:.0%} is the line"]
 
 
 def _sharing(count: int, *, on_device: bool) -> list[str]:

@@ -17,7 +17,7 @@ Three ways to the bound; the verdict says which one carries it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -61,32 +61,17 @@ _FRESH_COSTS = 1.1
 
 @dataclass(frozen=True)
 class Analysis:
-    """Says what the blocks so far carry.
+    """Says what the blocks so far carry; see `Report` for what both have."""
 
-    Attributes:
-        verdict: one of the five.
-        evidence: what carries it: "blocks", "steps" or "waits".
-        speedup_bound: real / synthetic, dimensionless: how many times faster a perfect input
-            would make the loop; None if all that is known is an interval too wide to say anything.
-        seconds_per_batch: arm -> seconds for one step in that arm.
-        stalls: "prep", "transfer", "contention" -> seconds a batch; they add up to real minus
-            synthetic.
-        smallest_gap: the smallest share of the loop's time that this run could have told from
-            none: half the interval's width over its estimate; None without an interval.
-        settled: whether more measuring would not change the verdict or help the interval much.
-        left_out: real steps left out, on shapes that the step had not seen and paid for.
-        held: the share of the step's time for which other processes may have held it up.
-    """
-
-    verdict: Verdict
-    evidence: Evidence | None
-    speedup_bound: Interval | None
-    seconds_per_batch: Mapping[str, Interval]
-    stalls: Mapping[str, Interval]
-    smallest_gap: float | None
-    settled: bool
-    left_out: int = 0
-    held: float = 0.0
+    verdict: Verdict = "inconclusive"
+    evidence: Evidence | None = None
+    speedup_bound: Interval | None = None  # None, too, if it is too wide to say anything
+    seconds_per_batch: Mapping[str, Interval] = field(default_factory=dict)
+    stalls: Mapping[str, Interval] = field(default_factory=dict)
+    smallest_gap: float | None = None  # half the interval's width over its estimate
+    settled: bool = False  # whether more measuring would change neither verdict nor interval much
+    left_out: int = 0  # real steps, on shapes that the step had not seen and paid for
+    held: float = 0.0  # share of the step's time for which other processes may have held it up
 
 
 @dataclass(frozen=True)
@@ -98,9 +83,6 @@ class _Found:
     draws: Mapping[str, Array]
     means: Mapping[str, float]
     count: int
-
-    def interval(self, mean: float, draws: Array, floor: float = 0.0) -> Interval:
-        return interval_of(mean, draws, self.count, floor)
 
 
 def analyse(
@@ -186,11 +168,9 @@ def _with_waits_elsewhere(found: _Found, resident: Sequence[Lap]) -> _Found:
     device hides is not known: without it the step may be as much shorter.
     """
     elsewhere = sum(lap.elsewhere for lap in resident) / max(1, sum(lap.steps for lap in resident))
-    if not elsewhere:
-        return found
     step = found.means["synthetic"]
-    high = found.bound.high * step / max(step - elsewhere, 0.01 * step)
-    return replace(found, bound=replace(found.bound, high=high))
+    longer = step / max(step - elsewhere, 0.01 * step) if elsewhere else 1.0
+    return replace(found, bound=replace(found.bound, high=found.bound.high * longer))
 
 
 def _undisturbed(found: _Found, rounds: Sequence[Round], behind: bool, parallel: bool) -> _Found:
@@ -248,31 +228,26 @@ def name(
 
 
 def _analysis(verdict: Verdict, best: _Found, left_out: int) -> Analysis:
+    bound, count = best.bound, best.count
+    if not _says_something(bound):
+        return Analysis(verdict, best.evidence, left_out=left_out)
     stall_draws, stall_means = _causes(best)
-    bound: Interval | None = best.bound
-    enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(best.bound.estimate - 1))
-    settled = verdict != "inconclusive" and best.bound.half_width <= enough
-    if not _says_something(best.bound):
-        bound = None
-    figures = bound is not None
+    enough = max(_ENOUGH_HALF_WIDTH, _ENOUGH_SHARE_OF_GAP * abs(bound.estimate - 1))
     return Analysis(
-        verdict=verdict,
-        evidence=best.evidence,
-        speedup_bound=bound,
+        verdict,
+        best.evidence,
+        bound,
         seconds_per_batch={
-            arm.name: best.interval(
-                best.means[arm.name], best.draws[arm.name], _RESOLUTION * best.means[arm.name]
-            )
+            arm.name: interval_of(mean, best.draws[arm.name], count, _RESOLUTION * mean)
             for arm in ARMS
-            if figures and arm.name in best.draws
+            if (mean := best.means.get(arm.name)) is not None
         },
         stalls={
-            stall: best.interval(stall_means[stall], stall_draws[stall])
-            for stall in stall_draws
-            if figures
+            stall: interval_of(stall_means[stall], draws, count)
+            for stall, draws in stall_draws.items()
         },
-        smallest_gap=best.bound.half_width / best.bound.estimate if figures else None,
-        settled=settled,
+        smallest_gap=bound.half_width / bound.estimate,
+        settled=verdict != "inconclusive" and bound.half_width <= enough,
         left_out=left_out,
     )
 
@@ -281,15 +256,20 @@ def _by_difference(
     evidence: Evidence, units: Mapping[str, Array], starts: tuple[Sequence[float], int], count: int
 ) -> _Found:
     """Compare real and synthetic: rounds resampled as wholes, or each arm's laps on their own."""
-    draws = {
-        arm: ratio_draws(those[:, 0], those[:, 1], 0 if evidence == "blocks" else seed)
-        for seed, (arm, those) in enumerate(units.items())
-    }
-    means = {arm: float(those[:, 0].sum() / those[:, 1].sum()) for arm, those in units.items()}
+    means: dict[str, float] = {}
+    draws: dict[str, Array] = {}
+    for seed, (arm, those) in enumerate(units.items()):
+        means[arm], draws[arm] = _ratio(those, 0, 0 if evidence == "blocks" else seed)
     added = _added(starts, np.maximum(0.0, draws["real"] - draws["synthetic"]))
     draws["real"] = draws["real"] + added
     means["real"] += float(np.mean(added))
     return _found(evidence, draws, means, count)
+
+
+def _ratio(units: Array, column: int, seed: int) -> tuple[float, Array]:
+    """Return the sum of a column (0: seconds, 2: waited) over the sum of steps, and draws of it."""
+    above, steps = units[:, column], units[:, 1]
+    return float(above.sum() / steps.sum()), ratio_draws(above, steps, seed)
 
 
 def _slower(beside: Array, each: Array) -> tuple[float, Array]:
@@ -311,16 +291,14 @@ def _by_waits(
 ) -> _Found:
     """Add wait and contention to the step, on the host's clock."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
-    waited = ratio_draws(real[:, 2], real[:, 1], 0)
-    wait = float(real[:, 2].sum() / real[:, 1].sum())
+    wait, waited = _ratio(real, 2, 0)
     own = real.copy()  # the steps of real blocks, without their waits
     own[:, 0] -= own[:, 2]
     if laps["contended"]:
         own = _units(laps["contended"])
     if alone:
         resident = np.concatenate([resident, own])
-    step_draws = ratio_draws(resident[:, 0], resident[:, 1], 1)
-    step = float(resident[:, 0].sum() / resident[:, 1].sum())
+    step, step_draws = _ratio(resident, 0, 1)
     slower, slower_draws, clustered = 0.0, np.zeros_like(step_draws), len(real)
     if not alone:
         slower, slower_draws = _slower(own, resident)
@@ -365,14 +343,9 @@ def _bounded_by_waits(
 ) -> _Found:
     """Bound the gap on a device's clock: no more than the host waited, and what workers cost."""
     real, resident = _units(laps["real"]), _units(laps["synthetic"])
-    step_draws = ratio_draws(resident[:, 0], resident[:, 1], 1)
-    step = float(resident[:, 0].sum() / resident[:, 1].sum())
-    most = (
-        1
-        + (ratio_draws(real[:, 2], real[:, 1], 0) + _added(starts, np.zeros_like(step_draws)))
-        / step
-    )
-    estimate = 1 + float(real[:, 2].sum() / real[:, 1].sum()) / step
+    (step, step_draws), (wait, waited) = _ratio(resident, 0, 1), _ratio(real, 2, 0)
+    most = 1 + (waited + _added(starts, np.zeros_like(step_draws))) / step
+    estimate = 1 + wait / step
     count = min(len(real), len(resident))
     if laps["contended"]:
         slower, draws = _slower(_units(laps["contended"]), resident)

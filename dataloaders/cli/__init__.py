@@ -100,11 +100,6 @@ loader, and checks again; if it still waits for input, also with a cache of the 
 Takes less than two minutes on two cores, without a GPU.
 """
 
-_WRITTEN = ("json", "html", "markdown", "trace")
-_VALUED = (
-    *("--budget", "--loader", "--backend", "--fail-if", "--against", "--most", "--state"),
-    *(f"--{name}" for name in _WRITTEN),
-)
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
 
 
@@ -114,14 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: for ``--help``, and with status 2 for options that cannot be parsed.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    options = given
-    program: list[str] = []
-    if given[:1] and given[0] in ("check", "run", "tune", "probe"):
-        split = 1 + _program_at(given[1:])
-        options, program = given[:split], given[split:]
-    parsed, unknown = parser.parse_known_args(options)
+    parsed, unknown = parser.parse_known_args(argv)
     if unknown:
         near = similar(unknown[0].partition("=")[0], options_of(parser))
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
@@ -131,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dataloaders.errors import DataLoadersError
 
     try:
-        status = _carry_out(parsed, program)
+        status = _carry_out(parsed)
         sys.stdout.flush()
         return status
     except DataLoadersError as error:
@@ -146,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
+def _carry_out(parsed: argparse.Namespace) -> int:
     if parsed.command == "backends":
         from dataloaders.cli import listing
 
@@ -163,35 +152,22 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
     from dataloaders.errors import OptionError
     from dataloaders.scripts.target import Target
 
-    if not program or (program[0] == "-m" and len(program) < 2):
+    words = [*(parsed.module or ()), *parsed.script]
+    if not words:
         raise OptionError(
             "no script was given; give its path, or -m and a module's name: "
             f"dataloaders {parsed.command} train.py -- ARGS"
         )
-    if program[0] == "-m":
-        target, args = Target(program[1], "module"), program[2:]
-    else:
-        target, args = Target(program[0], "file"), program[1:]
-    if args[:1] == ["--"]:
-        args = args[1:]
+    target = Target(words[0], "file" if parsed.module is None else "module")
+    args = words[2:] if words[1:2] == ["--"] else words[1:]
     if parsed.command == "run":
         from dataloaders.cli.run import run
 
         return run(target, args, backend=parsed.backend, explain=parsed.explain)
     if parsed.command == "probe":
-        from dataloaders.cli.probe import Options as ProbeOptions
         from dataloaders.cli.probe import probe
 
-        probing = ProbeOptions(
-            parsed.budget,
-            most=parsed.most,
-            number=parsed.loader,
-            json=parsed.json,
-            quiet=parsed.quiet,
-            let_write=parsed.let_write,
-            state=parsed.state,
-        )
-        return probe(target, args, probing)
+        return probe(target, args, parsed)
     if parsed.command == "tune":
         from dataloaders.cli.tune import tune
 
@@ -205,32 +181,9 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
             quiet=parsed.quiet,
             let_write=parsed.let_write,
         )
-    from dataloaders.cli.check import Options, check
+    from dataloaders.cli.check import check
 
-    options = Options(
-        parsed.budget,
-        number=parsed.loader,
-        written={name: getattr(parsed, name) for name in _WRITTEN if getattr(parsed, name)},
-        against=parsed.against,
-        quiet=parsed.quiet,
-        let_write=parsed.let_write,
-        fail_if=parsed.fail_if,
-        predict=parsed.predict,
-        try_candidates=parsed.try_candidates,
-        advise=parsed.advise,
-    )
-    return check(target, args, options)
-
-
-def _program_at(args: list[str]) -> int:
-    """Where the script (or its ``-m``) stands in ``args``: all from there on belongs to it."""
-    at = 0
-    while at < len(args):
-        word = args[at]
-        if word == "-m" or not word.startswith("-"):
-            return at
-        at += 2 if word in _VALUED else 1
-    return len(args)
+    return check(target, args, parsed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -255,27 +208,27 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
 
-    script = "{train.py | -m MODULE} [--] [ARGS]"
-    check = add(
-        "check",
-        "is the input pipeline what holds a script back?",
-        "[--budget S] [--loader N] [--let-write] [--fail-if VERDICTS] [--quiet]\n"
-        f"{' ' * 25}[--html F] [--json F] [--against F] [--markdown F] [--trace F]\n"
-        f"{' ' * 25}[--try | --no-predict] [--advise] {script}",
-        _CHECK,
-        _CHECK_EPILOG,
+    def add_script(name: str, help_: str, text: str, epilog: str = "") -> _Parser:
+        usage = "[OPTIONS] {train.py | -m MODULE} [--] [ARGS]"
+        parser = add(name, help_, usage, text, epilog)
+        # Each takes all that follows: that belongs to the script.
+        parser.add_argument("script", nargs=argparse.REMAINDER, help="a file, and its arguments")
+        parser.add_argument(
+            "-m", nargs=argparse.REMAINDER, dest="module", help="a module, as with python -m"
+        )
+        return parser
+
+    check = add_script(
+        "check", "is the input pipeline what holds a script back?", _CHECK, _CHECK_EPILOG
     )
     _add_measuring(check)
-    check.add_argument("--html", metavar="F", help="write a page with charts, one file")
-    check.add_argument(
-        "--against", metavar="F", help="compare with the report in an earlier --json"
-    )
-    check.add_argument(
-        "--markdown", metavar="F", help="write a summary for a pull request; -: print that instead"
-    )
-    check.add_argument(
-        "--trace", metavar="F", help="write the last measured steps for ui.perfetto.dev"
-    )
+    for name, help_ in (
+        ("--html", "write a page with charts, one file"),
+        ("--against", "compare with the report in an earlier --json"),
+        ("--markdown", "write a summary for a pull request; -: print that instead"),
+        ("--trace", "write the last measured steps for ui.perfetto.dev"),
+    ):
+        check.add_argument(name, metavar="F", help=help_)
     check.add_argument(
         "--fail-if",
         type=_verdicts,
@@ -301,33 +254,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="measure what autocast, TF32 and cuDNN's autotuner gain, where they apply",
     )
-    tune = add(
-        "tune",
-        "which num_workers, prefetch_factor and pin_memory?",
-        "[--budget S] [--backend NAME] [--json F] [--loader N] [--let-write]\n"
-        f"{' ' * 24}[--quiet] {script}",
-        _TUNE,
-    )
+    tune = add_script("tune", "which num_workers, prefetch_factor and pin_memory?", _TUNE)
     _add_measuring(tune)
     tune.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
-    probe = add(
-        "probe",
-        "which batch sizes fit, and how fast is each?",
-        "[--budget S] [--most N] [--json F] [--loader N] [--let-write]\n"
-        f"{' ' * 25}[--quiet] {script}",
-        _PROBE,
-    )
+    probe = add_script("probe", "which batch sizes fit, and how fast is each?", _PROBE)
     _add_measuring(probe, 1.0, "measure each batch size for S seconds")
     probe.add_argument(
         "--most", type=_count, default=1 << 20, metavar="N", help="try no larger batch than N"
     )
     probe.add_argument("--state", help=argparse.SUPPRESS)  # for the processes that it starts
-    run = add(
-        "run",
-        "run a script on another backend",
-        f"--backend NAME [--explain] {script}",
-        _RUN,
-    )
+    run = add_script("run", "run a script on another backend", _RUN)
     run.add_argument("--backend", required=True, metavar="NAME", help="see dataloaders backends")
     run.add_argument(
         "--explain", action="store_true", help="print each loader's plan when first iterated"
@@ -353,11 +289,7 @@ def _add_measuring(
     budget: str = "measure for at most S seconds, fewer if the answer is clear earlier",
 ) -> None:
     parser.add_argument(
-        "--budget",
-        type=_seconds,
-        default=budget_s,
-        metavar="S",
-        help=f"{budget} ({budget_s:.0f})",
+        "--budget", type=_seconds, default=budget_s, metavar="S", help=f"{budget} ({budget_s:.0f})"
     )
     parser.add_argument(
         "--loader",

@@ -6,9 +6,10 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,61 +29,36 @@ if TYPE_CHECKING:
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Outcome, Target
 
-__all__ = ["Options", "check"]
+__all__ = ["check"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Holds what the command line asks of a check.
-
-    Attributes:
-        budget_s: the most seconds to measure.
-        number: of the loader to take, or None for the one that trains.
-        written: where to write the report, too, by the name of its form: "json", "html",
-            "markdown" ("-": on standard output, in place of the text), "trace".
-        against: JSON of an earlier report to compare with.
-        quiet: no progress, and the result in one line.
-        let_write: let the script write its files in place.
-        fail_if: verdicts for which the exit status is 1.
-        predict: look for what preparation consists of, and what remedies would gain.
-        try_candidates: run these remedies in the script's loop, too.
-        advise: measure settings that findings name.
-    """
-
-    budget_s: float
-    number: int | None = None
-    written: Mapping[str, str] = field(default_factory=dict)
-    against: str | None = None
-    quiet: bool = False
-    let_write: bool = False
-    fail_if: tuple[str, ...] = ()
-    predict: bool = True
-    try_candidates: bool = False
-    advise: bool = False
+_FORMS = ("json", "html", "markdown", "trace")
 
 
-def check(target: Target, args: list[str], options: Options) -> int:
+def check(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with one of its loaders taken over by the check; print the report.
 
-    Returns 0 whatever the verdict is, 1 if it is one of ``fail_if``, 3 if nothing could be
+    Returns 0 whatever the verdict is, 1 if it is one of ``--fail-if``, 3 if nothing could be
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
     from dataloaders.bottleneck import Report  # first of all it says which package is missing
     from dataloaders.scripts.children import children_run_by
 
-    refuse_missing_folders(*options.written.values())
+    refuse_missing_folders(*_written(options).values())
     if options.against is not None:
         Report.from_json(options.against)  # refused now, not once all is measured
     refuse_unfit(target, "check")
-    if not _is_rank_0():
-        options = replace(options, quiet=True)
+    if os.environ.get("RANK", "0") != "0":
+        options.quiet = True
+    if options.quiet and not (options.try_candidates or _written(options)):
+        options.predict = False  # nobody is to read it
     say_that_it_trains(target, "check", quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-check-", ignore_cleanup_errors=True) as at:
         measuring = _Measuring(options, Path(at, "status"))
         in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())
         with children_run_by(in_child) as children, measuring.watched():
-            outcome = run_shown(target, args, measuring.line, measuring.shows_errors)
+            outcome = run_shown(target, args, measuring.line, measuring.shows)
         if not measuring.checks and outcome.ending != "interrupted":
             status = measuring.status_of_child()
             children.end()
@@ -94,7 +70,7 @@ def check(target: Target, args: list[str], options: Options) -> int:
 
 
 def _check_in_child(
-    options: Options,
+    options: Namespace,
     result: Path,
     parent: int,
     target: Callable[..., object],
@@ -134,29 +110,23 @@ class _Measuring:
     Args:
         options: of the command line.
         result: a file that only the process whose loader is measured makes, with its status.
-
-    Attributes:
-        checks: the check, once a loader is taken.
-        ranks: the other ranks, if the process is one of several.
-        line: where progress is shown.
     """
 
-    def __init__(self, options: Options, result: Path) -> None:
+    def __init__(self, options: Namespace, result: Path) -> None:
         from dataloaders.cli.progress import ProgressLine
         from dataloaders.scripts.takeover import Takeover
 
-        self.checks: list[Check] = []
-        self.ranks: Ranks | None = None
+        self.checks: list[Check] = []  # one, once a loader is taken
+        self.ranks: Ranks | None = None  # the others, if the process is one of several
         self.line = ProgressLine(quiet=options.quiet)
         self.result = result
         self._options = options
-        self._patience_s = max(60.0, 2 * options.budget_s)
+        self._patience_s = max(60.0, 2 * options.budget)
         self._scratch: Scratch | None = None
         self.takeover = Takeover(
             self._measure,
-            options.number,
+            options.loader,
             may_take=self._may_take,
-            stepped=lambda: self.checks[0].optimizer_stepped(),
             waited=lambda name, seconds: self.checks[0].waited_elsewhere(name, seconds),
             passed_over=lambda text: self.line(f"check  {text}"),
             patience_s=self._patience_s,
@@ -174,8 +144,10 @@ class _Measuring:
         """Whether this process prints the report: it is alone, or rank 0."""
         return self.ranks is None or self.ranks.rank == 0
 
-    def shows_errors(self) -> bool:
-        """Return whether a failure is the script's own, not one of rank 0 having ended."""
+    def shows(self, error: BaseException | None) -> bool:
+        """Return whether a failure is the script's own, not ours or of rank 0 having ended."""
+        if error is not None and self.checks and self.checks[0].failed(error):
+            return False
         return self.ranks is None or self.reports or not self.ranks.rank_0_ended
 
     def conclude(self, outcome: Outcome) -> int:
@@ -183,6 +155,8 @@ class _Measuring:
         from dataloaders.scripts.ranks import straggler
 
         takeover, options, check = self.takeover, self._options, self.checks[0]
+        if outcome.error is not None and check.failed(outcome.error):
+            outcome = replace(outcome, ending="stopped", status=0, error=None)
         report = check.report()
         check.close()
         notes = [*_how_it_ended(takeover, outcome, check.finished)]
@@ -225,30 +199,32 @@ class _Measuring:
     def _measure(self, loader: Any, iterate: Any) -> Check:
         from dataloaders.bottleneck import Check
 
-        self.checks.append(
-            Check(
-                loader,
-                budget_s=self._options.budget_s,
-                iterate=iterate,
-                progress=self.line,
-                predict=self._options.predict,
-                try_candidates=self._options.try_candidates,
-                advise=self._options.advise,
-                agree=None if self.ranks is None else self.ranks.agree,
-            )
+        check = Check(
+            loader,
+            budget_s=self._options.budget,
+            iterate=iterate,
+            progress=self.line,
+            predict=self._options.predict,
+            try_candidates=self._options.try_candidates,
+            advise=self._options.advise,
+            agree=None if self.ranks is None else self.ranks.agree,
         )
-        return self.checks[0]
+        self.checks.append(check)
+        return check
 
 
-def _is_rank_0() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def _written(options: Namespace) -> dict[str, str]:
+    """Return where to write the report, too, by the name of its form."""
+    return {form: path for form in _FORMS if (path := getattr(options, form)) is not None}
 
 
-def _show(report: Report, notes: list[str], options: Options) -> None:
+def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report and write its other forms, which have the notes in them."""
+    import rich
+
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
-    written = dict(options.written)
+    written = _written(options)
     if written.get("markdown") == "-":
         del written["markdown"]
         print(whole.to_markdown(against=before), end="")
@@ -256,7 +232,10 @@ def _show(report: Report, notes: list[str], options: Options) -> None:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
     else:
-        _print(report)
+        if sys.stdout.isatty():
+            rich.print(report)
+        else:
+            print(report)
         for sentence in notes:
             print(f"note: {sentence}")
         if before is not None:
@@ -266,35 +245,21 @@ def _show(report: Report, notes: list[str], options: Options) -> None:
         getattr(whole, f"to_{form}")(path, **beside)
 
 
-def _print(report: Report) -> None:
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(report)
-    else:
-        print(report)
-
-
 def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[str]:
     assert takeover.taken is not None
-    steps = takeover.steps
-    sentences = [f"measured in loader {takeover.taken.number}: {takeover.taken.description}"]
+    after = f"after {takeover.steps} steps"
+    so_far = f"{after}; this is what was known by then"
     if enough:
-        sentences.append(f"the script was ended after {steps} steps of its loop")
-    elif outcome.ending == "interrupted":
-        sentences.append(f"interrupted after {steps} steps; this is what was known by then")
-    elif outcome.ending == "raised":
-        sentences.append(f"the script failed after {steps} steps; this is what was known by then")
+        how = f"the script was ended {after} of its loop"
+    elif outcome.ending in ("interrupted", "raised"):
+        how = f"{'the script failed' if outcome.ending == 'raised' else 'interrupted'} {so_far}"
     elif takeover.stalled:
-        sentences.append(
-            f"the script was ended since its loop asked for no batch for long after {steps} steps; "
-            "this is what was known by then"
-        )
+        how = f"the script was ended since its loop asked for no batch for long {so_far}"
     else:
-        sentences.append(
-            f"the script ended by itself after {steps} steps, before enough was measured; "
-            "give it more epochs, or a smaller --budget"
-        )
+        how = f"the script ended by itself {after}, before enough was measured; "
+        how += "give it more epochs, or a smaller --budget"
+    loader = takeover.taken
+    sentences = [f"measured in loader {loader.number}: {loader.description}", how]
     if takeover.beyond and outcome.ending == "raised":
         sentences.append(
             f"the check prolonged its epoch by {takeover.beyond} batches, which the script may not "

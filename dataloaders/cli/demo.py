@@ -15,10 +15,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaders.errors import DataLoadersError, MissingDependency, OptionError
 from dataloaders.tuning.learned import cache_folder
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck import Report
 
 __all__ = ["demo"]
 
@@ -46,19 +49,32 @@ def demo(*, images: str | None = None, budget_s: float = 25.0) -> int:
     folder = _given(images) if images is not None else made_photos()
     script = [str(example), "--", "--data", str(folder), "--epochs", _MANY_EPOCHS]
     script += ["--batch-size", "8"]  # 37 batches an epoch: enough of them for a steady state
+    from dataloaders.bottleneck import Report
+
     with tempfile.TemporaryDirectory() as results:
-        before = _part("the script as it is", "check", budget_s, script, Path(results, "1.json"))
-        tuned = _part("tuning its loader", "tune", budget_s, script, Path(results, "2.json"))
-        found = [("as it is", before)]
+
+        def part(title: str, command: str, words: list[str], **variables: str) -> Path:
+            result = Path(results, f"{len(os.listdir(results))}.json")
+            _part(title, command, budget_s, words, result, variables)
+            return result
+
+        def checked(title: str, words: list[str], **variables: str) -> Report:
+            return Report.from_json(part(title, "check", words, **variables))
+
+        found = [("as it is", checked("the script as it is", script))]
+        tuned = json.loads(part("tuning its loader", "tune", script).read_text(encoding="utf-8"))
         chosen = _arguments(tuned)
         if chosen:
             title = f"the same with what tuning chose: {' '.join(chosen)}"
-            result = Path(results, "3.json")
-            found.append(("tuned", _part(title, "check", budget_s, [*script, *chosen], result)))
+            found.append(("tuned", checked(title, [*script, *chosen])))
         else:
             print(f"\nTuning left the script as it is: {tuned['reason']}.")
-        if found[-1][1]["verdict"] != "step-bound" and _may_cache(folder):
-            found.append((_CACHED, _cached(budget_s, script, Path(results, "4.json"))))
+        if found[-1][1].verdict != "step-bound" and _may_cache(folder):
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="demo-", dir=cache_folder()) as cache:
+                title = 'the same with a cache of the decoded images: DataLoader(..., backend="h5")'
+                variables = {"DATALOADERS_BACKEND": "h5", "DATALOADERS_CACHE": cache}
+                found.append((_CACHED, checked(title, script, **variables)))
     _conclude(found, "" if chosen else str(tuned["reason"]))
     return 0
 
@@ -90,41 +106,23 @@ def _may_cache(folder: Path) -> bool:
     return True
 
 
-def _cached(budget_s: float, script: list[str], result: Path) -> Any:
-    """Check with ``backend="h5"``; the cache is deleted afterwards."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="demo-", dir=cache_folder()) as folder:
-        title = 'the same with a cache of the decoded images: DataLoader(..., backend="h5")'
-        variables = {"DATALOADERS_BACKEND": "h5", "DATALOADERS_CACHE": folder}
-        return _part(title, "check", budget_s, script, result, variables)
+def _conclude(found: list[tuple[str, Report]], why_not_tuned: str) -> None:
+    from dataloaders.bottleneck.outputs.contents import times
 
-
-def _conclude(found: list[tuple[str, dict[str, Any]]], why_not_tuned: str) -> None:
     print("\n=== what was found")
-    first = found[0][1]["seconds_per_batch"].get("real")
-    for name, report in found:
-        print(f"{name:>15}: {report['verdict']}", end="")
-        now, bound = report["seconds_per_batch"].get("real"), report["speedup_bound"]
-        if report is not found[0][1] and first and now and first["low"] > 0 and now["low"] > 0:
-            print(
-                f"; {first['estimate'] / now['estimate']:.2f} x as fast as it is "
-                f"({first['low'] / now['high']:.2f} to {first['high'] / now['low']:.2f})",
-                end="",
-            )
-        if bound is not None:
-            print(
-                f"; a perfect input would be {bound['estimate']:.2f} x as fast "
-                f"({bound['low']:.2f} to {bound['high']:.2f})",
-                end="",
-            )
-        print()
+    first, (last, report) = found[0][1], found[-1]
+    for name, one in found:
+        faster, bound = one.against(first).arms.get("real"), one.speedup_bound
+        compared = f"; {times(faster[2])} as fast as it is" if faster and one is not first else ""
+        perfect = f"; a perfect input would be {times(bound)} as fast" if bound else ""
+        print(f"{name:>15}: {one.verdict}{compared}{perfect}")
     if why_not_tuned:
         print(f"{'tuning':>15}: no change, since {why_not_tuned}")
     print("\nwhat to try next")
-    last, now = found[-1][0], found[-1][1]["seconds_per_batch"].get("real")
-    if last == _CACHED and first and now and now["high"] < first["low"]:
+    faster = report.against(first).arms.get("real")
+    if last == _CACHED and faster and faster[2].low > 1:
         print('  a cache, built once: DataLoader(..., backend="h5"), or dataloaders cache build')
-    for line in found[-1][1]["advice"]:
+    for line in report.advice:
         print(f"  {line}")
     print("  your own script: dataloaders check train.py -- ARGS")
 
@@ -135,8 +133,8 @@ def _part(
     budget_s: float,
     script: list[str],
     result: Path,
-    variables: dict[str, str] | None = None,
-) -> Any:
+    variables: dict[str, str],
+) -> None:
     options = [command, "--budget", f"{budget_s:g}", "--json", str(result)]
     shown = script.copy()
     shown[0] = "examples/train_images.py"
@@ -146,7 +144,7 @@ def _part(
     done = subprocess.run(
         [sys.executable, "-m", "dataloaders", *options, *script],
         cwd=Path(__file__).resolve().parents[2],
-        env={**os.environ, **(variables or {})},
+        env={**os.environ, **variables},
         check=False,
     )
     if done.returncode == 130 or done.returncode < 0:
@@ -156,7 +154,6 @@ def _part(
             f"`dataloaders {command}` ended with status {done.returncode} and no result; "
             "what it printed above says why"
         )
-    return json.loads(result.read_text(encoding="utf-8"))
 
 
 def _example() -> Path:

@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dataloaders.findings import Trial
     from dataloaders.scripts.target import Target
 
-__all__ = ["Options", "probe"]
+__all__ = ["probe"]
 
 _LOOKED_AT = 8
 _RAN_OUT = 77
@@ -40,27 +41,11 @@ _RAN_OUT = 77
 _KILLED = (-9, 137)
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Holds what the command line asks: see `dataloaders probe --help`.
-
-    Attributes:
-        state: the file of what is known, in a process that a probe started; else None.
-    """
-
-    budget_s: float
-    most: int
-    number: int | None = None
-    json: str | None = None
-    quiet: bool = False
-    let_write: bool = False
-    state: str | None = None
-
-
-def probe(target: Target, args: list[str], options: Options) -> int:
+def probe(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` in processes of its own until the largest batch is known; print the table.
 
-    Returns 0 if a size could be measured; else 3, or the script's own status if it failed.
+    Returns 0 if a size could be measured, 130 after Ctrl-C; else 3, or the script's own status if
+    it failed.
     """
     if options.state is not None:
         return _probe_here(target, args, options, Path(options.state))
@@ -74,16 +59,21 @@ def probe(target: Target, args: list[str], options: Options) -> int:
         state = Path(folder, "state")
         state.touch()
         note = None
-        while True:
+        while note is None:
             before = state.read_text()
-            status = _start(target, args, options, state)
+            try:
+                status = _start(target, args, options, state)
+            except KeyboardInterrupt:
+                status = 130
             trials, unfinished = _known(state)
-            if unfinished is not None and status != _RAN_OUT and status not in _KILLED:
-                note = f"the script ended by itself at batch size {unfinished}, status {status}"
-                break
-            if not trials or state.read_text() == before:
+            if not trials or (state.read_text() == before and status != 130):
                 return status or NOTHING_MEASURED
-            if next_size(0, trials, options.most) is None:
+            if status == 130:
+                note = "interrupted"
+                trials = [one for one in trials if one.batch_size != unfinished]
+            elif unfinished is not None and status not in (_RAN_OUT, *_KILLED):
+                note = f"the script ended by itself at batch size {unfinished}, status {status}"
+            elif next_size(0, trials, options.most) is None:
                 break
     result = Probe(tuple(sorted(trials, key=lambda trial: trial.batch_size)))
     print(result.largest if options.quiet else result)
@@ -91,20 +81,22 @@ def probe(target: Target, args: list[str], options: Options) -> int:
         print(f"note: {note}; this is what was known by then")
     if options.json is not None:
         result.to_json(options.json)
-    return 0 if result.largest is not None else status or NOTHING_MEASURED
+    if status == 130 or result.largest is None:
+        return status or NOTHING_MEASURED
+    return 0
 
 
-def _start(target: Target, args: list[str], options: Options, state: Path) -> int:
-    words = ["--state", str(state), "--budget", str(options.budget_s), "--most", str(options.most)]
-    if options.number is not None:
-        words += ["--loader", str(options.number)]
+def _start(target: Target, args: list[str], options: Namespace, state: Path) -> int:
+    words = ["--state", str(state), "--budget", str(options.budget), "--most", str(options.most)]
+    if options.loader is not None:
+        words += ["--loader", str(options.loader)]
     words += ["--let-write"] * options.let_write
     script = [target.name] if target.kind == "file" else ["-m", target.name]
     command = [sys.executable, "-m", "dataloaders", "probe", *words, *script, "--", *args]
     return subprocess.run(command, check=False).returncode
 
 
-def _probe_here(target: Target, args: list[str], options: Options, state: Path) -> int:
+def _probe_here(target: Target, args: list[str], options: Namespace, state: Path) -> int:
     from dataloaders.batches.tree import leaves, nbytes
     from dataloaders.findings.probe import next_size, ran_out, trial_steps
     from dataloaders.scripts.takeover import Takeover
@@ -114,7 +106,7 @@ def _probe_here(target: Target, args: list[str], options: Options, state: Path) 
         of = next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
         while (size := next_size(of, trials, options.most)) is not None:
             _note(found, {"size": size})
-            steps = trial_steps(batch, of, size, trials, seconds=options.budget_s)
+            steps = trial_steps(batch, of, size, trials, seconds=options.budget)
             trials.append((yield from steps))
             _note(found, {"size": size, "trial": dataclasses.asdict(trials[-1])})
 
@@ -125,7 +117,7 @@ def _probe_here(target: Target, args: list[str], options: Options, state: Path) 
         running.append(probed(loader, iterate))
         return running[0]
 
-    takeover = Takeover(measure, options.number)
+    takeover = Takeover(measure, options.loader)
     # Opened before files that exist are kept from being written.
     keeping = untouched_files(takeover, let_write=options.let_write)
     with state.open("a") as found, keeping, takeover:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck import Progress
@@ -23,12 +23,11 @@ class ProgressLine:
     """Shows each text, or `Progress` of a check, that it is called with.
 
     Args:
-        file: where to write; None means the present stderr, which the program may replace later.
         quiet: show nothing.
     """
 
-    def __init__(self, file: TextIO | None = None, *, quiet: bool = False) -> None:
-        self._file = sys.stderr if file is None else file
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._file = sys.stderr  # the present one, which the program may replace later
         # A program that was started without a stderr has none.
         self._quiet = quiet or self._file is None
         self._terminal = not self._quiet and self._file.isatty()

@@ -100,7 +100,10 @@ def say_that_it_trains(target: Target, command: str, *, quiet: bool) -> None:
 
 
 def run_shown(
-    target: Target, args: list[str], line: ProgressLine, shows: Callable[[], bool] = lambda: True
+    target: Target,
+    args: list[str],
+    line: ProgressLine,
+    shows: Callable[[BaseException | None], bool] = lambda error: True,
 ) -> Outcome:
     """Run the script; take ``line`` off the terminal and show the error that ended it, if any."""
     try:
@@ -108,7 +111,7 @@ def run_shown(
     finally:
         line.close()
     sys.stdout.flush()
-    if shows():
+    if shows(outcome.error):
         outcome.show_error()
     return outcome
 

@@ -1,8 +1,7 @@
 """What of the step itself could be faster.
 
-    Watch ──two steps of the warm-up──> Facts ──RULES──> Finding, Finding, ...
+    Watch ──two steps of the warm-up──> Facts ──rules──> Finding, Finding, ...
 
-finding    one finding, as the report has it
 watch      a step seen operator by operator; nothing that it computes changes
 facts      what was seen, and the settings that it ran under, as plain values
 rules      the tuning guides' list, one decision on facts each
@@ -11,9 +10,8 @@ probe      the largest batch that the step takes, and its rate at each size
 """
 
 from dataloaders.findings.facts import Facts, Place
-from dataloaders.findings.finding import Finding
 from dataloaders.findings.probe import Probe, Trial, probe_batch_sizes
-from dataloaders.findings.rules import findings_of
+from dataloaders.findings.rules import Finding, findings_of
 from dataloaders.findings.watch import Watch
 
 __all__ = [

@@ -20,71 +20,42 @@ KINDS = ("product", "convolution")
 
 
 class Place(NamedTuple):
-    """Names something that a step does at one place of the user's code.
+    """Names something that a step does at one place of the user's code."""
 
-    Attributes:
-        kind: "sync", "moved", "zeroed", "chain", "empty_cache", "bias" or "debugging".
-        what: it in words, such as ".item()" or a module's name.
-        device: the type of the device on which it happens.
-        where: ``file:line``; None if no frame of the user's was on the stack.
-    """
-
-    kind: str
-    what: str
-    device: str
-    where: str | None
+    kind: str  # "sync", "moved", "zeroed", "chain", "empty_cache", "bias" or "debugging"
+    what: str  # it in words, such as ".item()" or a module's name
+    device: str  # the type of the device on which it happens
+    where: str | None  # file:line; None if no frame of the user's was on the stack
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Holds what the rules decide on.
+    """Holds what the rules decide on."""
 
-    Attributes:
-        device: the type of the device that does most of the step's arithmetic.
-        places: what each watched step does -> how much of it (times, bytes or operators, the least
-            of the watched steps).
-        flops: (device type, dtype, "product" or "convolution") -> floating-point operations in a
-            step; attention counts as products.
-        convolutions: how many there are in a step, forward.
-        fixed_shapes: whether their shapes were the same in all watched steps.
-        varied: whether batches differ in shape.
-        planar: how many of the 2-d ones read inputs of several channels in NCHW order.
-        autotuner, deterministic: cuDNN's flags, as the convolutions ran under them.
-        matmul_precision: torch's, for float32.
-        data_parallel: devices of a `torch.nn.DataParallel`; 0 without one.
-        reduces_early: whether DDP reduced gradients in a step after which no optimizer stepped.
-        cycle: batches to one step of the optimizer.
-        checkpointed: whether activations are computed again in the backward pass.
-        half: the 16-bit dtype that the device multiplies faster than float32; None without one.
-        tf32: whether the device has TF32.
-        memory: share of the device's memory that the step took at its most; None if unknown.
-        threads, cores, workers, numa_nodes: of this process; nodes that its cores belong to.
-        contention: seconds a batch that the loader's workers slow the step down by, if that is
-            more than the measurement's resolution; None if not.
-    """
-
-    device: str = "cpu"
+    device: str = "cpu"  # the type of that which does most of the step's arithmetic
+    # What each watched step does -> how much of it: times, bytes or operators, the least of them.
     places: Mapping[Place, int] = field(default_factory=dict)
+    # (device type, dtype, kind) -> floating-point operations; attention counts as products.
     flops: Mapping[tuple[str, torch.dtype, str], int] = field(default_factory=dict)
-    convolutions: int = 0
-    fixed_shapes: bool = True
-    varied: bool = False
-    planar: int = 0
-    autotuner: bool = False
+    convolutions: int = 0  # in a step, forward
+    fixed_shapes: bool = True  # theirs, in all watched steps
+    varied: bool = False  # whether batches differ in shape
+    planar: int = 0  # 2-d convolutions whose inputs of several channels are in NCHW order
+    autotuner: bool = False  # cuDNN's flags, as the convolutions ran under them
     deterministic: bool = False
-    matmul_precision: str = "highest"
-    data_parallel: int = 0
-    reduces_early: bool = False
-    cycle: int = 1
-    checkpointed: bool = False
-    half: torch.dtype | None = None
-    tf32: bool = False
-    memory: float | None = None
-    threads: int = 1
+    matmul_precision: str = "highest"  # torch's, for float32
+    data_parallel: int = 0  # devices of a torch.nn.DataParallel; 0 without one
+    reduces_early: bool = False  # whether DDP reduced in a step after which no optimizer stepped
+    cycle: int = 1  # batches to one step of the optimizer
+    checkpointed: bool = False  # whether activations are computed again in the backward pass
+    half: torch.dtype | None = None  # of 16 bits, if multiplied faster than float32
+    tf32: bool = False  # whether the device has it
+    memory: float | None = None  # share of the device's that the step took at its most
+    threads: int = 1  # these four are this process's
     cores: int = 1
     workers: int = 0
-    numa_nodes: int = 1
-    contention: Interval | None = None
+    numa_nodes: int = 1  # that its cores belong to
+    contention: Interval | None = None  # seconds a batch, if more than can be resolved
 
     def of_kind(self, kind: str) -> dict[Place, int]:
         """Return the places of one kind."""
@@ -104,7 +75,9 @@ def environment(device: str) -> dict[str, object]:
         "numa_nodes": _numa_nodes(),
     }
     if device == "cpu":
-        facts["half"] = torch.bfloat16 if _cpu_has_bf16() else None
+        tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        quick = any(getattr(torch.cpu, test, lambda: False)() for test in tests)
+        facts["half"] = torch.bfloat16 if quick else None
     elif device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generation, _ = torch.cuda.get_device_capability()
         facts["tf32"] = generation >= 8 and torch.version.hip is None
@@ -113,11 +86,6 @@ def environment(device: str) -> dict[str, object]:
         _, total = torch.cuda.mem_get_info()
         facts["memory"] = torch.cuda.max_memory_allocated() / total
     return facts
-
-
-def _cpu_has_bf16() -> bool:
-    tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, test, lambda: False)() for test in tests)
 
 
 def _numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import json
 import os
 from collections.abc import Callable, Generator
@@ -16,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dataloaders.batches.synthetic import Recipe
@@ -24,7 +22,7 @@ from dataloaders.batches.tree import Batch, leaves, map_children, to_device
 from dataloaders.errors import OptionError
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import clock_of
-from dataloaders.measuring.intervals import Interval, interval_of, picked
+from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.seeding.states import random_states_kept
 
 __all__ = ["Probe", "Trial", "next_size", "probe_batch_sizes", "ran_out", "resized", "trial_steps"]
@@ -39,19 +37,12 @@ _SHOWN_ERROR = 200
 
 @dataclass(frozen=True)
 class Trial:
-    """Says what one batch size needs.
-
-    Attributes:
-        batch_size: samples a batch.
-        seconds: of a step, its first two left out; None if it ran out of memory.
-        memory: bytes at the most: the device's that tensors take, else this process's resident set.
-        why_not: why it does not fit; None if it does.
-    """
+    """Says what one batch size needs."""
 
     batch_size: int
-    seconds: Interval | None = None
-    memory: int | None = None
-    why_not: str | None = None
+    seconds: Interval | None = None  # of a step, the first two left out; None: out of memory
+    memory: int | None = None  # bytes at most: of the device's tensors, else the resident set
+    why_not: str | None = None  # it does not fit; None if it does
 
     @property
     def rate(self) -> float:
@@ -78,32 +69,17 @@ class Probe:
         return min(near, default=None)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        output = io.StringIO()
-        Console(file=output, width=96, force_terminal=False).print(self.__rich__())
-        return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
-
-    def __rich__(self) -> Any:
-        """Return the table as rich shows it in a terminal."""
-        from rich.console import Group
-        from rich.table import Table
-
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in ("batch", "samples/s", "ms a step", "95 % interval", "memory MiB"):
-            table.add_column(heading, justify="right")
-        table.add_column("")
+        form = "{:>7}  {:>9}  {:>9}  {:>16}  {:>10}  {}"
+        lines = [form.format("batch", "samples/s", "ms a step", "95 % interval", "memory MiB", "")]
         for one in self.trials:
             memory = "" if one.memory is None else f"{one.memory / 2**20:.0f}"
-            took = one.seconds
-            if took is None:
-                table.add_row(str(one.batch_size), "", "", "", memory, one.why_not)
-                continue
-            low, high = 1e3 * max(0.0, took.low), 1e3 * took.high
-            texts = f"{one.rate:.1f}", f"{1e3 * took.estimate:.2f}", f"{low:.2f} to {high:.2f}"
-            table.add_row(str(one.batch_size), *texts, memory, "")
+            texts = ["", "", ""]
+            if (took := one.seconds) is not None:
+                ends = f"{1e3 * max(0.0, took.low):.2f} to {1e3 * took.high:.2f}"
+                texts = [f"{one.rate:.1f}", f"{1e3 * took.estimate:.2f}", ends]
+            lines.append(form.format(one.batch_size, *texts, memory, one.why_not or ""))
         last = f"largest that fits: {self.largest}; within 5 % of the best rate from {self.fastest}"
-        return Group(table, "", last)
+        return "\n".join([*(line.rstrip() for line in lines), "", last])
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the probe as JSON text; write it to ``path`` too, if one is given."""
@@ -144,16 +120,25 @@ def probe_batch_sizes(
     if not any(True for _ in leaves(batch)):
         batch = Recipe.spec(batch).make(torch.device("cpu"), torch.Generator().manual_seed(0))
     of = batch_size or next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
-    trials: dict[int, Trial] = {}
+    trials: list[Trial] = []
     with random_states_kept():
-        while (size := next_size(of, list(trials.values()), most)) is not None:
-            trials[size] = _tried(
-                batch, of, size, step, list(trials.values()), seconds_each, device
-            )
+        while (size := next_size(of, trials, most)) is not None:
+            steps = trial_steps(batch, of, size, trials, seconds=seconds_each, device=device)
+            try:
+                while True:
+                    step(next(steps))
+            except StopIteration as end:
+                trials.append(end.value)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                text = str(error).partition("\n")[0][:_SHOWN_ERROR]
+                trials.append(Trial(size, why_not=text or "out of memory"))
+            del steps  # it holds the batch
             gc.collect()  # what the failed step's frames held
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
-    return Probe(tuple(trials[size] for size in sorted(trials)))
+    return Probe(tuple(sorted(trials, key=lambda trial: trial.batch_size)))
 
 
 def next_size(start: int, trials: list[Trial], most: int = _MOST) -> int | None:
@@ -198,9 +183,7 @@ def trial_steps(
         last = clock.mark()
         clock.wait()
         took.append(clock.seconds(first, last))
-    steps = np.array(took[2:])
-    mean = interval_of(float(steps.mean()), picked(steps, 0).mean(axis=1), len(steps))
-    return Trial(size, mean, _peak())
+    return Trial(size, mean_of(took[2:]), _peak())
 
 
 def resized(batch: Batch, of: int, size: int) -> Batch:
@@ -237,29 +220,6 @@ def ran_out(error: BaseException | None) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-
-
-def _tried(
-    batch: Batch,
-    of: int,
-    size: int,
-    step: Callable[[Batch], object],
-    before: list[Trial],
-    seconds: float,
-    device: torch.device | str | None,
-) -> Trial:
-    steps = trial_steps(batch, of, size, before, seconds=seconds, device=device)
-    try:
-        while True:
-            step(next(steps))
-    except StopIteration as end:
-        trial: Trial = end.value
-        return trial
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        text = str(error).partition("\n")[0][:_SHOWN_ERROR]
-        return Trial(size, why_not=text or "out of memory")
 
 
 def _more_memory(size: int, before: list[Trial]) -> float:

@@ -1,185 +1,204 @@
 """The tuning guides' list: for each entry a decision on facts, and what to write instead.
 
-    Facts ──RULES──> Finding, Finding, ...
+    Facts ──findings_of──> Finding, Finding, ...
 
-A rule that speaks of arithmetic asks for a step that has enough of it (`_WORTH`): on a few thousand
+What speaks of arithmetic asks for a step that has enough of it (`_WORTH`): on a few thousand
 operations no setting of it shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from dataloaders.findings.facts import Facts, Place
-from dataloaders.findings.finding import Finding
+from dataloaders.findings.facts import Facts
+from dataloaders.measuring.intervals import Interval
 
-__all__ = ["RULES", "Rule", "findings_of"]
+__all__ = ["Finding", "findings_of"]
 
 _WORTH = 10**9
 """Floating-point operations of a step from which the way that they are done is worth a change."""
 _SHORTEST_CHAIN = 3
 _FULL = 0.9
+_GUIDE = "PyTorch Performance Tuning Guide: "
+_CUDA = "docs.pytorch.org/docs/stable/notes/cuda.html: "
+_ON_THE_CPU = _GUIDE + "CPU specific optimizations"
 
 
 @dataclass(frozen=True)
-class Rule:
-    """Decides on one entry of the list.
+class Finding:
+    """Says what in the step costs time, why, and what to write instead.
 
     Attributes:
-        name, source, anyway: those of its `Finding`.
-        find: returns the message, or "" where the rule has nothing to say. It takes the facts and,
-            if ``kind`` is given, one place of that kind and how much of it there is.
-        kind: of the places that it is asked for one by one; None asks once.
+        name: of the entry, such as "synchronisation".
+        message: what was found, why it costs, and what to write instead.
+        where: ``file:line`` in the user's code, or None.
+        source: the guide that the advice comes from: its section, or an address.
+        gain: seconds a batch that the change would save, measured; None if it was not measured.
+        anyway: whether it holds whatever holds the loop back: something left on, a wait that keeps
+            the host from running ahead.
     """
 
     name: str
+    message: str
+    where: str | None
     source: str
-    find: Callable[..., str]
-    kind: str | None = None
+    gain: Interval | None = None
     anyway: bool = False
+
+    def __str__(self) -> str:
+        where = "" if self.where is None else f"{self.where}: "
+        gain = ""
+        if self.gain is not None:
+            low, high = 1e3 * self.gain.low, 1e3 * self.gain.high
+            gain = f"; measured here: {1e3 * self.gain.estimate:.2f} ms a batch less "
+            gain += f"({low:.2f} to {high:.2f})"
+        return f"{where}{self.message}{gain} [{self.source}]"
 
 
 def findings_of(facts: Facts | None) -> tuple[Finding, ...]:
-    """Return what the rules find in ``facts``, in their order; nothing without facts."""
+    """Return what the list finds in ``facts``, in its order; nothing without facts."""
     if facts is None:
         return ()
-    found = []
-    for rule in RULES:
-        gain = facts.contention if rule.name == "contention" else None
-        places = [()] if rule.kind is None else facts.of_kind(rule.kind).items()
-        for asked in places:
-            message = rule.find(facts, *asked)
-            where = asked[0].where if asked else None
-            if message:
-                found.append(Finding(rule.name, message, where, rule.source, gain, rule.anyway))
-    return tuple(found)
+    return (*_left_on(facts), *_processes(facts), *_model(facts), *_arithmetic(facts),
+            *_around(facts))  # fmt: skip
 
 
-def _debugging(facts: Facts, place: Place, times: int) -> str:
-    return f"{place.what} is on: it slows each step down; switch it off for training"
+def _left_on(facts: Facts) -> Iterator[Finding]:
+    """Yield what holds whatever the verdict is."""
 
+    def found(name: str, message: str, where: str | None, source: str) -> Finding:
+        return Finding(name, message, where, source, anyway=True)
 
-def _synchronisation(facts: Facts, place: Place, times: int) -> str:
-    if place.device == "cpu":
-        return ""
-    return (
-        f"{place.what} waits for the device in each step, so that the host cannot run ahead: do it "
-        "every so many steps, or keep the value on the device"
-    )
-
-
-def _made_on_cpu(facts: Facts, place: Place, times: int) -> str:
-    return (
-        f"{place.what} is copied to {place.device} in each step: make it there "
-        f"(device={place.device!r}), or once before the loop"
-    )
-
-
-def _empty_cache(facts: Facts, place: Place, times: int) -> str:
-    if facts.device != "cuda":
-        return ""
-    return (
-        "empty_cache() in each step waits for the device and gives back memory for which the next "
-        "step has to ask the driver again: leave it out"
-    )
-
-
-def _data_parallel(facts: Facts) -> str:
-    if facts.data_parallel < 2:
-        return ""
-    return (
-        f"DataParallel copies the model to {facts.data_parallel} devices in each step and runs all "
-        "of them from one process: use DistributedDataParallel, one process a device (torchrun)"
-    )
-
-
-def _accumulation(facts: Facts) -> str:
-    if not facts.reduces_early or facts.cycle == 1:
-        return ""
-    return (
-        f"DDP reduces gradients in each backward pass, and the optimizer steps after "
-        f"{facts.cycle}: run the first {facts.cycle - 1} in `with model.no_sync():`"
-    )
-
-
-def _zeroed(facts: Facts, place: Place, size: int) -> str:
-    text = f"{size / 2**20:.1f} MiB" if size >= 2**19 else f"{size} bytes"
-    return (
-        f"zero_grad(set_to_none=False) writes zeros over {text} of gradients in each step, to "
-        "which backward then adds: leave set_to_none at its default"
-    )
-
-
-def _bias(facts: Facts) -> str:
-    names = [place.what for place in facts.of_kind("bias")]
-    if not names:
-        return ""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (
-        f"{', '.join(names[:3])}{more}: the batch norm right after the convolution takes its bias "
-        "away again: make it with bias=False"
-    )
-
-
-def _autocast(facts: Facts) -> str:
-    single, half = facts.work(torch.float32), facts.work(torch.float16, torch.bfloat16)
-    if facts.half is None or single < _WORTH or half > single / 3:
-        return ""
-    how = f"`with torch.autocast({facts.device!r}, dtype={facts.half}):`"
-    if facts.device == "cpu":
-        return (
-            f"{_giga(single)} a step are in float32, and this CPU has instructions for bfloat16: "
-            f"{how} around the forward pass may help; compare the loss"
+    for place in facts.of_kind("debugging"):
+        message = f"{place.what} is on: it slows each step down; switch it off for training"
+        yield found("debugging", message, place.where, _GUIDE + "Disable debugging APIs")
+    for place in facts.of_kind("sync"):
+        if place.device != "cpu":
+            message = (
+                f"{place.what} waits for the device in each step, so that the host cannot run "
+                "ahead: do it every so many steps, or keep the value on the device"
+            )
+            source = _GUIDE + "Avoid unnecessary CPU-GPU synchronization"
+            yield found("synchronisation", message, place.where, source)
+    for place in facts.of_kind("moved"):
+        message = (
+            f"{place.what} is copied to {place.device} in each step: make it there "
+            f"(device={place.device!r}), or once before the loop"
         )
-    scaled = " and a torch.amp.GradScaler" if facts.half == torch.float16 else ""
-    return (
-        f"{_giga(single)} a step are in float32, and tensor cores are faster in 16 bits: put the "
-        f"forward pass into {how}{scaled}"
-    )
+        source = _GUIDE + "Create tensors directly on the target device"
+        yield found("made-on-cpu", message, place.where, source)
+    for place in facts.of_kind("empty_cache"):
+        if facts.device == "cuda":
+            message = (
+                "empty_cache() in each step waits for the device and gives back memory for which "
+                "the next step has to ask the driver again: leave it out"
+            )
+            yield found("empty-cache", message, place.where, _CUDA + "Memory management")
 
 
-def _matmul_precision(facts: Facts) -> str:
+def _processes(facts: Facts) -> Iterator[Finding]:
+    if facts.data_parallel > 1:
+        message = (
+            f"DataParallel copies the model to {facts.data_parallel} devices in each step and runs "
+            "all of them from one process: use DistributedDataParallel, one process a device "
+            "(torchrun)"
+        )
+        source = _GUIDE + "Use efficient data-parallel backend"
+        yield Finding("data-parallel", message, None, source)
+    if facts.reduces_early and facts.cycle > 1:
+        message = (
+            f"DDP reduces gradients in each backward pass, and the optimizer steps after "
+            f"{facts.cycle}: run the first {facts.cycle - 1} in `with model.no_sync():`"
+        )
+        yield Finding("accumulation", message, None, _GUIDE + "Skip unnecessary all-reduce")
+
+
+def _model(facts: Facts) -> Iterator[Finding]:
+    for place, size in facts.of_kind("zeroed").items():
+        text = f"{size / 2**20:.1f} MiB" if size >= 2**19 else f"{size} bytes"
+        message = (
+            f"zero_grad(set_to_none=False) writes zeros over {text} of gradients in each step, to "
+            "which backward then adds: leave set_to_none at its default"
+        )
+        yield Finding("zero-grad", message, place.where, _GUIDE + "Use parameter.grad = None")
+    if names := [place.what for place in facts.of_kind("bias")]:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        message = (
+            f"{', '.join(names[:3])}{more}: the batch norm right after the convolution takes its "
+            "bias away again: make it with bias=False"
+        )
+        source = _GUIDE + "Disable bias for convolutions before a batch norm"
+        yield Finding("bias", message, None, source)
+
+
+def _arithmetic(facts: Facts) -> Iterator[Finding]:
+    single, half = facts.work(torch.float32), facts.work(torch.float16, torch.bfloat16)
+    if facts.half is not None and single >= _WORTH and half <= single / 3:
+        how = f"`with torch.autocast({facts.device!r}, dtype={facts.half}):`"
+        scaled = " and a torch.amp.GradScaler" if facts.half == torch.float16 else ""
+        message = f"{_giga(single)} a step are in float32, and " + (
+            f"this CPU has instructions for bfloat16: {how} around the forward pass may help; "
+            "compare the loss"
+            if facts.device == "cpu"
+            else f"tensor cores are faster in 16 bits: put the forward pass into {how}{scaled}"
+        )
+        yield Finding("autocast", message, None, _GUIDE + "Use mixed precision and AMP")
     products = facts.work(torch.float32, kinds=("product",))
-    if not facts.tf32 or facts.matmul_precision != "highest" or products < _WORTH:
-        return ""
-    return (
-        f"{_giga(products)} a step are products in full float32, without tensor cores: "
-        'torch.set_float32_matmul_precision("high") allows TF32'
-    )
-
-
-def _autotuner(facts: Facts) -> str:
-    varied = facts.varied or not facts.fixed_shapes
-    if facts.device != "cuda" or varied or facts.autotuner or facts.deterministic:
-        return ""
-    if not facts.convolutions:
-        return ""
-    return (
-        f"{facts.convolutions} convolutions of fixed shape run with algorithms that cuDNN chooses "
-        "by rule: torch.backends.cudnn.benchmark = True times them once"
-    )
-
-
-def _channels_last(facts: Facts) -> str:
+    if facts.tf32 and facts.matmul_precision == "highest" and products >= _WORTH:
+        message = (
+            f"{_giga(products)} a step are products in full float32, without tensor cores: "
+            'torch.set_float32_matmul_precision("high") allows TF32'
+        )
+        yield Finding("matmul-precision", message, None, _CUDA + "TensorFloat-32")
+    fixed = facts.fixed_shapes and not facts.varied
+    chosen_by_rule = not (facts.autotuner or facts.deterministic)
+    if facts.device == "cuda" and facts.convolutions and fixed and chosen_by_rule:
+        message = (
+            f"{facts.convolutions} convolutions of fixed shape run with algorithms that cuDNN "
+            "chooses by rule: torch.backends.cudnn.benchmark = True times them once"
+        )
+        yield Finding("autotuner", message, None, _GUIDE + "Enable cuDNN auto-tuner")
     work = facts.work(torch.float32, torch.float16, torch.bfloat16, kinds=("convolution",))
-    if facts.device != "cuda" or not (facts.half and facts.planar) or work < _WORTH:
-        return ""
-    return (
-        f"{facts.planar} convolutions read NCHW tensors, which tensor cores want rearranged: "
-        "model.to(memory_format=torch.channels_last), and the images too, with autocast"
-    )
+    if facts.device == "cuda" and facts.half and facts.planar and work >= _WORTH:
+        message = (
+            f"{facts.planar} convolutions read NCHW tensors, which tensor cores want rearranged: "
+            "model.to(memory_format=torch.channels_last), and the images too, with autocast"
+        )
+        source = _GUIDE + "Enable channels_last memory format"
+        yield Finding("channels-last", message, None, source)
+    for place, length in facts.of_kind("chain").items():
+        if length >= _SHORTEST_CHAIN:
+            message = (
+                f"{length} pointwise operators in a row each read and write the whole tensor: "
+                "torch.compile makes one kernel of them"
+            )
+            yield Finding("pointwise", message, place.where, _GUIDE + "Fuse operations")
 
 
-def _pointwise(facts: Facts, place: Place, length: int) -> str:
-    if length < _SHORTEST_CHAIN:
-        return ""
-    return (
-        f"{length} pointwise operators in a row each read and write the whole tensor: "
-        "torch.compile makes one kernel of them"
-    )
+def _around(facts: Facts) -> Iterator[Finding]:
+    """Yield what concerns cores and memory."""
+    if threads := _threads(facts):
+        yield Finding("threads", threads, None, _ON_THE_CPU)
+    if facts.contention is not None and facts.device == "cpu" and facts.workers:
+        left = max(1, facts.cores - facts.workers)
+        message = (
+            f"{facts.workers} workers and the step's {facts.threads} "
+            f"thread{'s' * (facts.threads != 1)} share {facts.cores} cores: "
+        ) + (
+            "fewer workers leave the step more of them"
+            if left >= facts.threads
+            else f"torch.set_num_threads({left}), or fewer workers"
+        )
+        yield Finding("contention", message, None, _ON_THE_CPU, facts.contention)
+    if facts.memory is not None and facts.memory > _FULL and not facts.checkpointed:
+        message = (
+            f"the step takes {facts.memory:.0%} of the device's memory at its most: if that limits "
+            "the batch, torch.utils.checkpoint computes activations again instead of keeping them"
+        )
+        yield Finding("checkpointing", message, None, _GUIDE + "Checkpoint intermediate buffers")
 
 
 def _threads(facts: Facts) -> str:
@@ -204,63 +223,5 @@ def _threads(facts: Facts) -> str:
     )
 
 
-def _contention(facts: Facts) -> str:
-    if facts.contention is None or facts.device != "cpu" or not facts.workers:
-        return ""
-    several = "s" * (facts.threads != 1)
-    shared = (
-        f"{facts.workers} workers and the step's {facts.threads} thread{several} share "
-        f"{facts.cores} cores"
-    )
-    left = max(1, facts.cores - facts.workers)
-    if left >= facts.threads:
-        return f"{shared}: fewer workers leave the step more of them"
-    return f"{shared}: torch.set_num_threads({left}), or fewer workers"
-
-
-def _checkpointing(facts: Facts) -> str:
-    if facts.memory is None or facts.memory <= _FULL or facts.checkpointed:
-        return ""
-    return (
-        f"the step takes {facts.memory:.0%} of the device's memory at its most: if that limits the "
-        "batch, torch.utils.checkpoint computes activations again instead of keeping them"
-    )
-
-
 def _giga(flops: int) -> str:
     return f"{flops / 1e9:.0f} GFLOP"
-
-
-_GUIDE = "PyTorch Performance Tuning Guide: "
-_CUDA = "docs.pytorch.org/docs/stable/notes/cuda.html: "
-
-RULES = (
-    Rule("debugging", _GUIDE + "Disable debugging APIs", _debugging, "debugging", anyway=True),
-    Rule(
-        "synchronisation",
-        _GUIDE + "Avoid unnecessary CPU-GPU synchronization",
-        _synchronisation,
-        "sync",
-        anyway=True,
-    ),
-    Rule(
-        "made-on-cpu",
-        _GUIDE + "Create tensors directly on the target device",
-        _made_on_cpu,
-        "moved",
-        anyway=True,
-    ),
-    Rule("empty-cache", _CUDA + "Memory management", _empty_cache, "empty_cache", anyway=True),
-    Rule("data-parallel", _GUIDE + "Use efficient data-parallel backend", _data_parallel),
-    Rule("accumulation", _GUIDE + "Skip unnecessary all-reduce", _accumulation),
-    Rule("zero-grad", _GUIDE + "Use parameter.grad = None", _zeroed, "zeroed"),
-    Rule("bias", _GUIDE + "Disable bias for convolutions before a batch norm", _bias),
-    Rule("autocast", _GUIDE + "Use mixed precision and AMP", _autocast),
-    Rule("matmul-precision", _CUDA + "TensorFloat-32", _matmul_precision),
-    Rule("autotuner", _GUIDE + "Enable cuDNN auto-tuner", _autotuner),
-    Rule("channels-last", _GUIDE + "Enable channels_last memory format", _channels_last),
-    Rule("pointwise", _GUIDE + "Fuse operations", _pointwise, "chain"),
-    Rule("threads", _GUIDE + "CPU specific optimizations", _threads),
-    Rule("contention", _GUIDE + "CPU specific optimizations", _contention),
-    Rule("checkpointing", _GUIDE + "Checkpoint intermediate buffers", _checkpointing),
-)

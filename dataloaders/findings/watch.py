@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 import sysconfig
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dataloaders.findings.facts import Facts, Place, environment
 
-__all__ = ["Watch"]
+__all__ = ["Onlooker", "Watch"]
 
 _WATCHED = (2, 3)  # the first one makes lazy modules, compiles and chooses kernels
 _LARGE = 1 << 16  # elements from which a kernel's reading and writing shows
@@ -59,17 +60,11 @@ _INSTALLED = tuple(
 
 
 class _Site(NamedTuple):
-    """Says where an operator was called.
+    """Says where an operator was called."""
 
-    Attributes:
-        where: ``file:line`` of the user's innermost frame.
-        torch: files and functions of torch between that frame and the operator.
-        call: the call itself, innermost; None in a thread of autograd's own.
-    """
-
-    where: str | None
-    torch: tuple[str, ...]
-    call: tuple[object, int] | None
+    where: str | None  # file:line of the user's innermost frame
+    torch: tuple[str, ...]  # files and functions of torch between that frame and the operator
+    call: tuple[object, int] | None  # innermost; None in a thread of autograd's own
 
     def within(self, *prefixes: str) -> bool:
         return any(name.startswith(prefixes) for name in self.torch)
@@ -92,7 +87,33 @@ class _Step:
     checkpointed: bool = False
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+_OF_THE_LAST = ("flops", "planar", "autotuner", "deterministic", "matmul_precision",
+                "data_parallel")  # fmt: skip
+
+
+class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that torch.compile compiles under as without it, and that only its thread leaves.
+
+    Modes are a stack of each thread. A step that never comes back is given up from another thread,
+    whose own stack is none of this mode's.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
+        return True
+
+    def __enter__(self) -> Any:
+        self._thread = threading.get_ident()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> None:
+        """Stop watching until the mode is entered again."""
+        if threading.get_ident() == self._thread:
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+
+class Watch(Onlooker):  # type: ignore[no-untyped-call]
     """Watches two early steps of a loop: ``with watch.step(number)`` around each step.
 
     ``facts()`` is None until one of them has ended.
@@ -108,11 +129,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._biased: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._chains: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[object]]] = {}
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile under this mode, which otherwise leaves the step uncompiled."""
-        return True
-
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Watch the step inside the block, if it is one of those to watch; restore all after."""
@@ -121,7 +137,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._now = _Step()
         with ExitStack() as stack:
-            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+            stepped = functools.partial(setattr, self._now, "stepped", True)
+            stack.callback(register_optimizer_step_post_hook(lambda *_: stepped()).remove)
             for names, name, noted in (
                 (vars(torch.cuda), "empty_cache", self._emptied),
                 (vars(torch.cuda.memory), "empty_cache", self._emptied),
@@ -150,21 +167,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for (device, *_), flops in last.flops.items():
             by_device[device] += flops
         device = by_device.most_common(1)[0][0] if by_device else "cpu"
-        found: dict[str, Any] = {
-            "device": device,
-            "places": places,
-            "flops": dict(last.flops),
-            "convolutions": len(last.shapes),
-            "fixed_shapes": first.shapes == last.shapes,
-            "planar": last.planar,
-            "autotuner": last.autotuner,
-            "deterministic": last.deterministic,
-            "matmul_precision": last.matmul_precision,
-            "data_parallel": last.data_parallel,
-            "reduces_early": any(step.reduced and not step.stepped for step in self._steps),
-            "checkpointed": any(step.checkpointed for step in self._steps),
-        }
-        return Facts(**{**found, **environment(device), **more})
+        return Facts(
+            device=device,
+            places=places,
+            convolutions=len(last.shapes),
+            fixed_shapes=first.shapes == last.shapes,
+            reduces_early=any(step.reduced and not step.stepped for step in self._steps),
+            checkpointed=any(step.checkpointed for step in self._steps),
+            **{name: getattr(last, name) for name in _OF_THE_LAST},
+            **{**environment(device), **more},
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` unchanged and note what it was."""
@@ -209,7 +221,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "convolution":
             self._note_convolution(args, made[0])
         elif name in _BATCH_NORMS:
-            self._note_batch_norm(_BATCH_NORMS[name], args)
+            known, training = self._biased.get(id(args[0])), _BATCH_NORMS[name]
+            if known and known[0]() is args[0] and (training is None or args[training]):
+                self._now.places[Place("bias", known[1], "", None)] += 1
         if torch.Tag.pointwise in func.tags and made:
             self._note_chain(given, made[0], site)
         elif not func.is_view and any(leaf.numel() >= _LARGE for leaf in made):
@@ -251,7 +265,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count = int(formula(*args, **kwargs, out_val=out))
         self._now.flops[made.device.type, made.dtype, kind] += count
         if made.dtype == torch.float32:
-            self._now.matmul_precision = _matmul_precision()
+            try:
+                self._now.matmul_precision = torch.get_float32_matmul_precision()
+            except RuntimeError:  # set by the newer settings, each of a backend
+                self._now.matmul_precision = "set by backend"
 
     def _note_convolution(self, args: Any, made: torch.Tensor) -> None:
         step, (image, weight, bias, *_) = self._now, args
@@ -261,13 +278,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if image.dim() == 4 and image.shape[1] > 1 and image.is_contiguous():
             step.planar += not image.is_contiguous(memory_format=torch.channels_last)
         if bias is not None:
-            self._biased[id(made)] = weakref.ref(made), _name_of_module()
-
-    def _note_batch_norm(self, training: int | None, args: Any) -> None:
-        image = args[0]
-        known = self._biased.get(id(image))
-        if known and known[0]() is image and (training is None or args[training]):
-            self._now.places[Place("bias", known[1], "", None)] += 1
+            running = _modules_running()
+            named = running[-1].named_modules() if running else ()
+            names = (
+                name or type(module).__name__ for name, module in named if module is running[0]
+            )
+            self._biased[id(made)] = weakref.ref(made), next(names, "a convolution")
 
     def _note_chain(self, given: Any, made: torch.Tensor, site: _Site) -> None:
         if made.numel() < _LARGE or site.call is None:
@@ -282,9 +298,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._chains[id(made)] = weakref.ref(made), chain
         place = Place("chain", "pointwise operators", made.device.type, site.where)
         self._now.places[place] = max(self._now.places[place], len(chain))
-
-    def _stepped(self, *_: object) -> None:
-        self._now.stepped = True
 
     def _emptied(self, original: Any) -> Any:
         self._now.places[Place("empty_cache", "empty_cache()", "cuda", _site().where)] += 1
@@ -309,21 +322,6 @@ def _modules_running() -> list[torch.nn.Module]:
             running.append(owner)
         frame = frame.f_back
     return running
-
-
-def _name_of_module() -> str:
-    running = _modules_running()
-    for name, module in running[-1].named_modules() if running else ():
-        if module is running[0]:
-            return name or type(module).__name__
-    return "a convolution"
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer settings, each of a backend
-        return "set by backend"
 
 
 def _site() -> _Site:

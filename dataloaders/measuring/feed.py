@@ -35,22 +35,6 @@ class Feed:
         loader: any object that can be iterated again and again.
         iterate: makes its iterator, if not ``iter(loader)``.
         host: the host's time.
-
-    Attributes:
-        epoch: number of the epoch that is running, from 0.
-        taken: batches taken from the running epoch.
-        length: batches in one epoch, once known from ``len()`` or from a finished epoch.
-        epoch_starts: seconds from asking for an epoch to having its first batch, one for each
-            epoch after the first.
-        epoch_ends: seconds that ``next()`` took to say that an epoch was over (workers end).
-        workers: worker processes (0 if the loader works in this process).
-        in_flight: batches that can be made ahead of use.
-        ahead: those among them that the loader itself copies to a device ahead of use.
-        tells: whether its iterator tells how many batches are ready (torch's with workers does).
-        keys: what the loader's sampler drew for the last batch taken; None where that is not known
-            (ordered before anybody listened, another iterator than torch's, out of order).
-        copies_to: the device to which the loader copies each batch as it is taken, or None.
-            Batches from here are still where they were before that copy.
     """
 
     def __init__(
@@ -62,19 +46,25 @@ class Feed:
         self._time = host or HostTime()
         self._iterate: Callable[[], Iterator[Batch]] = iterate or (lambda: iter(loader))
         self._iterator: Iterator[Batch] | None = None
-        self.epoch = -1
-        self.taken = 0
-        self.length = batches_in(loader)
+        self.epoch = -1  # number of the one that is running
+        self.taken = 0  # batches of it
+        self.length = batches_in(loader)  # of an epoch; else known once one has ended
+        # Seconds from asking for an epoch to having its first batch, but for the first epoch, and
+        # seconds that next() took to say that an epoch was over (workers end).
         self.epoch_starts: list[float] = []
         self.epoch_ends: list[float] = []
-        self.tells: bool = True
+        self.tells: bool = True  # whether the iterator tells how many batches are ready
+        # The device to which the loader copies each batch as it is taken: those from here are
+        # still where they were before that copy.
         self.copies_to: torch.device | None = None
+        # What the sampler drew for the last batch; None where that is not known (ordered before
+        # anybody listened, another iterator than torch's, out of order).
         self.keys: Any = None
         self._drawn: _Drawn | None = None
         self.workers: int = int(getattr(loader, "num_workers", 0) or 0)
-        self.ahead = 0
         self._queued = self.workers * int(getattr(loader, "prefetch_factor", None) or 2)
-        self.in_flight = max(1, self._queued)
+        self.in_flight = max(1, self._queued)  # batches that can be made ahead of use
+        self.ahead = 0  # those of them that the loader itself copies to a device
 
     def next(self) -> Batch:
         """Return the next batch, of the next epoch where one is over."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "picked", "ratio_draws"]
+__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "mean_of", "picked", "ratio_draws"]
 
 _DRAWS = 1000
 
@@ -41,23 +41,14 @@ class Interval:
 
 
 class Lap(NamedTuple):
-    """Holds one or more steps of a block, between two marks of its clock.
+    """Holds one or more steps of a block, between two marks of its clock."""
 
-    Attributes:
-        seconds: on the clock.
-        steps: whole accumulation cycles of them.
-        waited: the host's seconds in ``next()`` of the loader.
-        elsewhere: the host's seconds in ``next()`` of other loaders.
-        nbytes: of all its batches; 0 where batches do not vary.
-        fresh: whether a batch in it had a shape that the step had not seen before.
-    """
-
-    seconds: float
-    steps: int
-    waited: float = 0.0
-    elsewhere: float = 0.0
-    nbytes: int = 0
-    fresh: bool = False
+    seconds: float  # on the clock
+    steps: int  # whole accumulation cycles
+    waited: float = 0.0  # the host's seconds in next() of the loader
+    elsewhere: float = 0.0  # the same, of other loaders
+    nbytes: int = 0  # of all its batches; 0 where batches do not vary
+    fresh: bool = False  # whether a batch in it had a shape that the step had not seen before
 
 
 class Step(NamedTuple):
@@ -78,19 +69,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """Holds a block: ``steps`` steps in ``seconds`` seconds; its laps, where they were marked.
-
-    ``settled`` are seconds of single steps before the first mark, their waits taken out;
-    ``held`` are seconds for which other processes kept the step from running, at the most;
-    ``busy`` is the share of the loader's workers that were at work, as seen now and then.
-    """
+    """Holds a block: ``steps`` steps in ``seconds`` seconds."""
 
     seconds: float
     steps: int
-    laps: tuple[Lap, ...] = ()
-    settled: tuple[float, ...] = ()
-    held: float = 0.0
-    busy: float = 1.0
+    laps: tuple[Lap, ...] = ()  # where they were marked
+    settled: tuple[float, ...] = ()  # seconds of steps before the first mark, without their waits
+    held: float = 0.0  # seconds for which other processes kept the step from running, at most
+    busy: float = 1.0  # the share of the loader's workers that were at work, now and then
 
     @property
     def per_batch(self) -> float:
@@ -125,10 +111,14 @@ def interval_of(
     else:
         below, above = (estimate - low) * widen, (high - estimate) * widen
     return Interval(
-        float(estimate - max(below, floor)),
-        float(estimate),
-        float(estimate + max(above, floor)),
+        float(estimate - max(below, floor)), float(estimate), float(estimate + max(above, floor))
     )
+
+
+def mean_of(values: npt.ArrayLike) -> Interval:
+    """Return the mean of ``values`` with its 95 % interval."""
+    those = np.array(values, dtype=np.float64)
+    return interval_of(float(those.mean()), picked(those, 0).mean(axis=1), len(those))
 
 
 def picked(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 
 __all__ = ["open_files_anew"]
 
@@ -32,24 +31,14 @@ def open_files_anew() -> None:
     except (ImportError, OSError):
         return
     for descriptor in descriptors:
-        if descriptor <= _STANDARD:
-            continue
-        with suppress(_Gone):
-            _open_anew(descriptor, fcntl.fcntl(_existing(descriptor), fcntl.F_GETFL))
-
-
-class _Gone(Exception):
-    """The descriptor was closed meanwhile, as that of the listing itself is."""
-
-
-def _existing(descriptor: int) -> int:
-    try:
-        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:
-        raise _Gone from None
-    if not is_regular:
-        raise _Gone
-    return descriptor
+        if descriptor > _STANDARD:
+            try:
+                is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            except OSError:  # closed meanwhile, as that of the listing itself is
+                continue
+            if is_regular:
+                _open_anew(descriptor, flags)
 
 
 def _open_anew(descriptor: int, flags: int) -> None:

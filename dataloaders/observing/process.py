@@ -79,7 +79,6 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
             _Looking(loader.dataset, look),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
             sampler=[0],
-            collate_fn=_same,
             num_workers=1,
             timeout=min(limit_s, _CHECK_S),
             worker_init_fn=start,
@@ -102,10 +101,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
 def worker_of(dataset: Any, multiprocessing_context: Any = None) -> DataLoader[Any]:
     """Return a loader of ``dataset`` for `observe`, for callers without a loader."""
     return DataLoader(
-        dataset,
-        sampler=[],
-        num_workers=1,
-        multiprocessing_context=multiprocessing_context,
+        dataset, sampler=[], num_workers=1, multiprocessing_context=multiprocessing_context
     )
 
 
@@ -121,12 +117,12 @@ class _Answer:
     unpicklable: str = ""
 
 
+@dataclass(eq=False)
 class _Looking:
     """A dataset of one sample, the answer."""
 
-    def __init__(self, dataset: Any, look: Callable[[Any], Any]) -> None:
-        self.dataset = dataset
-        self.look = look
+    dataset: Any
+    look: Callable[[Any], Any]
 
     def __getitem__(self, index: int) -> _Answer:
         try:
@@ -140,32 +136,26 @@ class _Looking:
             return _Answer(unpicklable=_text(error))
 
 
+@dataclass
 class _Start:
     """A worker_init_fn that turns the process into a worker of the user's loader, or its loop."""
 
-    def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, num_workers: int, forked: bool
-    ) -> None:
-        self._worker_init_fn = worker_init_fn
-        self._num_workers = num_workers
-        self._forked = forked
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int
+    forked: bool
 
     def __call__(self, worker_id: int) -> None:
-        if self._forked:
+        if self.forked:
             open_files_anew()
-        if not self._num_workers:
+        if not self.num_workers:
             torch_worker._worker_info = None
             return
         info: Any = get_worker_info()
         # info forbids assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
-        object.__setattr__(info, "num_workers", self._num_workers)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker_id)
-
-
-def _same(answer: Any) -> Any:
-    return answer
+        object.__setattr__(info, "num_workers", self.num_workers)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
 
 
 def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
@@ -177,10 +167,15 @@ def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
             # threads.
             warnings.filterwarnings("ignore", "Got pickle error")
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            iterator = (
-                loader_of_one._get_iterator()
-            )  # not iter(): a script's loaders may be watched
-        return _awaited(iterator, time.monotonic() + limit_s)
+            iterator = loader_of_one._get_iterator()  # not iter(): that may be watched
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                answer: _Answer = next(iterator)
+                return answer
+            except RuntimeError as error:
+                if "timed out" not in str(error) or time.monotonic() >= until:
+                    raise
     finally:
         workers = list(getattr(iterator, "_workers", ()))
         if iterator is not None:
@@ -189,16 +184,6 @@ def _answer(loader_of_one: DataLoader[Any], limit_s: float) -> _Answer:
             if worker.is_alive():  # it ignores the signal that should have ended it
                 worker.kill()
             worker.join()
-
-
-def _awaited(iterator: Any, until: float) -> _Answer:
-    while True:
-        try:
-            answer: _Answer = next(iterator)
-            return answer
-        except RuntimeError as error:
-            if "timed out" not in str(error) or time.monotonic() >= until:
-                raise
 
 
 def _unobserved(name: str, error: Exception, timeout_s: float) -> Unobserved:

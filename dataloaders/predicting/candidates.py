@@ -10,6 +10,7 @@ that makes it agree with the loop, and steps and workers that compete for cores 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,39 +71,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Stages:
-    """Holds what short runs of a loop's stages measured.
+    """Holds what short runs of a loop's stages measured, in seconds a batch and in cores."""
 
-    Attributes:
-        real, step: seconds a batch of the loop, and of its step alone on resident batches.
-        transfer: seconds a batch that the step waits for its copy; 0 if nothing is copied.
-        pinned: whether it is copied from pinned memory: as fast as it can be.
-        loads: seconds of preparing each of some batches alone, in one process.
-        spread: the relative half width of their mean's interval.
-        take: seconds that the loop needs to take a batch that a worker has ready.
-        starting: seconds a batch, within ``real``, that starting workers for each epoch takes.
-        load_cores: the share of ``loads`` that wants a core; the rest waits.
-        step_cores: cores that the step computes on.
-        workers, prefetch: of the loader.
-        cores: that the loop may use.
-        room: batches that fit into the workers' shared memory; None: no limit.
-        factor: `scale`, where it is known.
-    """
-
-    real: Interval
-    step: Interval
-    loads: Sequence[float]
-    spread: float = 0.05
-    transfer: float = 0.0
-    pinned: bool = False
-    take: float = 0.0
-    starting: float = 0.0
-    load_cores: float = 1.0
-    step_cores: float = 1.0
-    workers: int = 0
-    prefetch: int = 2
-    cores: int = 1
-    room: int | None = None
-    factor: float | None = None
+    real: Interval  # the loop
+    step: Interval  # its step alone, on resident batches
+    loads: Sequence[float]  # preparing each of some batches alone, in one process
+    spread: float = 0.05  # the relative half width of their mean's interval
+    transfer: float = 0.0  # that the step waits for its copy; 0 if nothing is copied
+    pinned: bool = False  # whether it is copied from pinned memory: as fast as it can be
+    take: float = 0.0  # of the loop, to take a batch that a worker has ready
+    starting: float = 0.0  # within real, that starting workers for each epoch takes
+    load_cores: float = 1.0  # the share of loads that wants a core; the rest waits
+    step_cores: float = 1.0  # that the step computes on
+    workers: int = 0  # of the loader
+    prefetch: int = 2  # of the loader
+    cores: int = 1  # that the loop may use
+    room: int | None = None  # batches that fit into the workers' shared memory; None: no limit
+    factor: float | None = None  # scale, where it is known
 
     def seconds(
         self, *, workers: int | None = None, prefetch: int | None = None, hidden: bool = False
@@ -200,7 +185,7 @@ def candidates(
         sample_bytes: of a delivered one.
     """
     found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages)]
-    found += _cached(loader, stages, by_call, batch, batches, random, sample_bytes)
+    found += _cached(loader, stages, by_call, batch, batches or 0, random, sample_bytes)
     return tuple(sorted(found, key=lambda one: -_gain(one)))
 
 
@@ -210,7 +195,12 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
     Of some that gain alike, one that needs no build and is one change. One that gained nothing when
     it was tried is left out.
     """
-    usable = [one for one in found if one.change and not one.reason and _surely(one) and _held(one)]
+
+    def gains(one: Candidate) -> bool:
+        gain, tried = one.measured or one.predicted, one.measured
+        return gain is not None and gain.low > 1 and (not tried or tried.estimate >= _GAINS)
+
+    usable = [one for one in found if one.change and not one.reason and gains(one)]
     best = max(usable, key=_gain, default=None)
     if best is None or _gain(best) < _GAINS:
         return None
@@ -244,7 +234,8 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     most = math.ceil(stages.cores / max(0.25, stages.load_cores))
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
-    now = stages.seconds().estimate
+    usual = stages.seconds()
+    now = usual.estimate
     floor = stages.step.estimate + stages.transfer + stages.take + stages.starting
     keeps_up = now <= _ALIKE * floor
     took: dict[int, float] = {}
@@ -256,13 +247,12 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
     more = next((n for n in took if took[n] <= least * _ALIKE), own)
     if took.get(more, math.inf) < now / _ALIKE:
         yield Candidate("workers", f"num_workers={more}", stages.speedup(workers=more))
-    elif keeps_up:
-        yield Candidate("workers", "", reason="the workers that there are keep up with the step")
-    elif stages.room is not None and stages.room // stages.prefetch <= own:
-        text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
-        yield Candidate("workers", "", reason=text)
     else:
         text = f"{own} workers and the step share {stages.cores} cores: more cores are missing"
+        if keeps_up:
+            text = "the workers that there are keep up with the step"
+        elif stages.room is not None and stages.room // stages.prefetch <= own:
+            text = f"shared memory has room for {stages.room} batches; a larger /dev/shm is missing"
         yield Candidate("workers", "", reason=text)
     best = more if took.get(more, math.inf) < now else own
     larger = replace(stages, cores=2 * stages.cores, factor=stages.scale)
@@ -271,11 +261,9 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
         yield Candidate("more cores", "", stages.gain(there))
     if own == 0:
         return
-    kept = stages.seconds()
-    kept = Interval(*(max(1e-9, end - stages.starting) for end in (kept.low, now, kept.high)))
+    kept = Interval(*(max(1e-9, end - stages.starting) for end in (usual.low, now, usual.high)))
     if kept.estimate * _ALIKE < now:
-        gain = stages.gain(kept)
-        yield Candidate("persistent_workers", "persistent_workers=True", gain)
+        yield Candidate("persistent_workers", "persistent_workers=True", stages.gain(kept))
     longer = stages.seconds(prefetch=_LONGEST_QUEUE)
     if stages.room is not None and own * _LONGEST_QUEUE > stages.room:
         yield Candidate("prefetch_factor", "", reason="shared memory has no room for longer queues")
@@ -298,9 +286,8 @@ def _prefetch(loader: Any, stages: Stages) -> Iterator[Candidate]:
         return
     yield Candidate("prefetch", 'backend="prefetch"', stages.speedup(hidden=True))
     for each in _queues(stages):
-        if each.name == "workers" and not each.reason:
-            workers = int(each.change.partition("=")[2])
-            gain = stages.speedup(workers=workers, hidden=True)
+        if each.name == "workers" and each.change:
+            gain = stages.speedup(workers=int(each.change.partition("=")[2]), hidden=True)
             yield Candidate("workers + prefetch", f'{each.change}, backend="prefetch"', gain)
 
 
@@ -330,7 +317,7 @@ def _cached(
     stages: Stages,
     by_call: Mapping[str, float],
     batch: int,
-    batches: int | None,
+    batches: int,
     random: bool,
     sample_bytes: int,
 ) -> Iterator[Candidate]:
@@ -339,7 +326,10 @@ def _cached(
     from dataloaders.cache.format.disk import size_of
 
     chains = [chain.members for chain in find_chains(loader.dataset)]
-    live = {member.name for members in chains for member in _live(members)}
+    live: set[str] = set()  # from the first one of a chain on that no cache can hold
+    for members in chains:
+        random_on = itertools.dropwhile(lambda each: each.kind is Kind.DETERMINISTIC, members)
+        live |= {member.name for member in random_on}
     whole = sum(by_call.values()) or 1e-9
     live_s = sum(seconds for call, seconds in by_call.items() if call in live)
     reason = ""
@@ -351,8 +341,7 @@ def _cached(
         yield Candidate("h5", "", reason=reason)
         return
     if whole > _LOOKED_AT_S:  # reading some more would take long
-        samples = batch * (batches or 0)
-        build_s, size = (whole - live_s) * samples / stages.cores, sample_bytes
+        build_s, size = (whole - live_s) * batch * batches / stages.cores, sample_bytes
         costs = f"  # built once: about {build_s:.0f} s"
     else:
         try:
@@ -378,7 +367,7 @@ def _cached(
     took = then.seconds()
     if live <= _DONE_IN_BATCHES:  # in a part of what was measured for single samples
         took = replace(took, low=min(took.low, holding(0.0).seconds().low))
-    saved = (stages.real.estimate - took.estimate) * (batches or 0)
+    saved = (stages.real.estimate - took.estimate) * batches
     if saved > 0:
         epochs = math.ceil(build_s / saved)
         costs += f", paid for after {epochs} epoch{'s' * (epochs != 1)}"
@@ -390,12 +379,6 @@ def _cached(
     for each in _queues(then):
         if each.name == "workers" and _gain(each) > _ALIKE * _gain(cached):
             yield replace(each, name="h5 + workers", change=f'{each.change}, backend="h5"{costs}')
-
-
-def _live(members: Sequence[Any]) -> Sequence[Any]:
-    """Return the members from the first one on that no cache can hold."""
-    first = (n for n, each in enumerate(members) if each.kind is not Kind.DETERMINISTIC)
-    return members[next(first, len(members)) :]
 
 
 def _copy_s(size: int) -> float:
@@ -418,12 +401,3 @@ def _obstacle(loader: Any, name: str) -> str:
 def _gain(candidate: Candidate) -> float:
     gain = candidate.predicted
     return 0.0 if gain is None or candidate.reason else gain.estimate
-
-
-def _surely(candidate: Candidate) -> bool:
-    gain = candidate.measured or candidate.predicted
-    return gain is not None and gain.low > 1
-
-
-def _held(candidate: Candidate) -> bool:
-    return candidate.measured is None or candidate.measured.estimate >= _GAINS

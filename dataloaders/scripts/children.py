@@ -31,11 +31,7 @@ Run = Callable[..., None]
 
 @dataclass
 class Children:
-    """Lists the processes that a program started itself.
-
-    Attributes:
-        started: all of them, in order.
-    """
+    """Lists the processes that a program started itself, in order."""
 
     started: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -58,12 +58,15 @@ def replaced_iter(iterate: Iterate, outermost: Iterate | None = None) -> Iterato
         outermost: the same for a loader whose class hands its batches to a thread, with that
             class's own ``__iter__``; None leaves such classes as they are.
     """
-    process = os.getpid()
+    process, root = os.getpid(), torch.utils.data.DataLoader
     threaded: set[type] = set()
+
+    def elsewhere() -> bool:
+        return os.getpid() != process or passes()
 
     def base(original: Original) -> Original:
         def __iter__(self: Loader) -> Iterator[Batch]:
-            if os.getpid() != process or passes():
+            if elsewhere():
                 return original(self)
             with passing():
                 return iterate(self, original)
@@ -72,51 +75,38 @@ def replaced_iter(iterate: Iterate, outermost: Iterate | None = None) -> Iterato
 
     def outer(original: Original) -> Original:
         def __iter__(self: Loader) -> Iterator[Batch]:
-            if outermost is None or os.getpid() != process or passes():
+            if elsewhere() or outermost is None:
                 return original(self)
+            begun = []
             if type(self) not in threaded:
-                batches = original(self)
-                if not _owns_thread(batches):
-                    return batches
+                begun = [original(self)]
+                if not _owns_thread(begun[0]):
+                    return begun[0]
                 threaded.add(type(self))
-                begun = [batches]
-                with passing():
-                    return outermost(
-                        self, lambda loader: begun.pop() if begun else original(loader)
-                    )
             with passing():
-                return outermost(self, original)
+                return outermost(self, lambda loader: begun.pop() if begun else original(loader))
 
         return __iter__
-
-    patched: list[tuple[Any, Original]] = []
 
     def patch(cls: Any, how: Callable[[Original], Original]) -> None:
         original = cls.__dict__.get("__iter__")
         if original is not None:
-            patched.append((cls, original))
+            undo.callback(setattr, cls, "__iter__", original)
             cls.__iter__ = how(original)
 
     def later(cls: Any, /, **options: Any) -> None:
-        super(torch.utils.data.DataLoader, cls).__init_subclass__(**options)
-        if outermost is not None:
-            patch(cls, outer)
+        super(root, cls).__init_subclass__(**options)
+        patch(cls, outer)
 
-    own: list[Any] = [torch.utils.data.DataLoader, DataLoader]
-    for cls in own:
-        patch(cls, base)
-    if outermost is not None:
-        for cls in _below(own[0]):
-            if cls is not DataLoader:
-                patch(cls, outer)
-        own[0].__init_subclass__ = classmethod(later)
-    try:
-        yield
-    finally:
+    with ExitStack() as undo:
+        patch(root, base)
+        patch(DataLoader, base)
         if outermost is not None:
-            del own[0].__init_subclass__
-        for cls, original in patched:
-            cls.__iter__ = original
+            for cls in _below(root) - {DataLoader}:
+                patch(cls, outer)
+            setattr(root, "__init_subclass__", classmethod(later))  # noqa: B010
+            undo.callback(delattr, root, "__init_subclass__")
+        yield
 
 
 def _owns_thread(batches: object) -> bool:

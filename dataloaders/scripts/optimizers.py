@@ -14,7 +14,6 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,11 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 
 class Optimizers:
-    """Counts the steps of all optimizers of this process while entered.
+    """Counts the steps of all optimizers of this process while entered."""
 
-    Args:
-        stepped: called after every step.
-
-    Attributes:
-        steps: how many there were.
-        thread: the thread of the last one, or None.
-    """
-
-    def __init__(self, stepped: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.steps = 0
-        self.thread: threading.Thread | None = None
-        self._stepped = stepped
+        self.thread: threading.Thread | None = None  # of the last one
         self._made = False
         self._modules: set[str] = set()
 
@@ -75,7 +65,6 @@ class Optimizers:
     def _after_step(self, *_: object) -> None:
         self.steps += 1
         self.thread = threading.current_thread()
-        self._stepped()
 
 
 def _names_optimizer(module: str) -> bool:

@@ -35,9 +35,6 @@ class Ranks:
 
     Args:
         patience_s: how long the others wait for rank 0, in seconds.
-
-    Attributes:
-        rank, size: of this process, and how many there are.
     """
 
     def __init__(self, patience_s: float) -> None:

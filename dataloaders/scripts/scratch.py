@@ -14,6 +14,7 @@ written in C opens itself, and files that are opened for changing in place (``"r
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.util
 import io
@@ -25,7 +26,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +46,19 @@ class Scratch:
         training: whether the program trains already. A new checkpoint is moved to the scratch
             folder if it was written after that: before it, files are the dataset's.
         but_in: a folder where anything may be written, such as this package's own.
-
-    Attributes:
-        folder: where everything goes that is diverted; it may not exist yet.
-        diverted: the files that exist, or existed, elsewhere -> where they are in ``folder``.
-        kept: old files and folders that the program wanted to delete or move, and did not.
     """
 
     def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:
+        # Where everything goes that is diverted; it may not exist yet.
         self.folder = Path(tempfile.gettempdir()) / f"dataloaders-check-{secrets.token_hex(4)}"
-        self.diverted: dict[str, str] = {}
-        self.kept: list[str] = []
+        self.diverted: dict[str, str] = {}  # where a file exists, or existed -> where it is there
+        self.kept: list[str] = []  # what the program wanted to delete or move
         self._training = training
         self._leave = _NOT_FILES if but_in is None else (*_NOT_FILES, f"{but_in}{os.sep}")
         self._new_files: list[str] = []
         self._new_folders: list[str] = []
         self._began_ns = 0
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo = ExitStack()
 
     def __enter__(self) -> Scratch:
         with tempfile.NamedTemporaryFile() as probe:
@@ -81,8 +78,9 @@ class Scratch:
             for name in ("open", "unlink", "rename", "replace"):
                 ours: Any = self._open if name == "open" else getattr(os, name)
                 self._replace(accessor, name, staticmethod(ours))
-        self._wrap(os, "mkdir", self._after_mkdir)
-        self._replace(shutil, "rmtree", self._rmtree_unless_old(shutil.rmtree))
+        self._real_mkdir, self._real_rmtree = os.mkdir, shutil.rmtree
+        self._replace(os, "mkdir", self._mkdir)
+        self._replace(shutil, "rmtree", self._rmtree)
         self._replace(torch, "save", self._at(torch.save, 1, "f", self._writes))
         self._replace(torch, "load", self._at(torch.load, 0, "f", self._reads))
         if importlib.util.find_spec("safetensors") is not None:
@@ -93,9 +91,7 @@ class Scratch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for owner, name, value in reversed(self._undo):
-            setattr(owner, name, value)
-        self._undo.clear()
+        self._undo.close()
         for path in sorted(
             set(self._new_folders) & {self._new_root(one) for one in self._new_files}
         ):
@@ -104,10 +100,8 @@ class Scratch:
             if os.path.isfile(path):
                 self._put_away(path)
         for path in sorted(self._new_folders, reverse=True):
-            try:
+            with suppress(OSError):
                 os.rmdir(path)  # of those that are empty now
-            except OSError:
-                pass
 
     def notes(self) -> list[str]:
         """Return what was diverted, in sentences."""
@@ -152,28 +146,30 @@ class Scratch:
                 self.kept.append(_absolute(src))
             else:
                 self._real_rename(source, dst)
-                self._forget_folder(_absolute(src), _absolute(dst))
+                self._moved_folder(_absolute(src), _absolute(dst))
             return
         target = self._writes(dst)
         if self._is_old(source):
             shutil.copy(source, target)
             self.kept.append(_absolute(src))
+            return
+        if target == dst and source == src:
+            self._real_rename(src, dst)
         else:
-            if target == dst and source == src:
-                self._real_rename(src, dst)
-            else:
-                shutil.copy(source, target)
-                self._real_unlink(source)
-            self.diverted.pop(_absolute(src), None)
+            shutil.copy(source, target)
+            self._real_unlink(source)
+        self.diverted.pop(_absolute(src), None)
 
-    def _rmtree_unless_old(self, rmtree: Any) -> Any:
-        def guarded(path: Any, *args: Any, **options: Any) -> None:
-            if isinstance(path, (str, os.PathLike)) and self._holds_old(path):
-                self.kept.append(_absolute(path))
-                return
-            rmtree(path, *args, **options)
+    def _rmtree(self, path: Any, *args: Any, **options: Any) -> None:
+        if isinstance(path, (str, os.PathLike)) and self._holds_old(path):
+            self.kept.append(_absolute(path))
+        else:
+            self._real_rmtree(path, *args, **options)
 
-        return guarded
+    def _mkdir(self, path: Any, *args: Any, **options: Any) -> None:
+        self._real_mkdir(path, *args, **options)
+        if self._training() and not options.get("dir_fd"):
+            self._new_folders.append(_absolute(path))
 
     # Where things are
 
@@ -221,16 +217,12 @@ class Scratch:
             for name in names
         )
 
-    def _after_mkdir(self, path: Any, *_: Any, **options: Any) -> None:
-        if self._training() and not options.get("dir_fd"):
-            self._new_folders.append(_absolute(path))
-
     def _new_root(self, file: str) -> str:
         """Return the outermost new folder that holds ``file``, or the file itself."""
         around = [one for one in self._new_folders if file.startswith(one + os.sep)]
         return min(around, key=len, default=file)
 
-    def _forget_folder(self, before: str, after: str) -> None:
+    def _moved_folder(self, before: str, after: str) -> None:
         def moved(path: str) -> str:
             inside = path == before or path.startswith(before + os.sep)
             return after + path[len(before) :] if inside else path
@@ -249,22 +241,13 @@ class Scratch:
     # How they are called here
 
     def _replace(self, owner: Any, name: str, function: Any) -> None:
-        self._undo.append((owner, name, owner.__dict__[name]))
+        self._undo.callback(setattr, owner, name, owner.__dict__[name])
         setattr(owner, name, function)
-
-    def _wrap(self, owner: Any, name: str, after: Callable[..., None]) -> None:
-        original = getattr(owner, name)
-
-        def wrapped(*args: Any, **options: Any) -> Any:
-            result = original(*args, **options)
-            after(*args, **options)
-            return result
-
-        self._replace(owner, name, wrapped)
 
     def _at(self, function: Any, position: int, name: str, where: Callable[[Any], Any]) -> Any:
         """Return ``function`` with its path argument sent through ``where``."""
 
+        @functools.wraps(function)
         def sent(*args: Any, **options: Any) -> Any:
             given = list(args)
             if len(given) > position:
@@ -273,7 +256,6 @@ class Scratch:
                 options[name] = where(options[name])
             return function(*given, **options)
 
-        sent.__name__, sent.__doc__ = function.__name__, function.__doc__
         return sent
 
 

@@ -42,7 +42,10 @@ class BackendSwitch:
 
     def __init__(self, *, explain: bool = False) -> None:
         self._explain = explain
-        self._wrapped: dict[int, tuple[weakref.ref[Loader], DataLoader[Any] | None]] = {}
+        # Ends the session of a loader that is gone: its workers go with it.
+        self._wrapped: weakref.WeakKeyDictionary[Loader, DataLoader[Any] | None] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def __call__(
         self, loader: Loader, original: Callable[[Any], Iterator[Batch]]
@@ -59,9 +62,8 @@ class BackendSwitch:
         return epoch
 
     def _wrapped_for(self, loader: Loader) -> DataLoader[Any] | None:
-        known = self._wrapped.get(id(loader))
-        if known is not None and known[0]() is loader:
-            return known[1]
+        if loader in self._wrapped:
+            return self._wrapped[loader]
         wrapped: DataLoader[Any] | None = None
         if isinstance(loader, DataLoader):
             self._show(loader)
@@ -70,12 +72,8 @@ class BackendSwitch:
             # would be applied twice.
             wrapped = wrap(view_of(loader))
             self._show(wrapped)
-        key = id(loader)
-        self._wrapped[key] = (weakref.ref(loader, lambda _: self._forget(key)), wrapped)
+        self._wrapped[loader] = wrapped
         return wrapped
-
-    def _forget(self, key: int) -> None:
-        self._wrapped.pop(key, None)  # ends the session: its workers go with it
 
     def _show(self, loader: DataLoader[Any]) -> None:
         if self._explain:

@@ -48,19 +48,12 @@ iterated again after the program broke its loop."""
 
 @dataclass
 class Seen:
-    """Describes a loader that the program iterated.
+    """Describes a loader that the program iterated."""
 
-    Attributes:
-        number: 1 for the first loader that the program iterated, and so on.
-        description: class, dataset, length and workers, in a few words.
-        length: batches in an epoch; None if it has no length.
-        why_not: why it was not taken over; None for the one that was.
-    """
-
-    number: int
-    description: str
-    length: int | None
-    why_not: str | None = _NOT_ASKED
+    number: int  # 1 for the first one, and so on
+    description: str  # class, dataset, length and workers, in a few words
+    length: int | None  # batches in an epoch
+    why_not: str | None = _NOT_ASKED  # it was not taken over; None for the one that was
 
 
 class Takeover:
@@ -70,21 +63,12 @@ class Takeover:
         measure: see `Measure`.
         number: take the loader of this number, whatever it is; None takes the one that trains.
         may_take: asked once, when a loader is about to be taken; no: another process has one.
-        stepped: called after every step of an optimizer while a loader is taken.
         waited: called with a loader's description and the seconds for which the measured loop
             waited for a batch of that other loader.
         passed_over: called with a sentence while a loop is not taken because no optimizer has
             stepped in it yet.
         patience_s: end the program once the loop that was taken has asked for nothing for so many
             seconds; None waits for ever.
-
-    Attributes:
-        seen: every loader iterated so far, in order.
-        taken: the one handed to ``measure``, or None.
-        steps: batches that the program's loop was given by ``measure``.
-        beyond: batches that it was given past the end of an epoch, in the longest epoch.
-        thread: the one whose loop is measured.
-        stalled: whether the program was ended because its loop asked for nothing.
     """
 
     def __init__(
@@ -93,27 +77,25 @@ class Takeover:
         number: int | None = None,
         *,
         may_take: Callable[[], bool] = lambda: True,
-        stepped: Callable[[], None] = lambda: None,
         waited: Callable[[str, float], None] = lambda name, seconds: None,
         passed_over: Callable[[str], None] = lambda sentence: None,
         patience_s: float | None = None,
     ) -> None:
-        self.seen: list[Seen] = []
-        self.taken: Seen | None = None
-        self.steps = 0
-        self.beyond = 0
-        self.thread: threading.Thread | None = None
-        self.stalled = False
-        self.optimizers = Optimizers(self._after_step)
+        self.seen: list[Seen] = []  # every loader iterated so far, in order
+        self.taken: Seen | None = None  # the one handed to measure
+        self.steps = 0  # batches that the program's loop was given by measure
+        self.beyond = 0  # those past the end of an epoch, in the longest epoch
+        self.thread: threading.Thread | None = None  # whose loop is measured
+        self.stalled = False  # whether the program was ended because its loop asked for nothing
+        self.optimizers = Optimizers()
         self._measure = measure
         self._number = number
         self._may_take = may_take
-        self._stepped = stepped
         self._waited = waited
         self._passed_over = passed_over
         self._patience_s = patience_s
         self._watchdog: Watchdog | None = None
-        self._loaders: list[weakref.ref[Loader]] = []
+        self._loaders: weakref.WeakKeyDictionary[Loader, Seen] = weakref.WeakKeyDictionary()
         self._watching: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._stream: Iterable[Batch] = ()
         self._running: Iterator[Batch] = iter(())
@@ -252,10 +234,6 @@ class Takeover:
     def _measured_loop(self) -> Loop | None:
         return None if self._measured is None else self._measured()
 
-    def _after_step(self) -> None:
-        if self.taken is not None:
-            self._stepped()
-
     def _pat(self) -> None:
         if self._watchdog is not None:
             self._watchdog.pat()
@@ -265,25 +243,14 @@ class Takeover:
         stop_main()
 
     def _find(self, loader: Loader) -> Seen:
-        for reference, seen in zip(self._loaders, self.seen, strict=True):
-            if reference() is loader:
-                return seen
-        seen = Seen(len(self.seen) + 1, _describe(loader), batches_in(loader))
-        self.seen.append(seen)
-        self._loaders.append(weakref.ref(loader))
-        return seen
+        if loader not in self._loaders:
+            self.seen.append(Seen(len(self.seen) + 1, _describe(loader), batches_in(loader)))
+            self._loaders[loader] = self.seen[-1]
+        return self._loaders[loader]
 
 
 class Loop:
-    """Iterates one epoch for the program's loop: the loader's own batches, or the measurement's.
-
-    Attributes:
-        seen, loader: what it iterates.
-        trains: whether gradients were on when its first batch was asked for.
-        given: batches that it was given.
-        steps_before: steps of optimizers before its last batch was asked for.
-        asked_at: when that was, by the clock.
-    """
+    """Iterates one epoch for the program's loop: the loader's own batches, or the measurement's."""
 
     def __init__(
         self,
@@ -295,10 +262,10 @@ class Loop:
     ) -> None:
         self.seen = seen
         self.loader = loader
-        self.trains = True
-        self.given = 0
-        self.steps_before = 0
-        self.asked_at = 0.0
+        self.trains = True  # whether gradients were on when its first batch was asked for
+        self.given = 0  # batches
+        self.steps_before = 0  # of optimizers, before its last batch was asked for
+        self.asked_at = 0.0  # when that was, by the clock
         self._takeover = takeover
         self._original = original
         self._batches = batches  # None: the measurement's

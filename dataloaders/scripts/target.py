@@ -36,17 +36,11 @@ class ScriptError(DataLoadersError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tells how a program ended.
-
-    Attributes:
-        ending: see the picture above.
-        status: the exit status that ``python`` would have given it; 0 when we stopped it.
-        error: the exception that ended it, if one did; its traceback starts in the program.
-    """
+    """Tells how a program ended."""
 
     ending: Ending
-    status: int
-    error: BaseException | None = None
+    status: int  # that python would have exited with; 0 when we stopped it
+    error: BaseException | None = None  # that ended it; its traceback starts in the program
 
     def show_error(self) -> None:
         """Write the program's own failure to stderr, as ``python`` would have done."""
@@ -63,14 +57,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Target:
-    """Names a program: a file, or a module found on the import path as by ``python -m``.
+    """Names a program: a file, or a module found on the import path as by ``python -m``."""
 
-    Attributes:
-        name: the path or the dotted name, as it was given.
-        kind: "file" or "module".
-    """
-
-    name: str
+    name: str  # the path or the dotted name, as it was given
     kind: Literal["file", "module"]
 
     @property
@@ -136,14 +125,12 @@ class Target:
             if error.name is None or not (name + ".").startswith(error.name + "."):
                 raise
             spec = None
-        if spec is None or spec.loader is None:
+        code = None if spec is None else getattr(spec.loader, "get_code", lambda name: None)(name)
+        if spec is None or code is None:
             raise ScriptError(
                 f"-m {self.name}: no module {name!r} on the import path, which starts with "
                 f"{sys.path[0]!r}; run this from the folder that holds the package"
             )
-        code: CodeType | None = spec.loader.get_code(name)  # type: ignore[attr-defined]
-        if code is None:
-            raise ScriptError(f"-m {self.name}: {name!r} holds no Python code")
         main.__dict__.update(
             __file__=spec.origin,
             __builtins__=__builtins__,
@@ -153,7 +140,8 @@ class Target:
             __loader__=spec.loader,
         )
         sys.argv[0] = spec.origin or self.name
-        return code
+        loaded: CodeType = code
+        return loaded
 
 
 def hidden_by(folder: Path, package: str) -> Path | None:
@@ -171,7 +159,11 @@ _replaced_mains: list[ModuleType] = []
 
 
 def _execute(code: CodeType, main: ModuleType) -> Outcome:
-    threading.excepthook, usual = _quiet_when_stopped, threading.excepthook
+    usual = threading.excepthook
+    # No traceback of a thread of the script whose loop was stopped.
+    threading.excepthook = lambda args: (
+        None if issubclass(args.exc_type, StopScript) else threading.__excepthook__(args)
+    )
     try:
         with stoppable():
             exec(code, main.__dict__)
@@ -185,10 +177,8 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
         if isinstance(error.__context__, KeyboardInterrupt):
             # Lightning catches Ctrl-C, tears down and calls sys.exit().
             return Outcome("interrupted", 130, None)
-        code_given = error.code
-        if code_given is None:
-            return Outcome("exited", 0, error)
-        return Outcome("exited", code_given if isinstance(code_given, int) else 1, error)
+        given = 0 if error.code is None else error.code
+        return Outcome("exited", given if isinstance(given, int) else 1, error)
     except BaseException as error:
         return Outcome("raised", 1, _from_script(error))
     finally:
@@ -202,9 +192,3 @@ def _from_script(error: BaseException) -> BaseException:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return error.with_traceback(trace)
-
-
-def _quiet_when_stopped(args: threading.ExceptHookArgs) -> None:
-    """Show no traceback of a thread of the script whose loop was stopped."""
-    if not issubclass(args.exc_type, StopScript):
-        threading.__excepthook__(args)

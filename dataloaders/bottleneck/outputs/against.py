@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dataloaders.bottleneck.arms import Verdict
-from dataloaders.bottleneck.outputs.words import times
+from dataloaders.bottleneck.outputs.contents import times
 from dataloaders.measuring.intervals import Interval
 
 if TYPE_CHECKING:
@@ -19,18 +19,12 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Holds what changed between two reports.
+    """Holds what changed between two reports."""
 
-    Attributes:
-        verdicts: before, now.
-        arms: arm -> seconds a batch before, now, and before / now, each with a 95 % interval;
-            above 1 is faster.
-        differs: what the two were measured on and is not the same, a sentence each.
-    """
-
-    verdicts: tuple[Verdict, Verdict]
+    verdicts: tuple[Verdict, Verdict]  # before, now
+    # Arm -> seconds a batch before, now, and before / now, with 95 % intervals; above 1: faster.
     arms: Mapping[str, tuple[Interval, Interval, Interval]]
-    differs: tuple[str, ...]
+    differs: tuple[str, ...]  # what is not the same of what they were measured on, in sentences
 
     def __str__(self) -> str:
         lines = [

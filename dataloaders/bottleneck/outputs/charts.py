@@ -6,19 +6,18 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from dataloaders.bottleneck.arms import ARMS, STALLS
-from dataloaders.bottleneck.outputs.tables import LEAST_SHARE, in_order
-from dataloaders.bottleneck.outputs.words import milliseconds
+from dataloaders.bottleneck.outputs.contents import LEAST_SHARE, in_order, milliseconds
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
-    from dataloaders.measuring.intervals import Interval, Step
+    from dataloaders.measuring.intervals import Step
 
 __all__ = ["charts"]
 
@@ -51,108 +50,89 @@ _STYLE: Any = {
 def charts(report: Report) -> dict[str, str]:
     """Return SVG elements by the page's sections, for those that have something to show."""
     made = {
-        "arms": _arms(report),
-        "stalls": _waterfall(report),
-        "preparation": _preparation(report),
-        "candidates": _candidates(report),
-        "timeline": _timeline(report),
+        "arms": _drawn(_arms, report, "ms a batch, 95 % interval"),
+        "stalls": _drawn(_waterfall, report, "ms of a batch, and share of the loop"),
+        "preparation": _drawn(_preparation, report, "CPU ms a sample, and share"),
+        "candidates": _drawn(_candidates, report, "times as fast as now, 95 % interval"),
+        "timeline": _drawn(_timeline, report, "ms, on the host's clock"),
     }
     return {name: svg for name, svg in made.items() if svg}
 
 
-def _arms(report: Report) -> str | None:
-    shown = in_order(report.seconds_per_batch, [arm.name for arm in (*ARMS[1:], ARMS[0])])
-
-    def draw(axes: Any) -> None:
-        for row, (name, took) in enumerate(shown):
-            colour = _LOOP if name in ("real", "cold") else _STEP
-            axes.barh(row, 1e3 * took.estimate, 0.55, color=colour)
-            ends = [1e3 * max(0.0, took.low), 1e3 * took.high]
-            axes.plot(ends, [row, row], "|-", color=_INK, lw=1)
-            _label(axes, max(ends[1], 1e3 * took.estimate), row, milliseconds(took.estimate))
-
-    return _drawn(draw, [name for name, _ in shown], "ms a batch, 95 % interval")
+# Each draws a chart, and yields the names of its rows, from the top.
 
 
-def _waterfall(report: Report) -> str | None:
+def _arms(axes: Any, report: Report) -> Iterator[str]:
+    order = [arm.name for arm in (*ARMS[1:], ARMS[0])]
+    for row, (name, took) in enumerate(in_order(report.seconds_per_batch, order)):
+        colour = _LOOP if name in ("real", "cold") else _STEP
+        _bar(axes, row, took.estimate, colour, milliseconds(took.estimate), high=took.high)
+        ends = [1e3 * max(0.0, took.low), 1e3 * took.high]
+        axes.plot(ends, [row, row], "|-", color=_INK, lw=1)
+        yield name
+
+
+def _waterfall(axes: Any, report: Report) -> Iterator[str]:
     real, alone = (report.seconds_per_batch.get(name) for name in ("real", "synthetic"))
     if real is None or alone is None or not report.stalls:
-        return None
-    bars = [("step alone", 0.0, alone.estimate, _STEP)]
-    at = alone.estimate
-    for name, lost in in_order(report.stalls, [stall.name for stall in STALLS]):
-        if name == "fetch":  # beyond the loop as it was measured, with its files in memory
-            bars.append(("real", 0.0, real.estimate, _LOOP))
-            at = real.estimate
-        if lost.estimate > 0:
-            bars.append((name, at, lost.estimate, _COLOURS.get(name, _LOOP)))
-            at += lost.estimate
-    if "real" not in [name for name, *_ in bars]:
-        bars.append(("real", 0.0, real.estimate, _LOOP))
-
-    def draw(axes: Any) -> None:
-        for row, (_, begin, seconds, colour) in enumerate(bars):
-            axes.barh(row, 1e3 * seconds, 0.55, 1e3 * begin, color=colour)
-            share = f"{milliseconds(seconds)}, {seconds / real.estimate:.0%}"
-            _label(axes, 1e3 * (begin + seconds), row, share)
-            if begin:
-                axes.plot([1e3 * begin] * 2, [row - 1, row], color=_INK, lw=0.5, ls=":")
-
-    return _drawn(draw, [name for name, *_ in bars], "ms of a batch, and share of the loop")
+        return
+    bars, at = [("step alone", 0.0, alone.estimate, _STEP)], alone.estimate
+    lost = {name: each.estimate for name, each in report.stalls.items() if each.estimate > 0}
+    fetch = lost.pop("fetch", 0.0)
+    for name, seconds in in_order(lost, [stall.name for stall in STALLS]):
+        bars.append((name, at, seconds, _COLOURS.get(name, _LOOP)))
+        at += seconds
+    bars.append(("real", 0.0, real.estimate, _LOOP))
+    if fetch:  # beyond the loop as it was measured, with its files in memory
+        bars.append(("fetch", real.estimate, fetch, _COLOURS["fetch"]))
+    for row, (name, begin, seconds, colour) in enumerate(bars):
+        share = f"{milliseconds(seconds)}, {seconds / real.estimate:.0%}"
+        _bar(axes, row, seconds, colour, share, begin)
+        if begin:
+            axes.plot([1e3 * begin] * 2, [row - 1, row], color=_INK, lw=0.5, ls=":")
+        yield name
 
 
-def _preparation(report: Report) -> str | None:
-    rows = [one for one in report.preparation if one.share >= LEAST_SHARE]
-
-    def draw(axes: Any) -> None:
-        for row, one in enumerate(rows):
-            axes.barh(row, 1e3 * one.seconds_per_sample, 0.55, color=_COLOURS["prep"])
-            _label(axes, 1e3 * one.seconds_per_sample, row, f"{one.share:.0%}")
-
-    return _drawn(draw, [one.call for one in rows], "CPU ms a sample, and share")
+def _preparation(axes: Any, report: Report) -> Iterator[str]:
+    shown = (one for one in report.preparation if one.share >= LEAST_SHARE)
+    for row, one in enumerate(shown):
+        _bar(axes, row, one.seconds_per_sample, _COLOURS["prep"], f"{one.share:.0%}")
+        yield one.call
 
 
-def _candidates(report: Report) -> str | None:
-    found = report.candidates
-    rows = [one for one in found if not one.reason and (one.predicted or one.measured)]
-
-    def draw(axes: Any) -> None:
-        axes.axvline(1, color=_INK, lw=0.5, ls=":")
-        for row, one in enumerate(rows):
-            _point(axes, row - 0.12, one.predicted, _COLOURS["transfer"], "predicted")
-            _point(axes, row + 0.12, one.measured, _COLOURS["fetch"], "measured")
-        _legend(axes)
-
-    names = [one.name for one in rows]
-    return _drawn(draw, names, "times as fast as now, 95 % interval", legend=True)
+def _candidates(axes: Any, report: Report) -> Iterator[str]:
+    axes.axvline(1, color=_INK, lw=0.5, ls=":")
+    known = (one for one in report.candidates if not one.reason and (one.predicted or one.measured))
+    for row, one in enumerate(known):
+        for at, value, name in ((-0.12, one.predicted, "transfer"), (0.12, one.measured, "fetch")):
+            if value is not None:
+                colour, label = _COLOURS[name], "predicted" if at < 0 else "measured"
+                axes.plot([value.low, value.high], [row + at] * 2, "|-", color=colour)
+                axes.plot(value.estimate, row + at, "o", ms=5, color=colour, label=label)
+        yield one.name
 
 
-def _timeline(report: Report) -> str | None:
+def _timeline(axes: Any, report: Report) -> Iterator[str]:
     arms = [name for name in (one.name for one in ARMS) if report.timeline.get(name)]
     if "real" not in arms:
-        return None
+        return
     real = _last_run(report.timeline["real"], math.inf)[-_SHOWN_STEPS:]
     window = sum(real[-1]) - real[0].begin
-
-    def draw(axes: Any) -> None:
-        colours = {"wait": _COLOURS["prep"], "transfer": _COLOURS["transfer"], "step": _STEP}
-        for row, arm in enumerate(arms):
-            steps = real if arm == "real" else _last_run(report.timeline[arm], window)
-            zero = steps[0].begin
-            bars: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
-            for one in steps:
-                at = one.begin - zero
-                for name, seconds in zip(colours, one[1:], strict=True):
-                    bars[name].append((1e3 * at, 1e3 * seconds))
-                    at += seconds
-            for name, colour in colours.items():
-                label = name if any(seconds for _, seconds in bars[name]) else None
-                axes.broken_barh(bars[name], (row - 0.3, 0.6), color=colour, lw=0, label=label)
-            axes.vlines([at for at, _ in bars["wait"]], row - 0.4, row + 0.4, _INK, lw=0.6)
-        _legend(axes)
-        axes.set_xlim(0, 1e3 * window)
-
-    return _drawn(draw, arms, "ms, on the host's clock", legend=True)
+    colours = {"wait": _COLOURS["prep"], "transfer": _COLOURS["transfer"], "step": _STEP}
+    for row, arm in enumerate(arms):
+        steps = real if arm == "real" else _last_run(report.timeline[arm], window)
+        bars: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
+        for one in steps:
+            at = one.begin - steps[0].begin
+            for name, seconds in zip(colours, one[1:], strict=True):
+                bars[name].append((1e3 * at, 1e3 * seconds))
+                at += seconds
+        for name, colour in colours.items():
+            label = name if any(seconds for _, seconds in bars[name]) else None
+            axes.broken_barh(bars[name], (row - 0.3, 0.6), color=colour, lw=0, label=label)
+        axes.vlines([at for at, _ in bars["wait"]], row - 0.4, row + 0.4, _INK, lw=0.6)
+        yield arm
+    axes.set_xlim(0, 1e3 * window)
 
 
 def _last_run(steps: Sequence[Step], most_s: float) -> list[Step]:
@@ -165,42 +145,36 @@ def _last_run(steps: Sequence[Step], most_s: float) -> list[Step]:
     return run
 
 
-def _point(axes: Any, row: float, value: Interval | None, colour: str, label: str) -> None:
-    if value is not None:
-        axes.plot([value.low, value.high], [row, row], "|-", color=colour)
-        axes.plot(value.estimate, row, "o", ms=5, color=colour, label=label)
+def _bar(
+    axes: Any, row: int, seconds: float, colour: str, text: str, begin: float = 0.0, high: float = 0
+) -> None:
+    axes.barh(row, 1e3 * seconds, 0.55, 1e3 * begin, color=colour)
+    end = 1e3 * max(begin + seconds, high)
+    axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center")
 
 
-def _label(axes: Any, x: float, row: float, text: str) -> None:
-    axes.annotate(text, (x, row), (4, 0), textcoords="offset points", va="center")
-
-
-def _legend(axes: Any) -> None:
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(handles.values(), handles.keys(), ncols=3, frameon=False, loc="lower left",
-                bbox_to_anchor=(0, 1), borderaxespad=0)  # fmt: skip
-
-
-def _drawn(
-    draw: Callable[[Any], None], names: list[str], unit: str, *, legend: bool = False
-) -> str | None:
-    """Return a chart with a row for each name, from the top."""
-    if not names:
-        return None
-    short = [name if len(name) <= 26 else f"{name[:25]}…" for name in names]
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+def _drawn(draw: Callable[[Any, Report], Iterator[str]], report: Report, unit: str) -> str | None:
+    """Return a chart with a row for each name that ``draw`` yields; None if it yields none."""
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": unit}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name in a script that its font lacks
-        figure = Figure((_WIDTH, 0.55 + 0.27 * len(names) + 0.2 * legend), layout="constrained")
+        figure = Figure(layout="constrained")
         axes = figure.add_subplot()
         axes.margins(x=0.02)
-        draw(axes)
+        names = list(draw(axes, report))
+        if not names:
+            return None
+        labelled = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        if labelled:
+            axes.legend(labelled.values(), labelled.keys(), ncols=3, frameon=False,
+                        loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)  # fmt: skip
+        figure.set_size_inches(_WIDTH, 0.55 + 0.27 * len(names) + 0.2 * bool(labelled))
+        short = [name if len(name) <= 26 else f"{name[:25]}…" for name in names]
         axes.set_yticks(range(len(names)), short)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(unit)
         file = io.StringIO()
         none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with matplotlib.rc_context({"svg.hashsalt": unit}):
-            figure.savefig(file, format="svg", transparent=True, metadata=none)
+        figure.savefig(file, format="svg", transparent=True, metadata=none)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r' id="[A-Za-z.]+_\d+"', "", svg)  # the same in each chart

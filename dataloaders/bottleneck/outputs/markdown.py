@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dataloaders.bottleneck.outputs import tables
+from dataloaders.bottleneck.outputs import contents
 from dataloaders.bottleneck.outputs.against import Comparison
-from dataloaders.bottleneck.outputs.tables import Table
-from dataloaders.bottleneck.outputs.words import MEANS, bound_of, change_of, findings_of, saved
+from dataloaders.bottleneck.outputs.contents import MEANS, bound_of, change_of, findings_of, saved
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
@@ -27,25 +26,21 @@ def markdown(report: Report, comparison: Comparison | None = None) -> str:
     if comparison is not None:
         parts += [
             f"**Compared with before:** {_escaped(comparison.sentence)}",
-            _table(tables.compared(comparison)),
+            _table(contents.compared(comparison)),
+            _listed(comparison.differs),
         ]
-        parts += [_listed(comparison.differs)]
-    for make in (tables.arms, tables.stalls, tables.preparation, tables.candidates):
-        parts.append(_table(make(report)))
+    for name in ("arms", "stalls", "preparation", "candidates"):
+        parts.append(_table(getattr(contents, name)(report)))
     findings = [
         f"{one.where or one.name}: {one.message} {saved(one.gain)}" for one in findings_of(report)
     ]
-    facts = [
-        f"loader: {report.loader}",
-        f"batch: {report.batch}",
-        ", ".join(report.machine.values()),
-    ]
+    facts = f"loader: {report.loader}", f"batch: {report.batch}", ", ".join(report.machine.values())
     parts += [_listed(findings), "<details><summary>Notes and machine</summary>"]
     parts += [_listed((*report.notes, *facts)), "</details>"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(table: Table) -> str:
+def _table(table: contents.Table) -> str:
     if not table:
         return ""
     rule = ("---:" if numeric else "---" for numeric in table.numeric)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup, escape
 
-from dataloaders.bottleneck.outputs import tables, words
+from dataloaders.bottleneck.outputs import contents
 
 if TYPE_CHECKING:
     from dataloaders.bottleneck.outputs.against import Comparison
@@ -31,24 +31,23 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         drawn, hint = {}, "Charts need matplotlib: pip install 'gpu-dataloaders[check]'"
     else:
         drawn, hint = charts(report), ""
-    makers = (tables.arms, tables.stalls, tables.waits, tables.slow, tables.preparation,
-              tables.candidates)  # fmt: skip
-    change, why = words.change_of(report)
+    names = ("arms", "stalls", "waits", "slow", "preparation", "candidates")
+    change, why = contents.change_of(report)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = _code
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         report=report,
-        means=words.MEANS[report.verdict],
-        bound=words.bound_of(report),
+        means=contents.MEANS[report.verdict],
+        bound=contents.bound_of(report),
         change=change,
         why=why,
-        tables={make.__name__: make(report) for make in makers},
+        tables={name: getattr(contents, name)(report) for name in names},
         charts={name: Markup(svg) for name, svg in drawn.items()},
-        findings=[(one, _line_at(one.where or "")) for one in words.findings_of(report)],
-        saved=words.saved,
+        findings=[(one, _line_at(one.where or "")) for one in contents.findings_of(report)],
+        saved=contents.saved,
         comparison=comparison,
-        compared=comparison and tables.compared(comparison),
+        compared=comparison and contents.compared(comparison),
         hint=hint,
     )
 

@@ -1,4 +1,7 @@
-"""A dataclass as JSON text, and back: lists are tuples again, numbers that JSON lacks are null."""
+"""A report as JSON: all of it, and back again; its steps, for ui.perfetto.dev and chrome://tracing.
+
+Lists are tuples again, and numbers that JSON lacks are null.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataloaders.errors import OptionError
 from dataloaders.measuring.intervals import Interval
 
-__all__ = ["FORMAT", "read", "text"]
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.report import Report
+
+__all__ = ["FORMAT", "read", "text", "trace"]
 
 FORMAT = 1
 """Changes when a reader of the older format would misunderstand; further fields do not count."""
@@ -54,6 +60,31 @@ def read(kind: type[T], path: str | os.PathLike[str]) -> T:
         return typing.cast("T", _restored(kind, data))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise OptionError(f"{name}: a damaged report: {error}") from error
+
+
+def trace(report: Report) -> str:
+    """Return the steps of the timeline as Chrome's trace events: an arm a row, in JSON.
+
+    Format: "Trace Event Format" of the Catapult project; complete events (``ph`` "X"), in µs.
+    """
+    events: list[dict[str, Any]] = [
+        _named("process_name", 0, f"dataloaders check: {report.loader}")
+    ]
+    for row, (arm, steps) in enumerate(report.timeline.items(), 1):
+        events.append(_named("thread_name", row, arm))
+        for number, one in enumerate(steps):
+            at = one.begin
+            for name in ("wait", "transfer", "step"):
+                seconds = getattr(one, name)
+                if seconds > 0:
+                    place = {"pid": 1, "tid": row, "ts": at * 1e6, "dur": seconds * 1e6}
+                    events.append({"ph": "X", "name": name, **place, "args": {"step": number}})
+                at += seconds
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _named(kind: str, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": row, "name": kind, "args": {"name": name}}
 
 
 def _plain(value: Any) -> Any:

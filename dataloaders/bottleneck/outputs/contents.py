@@ -1,0 +1,181 @@
+"""What all forms of a report say: the verdict in sentences, figures and tables as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, STALLS, Verdict
+from dataloaders.findings import Finding
+from dataloaders.measuring.intervals import Interval
+from dataloaders.predicting import best_of
+
+if TYPE_CHECKING:
+    from dataloaders.bottleneck.outputs.against import Comparison
+    from dataloaders.bottleneck.report import Report
+
+__all__ = [
+    *("MEANS", "bound_of", "change_of", "findings_of"),
+    *("milliseconds", "range_of", "saved", "times"),
+    *("LEAST_SHARE", "Table", "arms", "candidates", "compared", "in_order", "preparation", "slow"),
+    *("stalls", "waits"),
+]
+
+T = TypeVar("T")
+
+LEAST_SHARE = 0.01
+"""Of preparation, for a row of its own."""
+
+MEANS: dict[Verdict, str] = {
+    "step-bound": "the training step is the bottleneck; a faster input gains next to nothing",
+    "input-bound": "the step waits for batches to be prepared",
+    "transfer-bound": "the step waits for batches to be copied to the device",
+    "contention-bound": "the loader's workers take cores that the step needs",
+    "inconclusive": "the measurement does not carry a verdict",
+}
+_EVIDENCE = {
+    "blocks": "",
+    "steps": " Few rounds fitted in: this is from single steps.",
+    "waits": " This is from what the loop waits for batches, measured at each step.",
+}
+
+
+def bound_of(report: Report) -> str:
+    """Return what a perfect input would gain, in a sentence; "" where it is not known."""
+    bound = report.speedup_bound
+    if bound is None:
+        return ""
+    return (
+        f"A perfect input would make this loop {bound.estimate:.2f} x as fast "
+        f"(95 % interval {bound.low:.2f} to {bound.high:.2f})."
+        f"{_EVIDENCE[report.evidence or 'blocks']}"
+    )
+
+
+def change_of(report: Report) -> tuple[str, str]:
+    """Return the one change to make, as code, and its gain; or "" and the first advice."""
+    best = None if report.verdict == "step-bound" else best_of(report.candidates)
+    gain = None if best is None else best.measured or best.predicted
+    if best is None or gain is None:
+        return "", report.advice[0] if report.advice else ""
+    how = "measured" if best.measured else "predicted"
+    return best.change, f"{best.name}: {times(gain)} as fast, {how}"
+
+
+def findings_of(report: Report) -> list[Finding]:
+    """Return what of the step could be faster; where it is not the limit, what holds anyway."""
+    all_of_them = report.verdict == "step-bound"
+    return [one for one in report.findings if all_of_them or one.anyway or one.gain is not None]
+
+
+def saved(gain: Interval | None) -> str:
+    """Return seconds that a change would save, as a sentence; "" for None."""
+    if gain is None:
+        return ""
+    return f"Saves {milliseconds(gain.estimate)} ms a batch ({range_of(gain)})."
+
+
+def times(gain: Interval | None) -> str:
+    """Return a ratio as "1.50 x (1.40 to 1.60)", "" for None."""
+    return "" if gain is None else f"{gain.estimate:.2f} x ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds, with about three digits."""
+    value = seconds * 1000
+    digits = 3 if value < 1 else 2 if value < 10 else 1
+    return f"{value:.{digits}f}"
+
+
+def range_of(seconds: Interval) -> str:
+    """Return an interval of seconds in milliseconds, "1.23 to 4.56"."""
+    return f"{milliseconds(max(0.0, seconds.low))} to {milliseconds(seconds.high)}"
+
+
+class Table(NamedTuple):
+    """Holds headings and rows of text; false where there are no rows."""
+
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Return for each column whether its cells are figures."""
+        columns = zip(*self.rows, strict=True)
+        return tuple(all(not cell or cell[0] in "-0123456789" for cell in one) for one in columns)
+
+
+def arms(report: Report) -> Table:
+    """Return the arms that were measured, the whole loop last."""
+    tells = {arm.name: arm.tells for arm in (*ARMS[1:], ARMS[0], COLD)}
+    rows = [
+        (name, milliseconds(took.estimate), range_of(took), tells.get(name, ""))
+        for name, took in in_order(report.seconds_per_batch, tells)
+    ]
+    return Table(("input", "ms a batch", "95 % interval", "what it is"), rows)
+
+
+def stalls(report: Report) -> Table:
+    """Return what the loop loses, by cause; none where the step is the limit."""
+    real = report.seconds_per_batch.get("real")
+    if real is None or report.verdict == "step-bound":
+        return Table((), [])
+    tells = {cause.name: cause.tells for cause in (*STALLS, FETCH)}
+    rows = [
+        (name, milliseconds(lost), f"{lost / real.estimate:.0%}", tells.get(name, ""))
+        for name, found in in_order(report.stalls, tells)
+        if (lost := found.estimate) > 0
+    ]
+    return Table(("lost to", "ms a batch", "of the loop", "what it is"), rows)
+
+
+def in_order(found: Mapping[str, T], names: Iterable[str]) -> list[tuple[str, T]]:
+    """Return what was found in the order of ``names``, others last."""
+    order = dict.fromkeys((*names, *found))
+    return [(name, found[name]) for name in order if name in found]
+
+
+def waits(report: Report) -> Table:
+    """Return how long single batches are waited for."""
+    found = report.waits or {}
+    kinds = {"p50": "half of them at most", "p99": "99 of 100 at most", "longest": "the longest"}
+    rows = [(text, milliseconds(found[key])) for key, text in kinds.items() if key in found]
+    return Table(("wait for one batch", "ms"), rows)
+
+
+def slow(report: Report) -> Table:
+    """Return the samples that took longest."""
+    found = (report.waits or {}).get("slow", ())
+    rows = [(str(index), milliseconds(seconds), file) for index, file, seconds in found]
+    return Table(("slow sample", "ms", "file"), rows)
+
+
+def preparation(report: Report) -> Table:
+    """Return what the calls of one sample cost."""
+    rows = [
+        (one.call, milliseconds(one.seconds_per_sample), f"{one.share:.0%}")
+        for one in report.preparation
+        if one.share >= LEAST_SHARE
+    ]
+    return Table(("call", "ms a sample", "share"), rows)
+
+
+def candidates(report: Report) -> Table:
+    """Return what could be changed, with what it gains or why not."""
+    rows = []
+    for one in report.candidates:
+        change = one.reason or (one.change and f"`{one.change}`")
+        rows.append((one.name, times(one.predicted), times(one.measured), change))
+    return Table(("what if", "predicted", "measured", "the change, or why not"), rows)
+
+
+def compared(comparison: Comparison) -> Table:
+    """Return how many times as fast each arm is as before."""
+    rows = [
+        (name, milliseconds(before.estimate), milliseconds(now.estimate), times(ratio))
+        for name, (before, now, ratio) in comparison.arms.items()
+    ]
+    return Table(("input", "ms before", "ms now", "as fast as before"), rows)
