@@ -1,7 +1,4 @@
-"""tune() on real loaders: what it may disturb, what may go wrong, what becomes of the choice.
-
-What is chosen for which rates: test_tuning_search.py.
-"""
+"""tune() on real loaders: what it disturbs, what goes wrong, what becomes of the choice."""
 
 from __future__ import annotations
 
@@ -15,19 +12,13 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, TensorDataset
 
-import dataloaders
 from dataloaders import DataLoader, tune, tuning, wrap
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
-from dataloaders.tuning import run, trial
+from dataloaders.tuning import trial, tuner
 from helpers.compare import generator_states
 
 TorchLoader = torch.utils.data.DataLoader
@@ -101,9 +92,6 @@ def tried(found):
     return [each.settings.num_workers for each in found.trials]
 
 
-# Real rates
-
-
 @pytest.mark.measures
 def test_waiting_is_overlapped_by_more_workers_than_cores():
     count = len(os.sched_getaffinity(0)) + 2
@@ -111,7 +99,6 @@ def test_waiting_is_overlapped_by_more_workers_than_cores():
     assert found.choice.num_workers > count - 2
     assert found.worth_it
     assert "x one process" in found.reason
-    assert any("torch may warn" in note for note in found.notes)
 
 
 @pytest.mark.measures
@@ -120,7 +107,6 @@ def test_a_step_that_is_slower_than_loading_needs_one_worker():
     found = tune(TorchLoader(Waiting(), 2), lambda batch: time.sleep(0.05), budget_s=10)
     assert found.choice.num_workers == 1
     assert found.needed_samples_per_second.estimate <= 40.0
-    assert "faster than the loader as it is (num_workers=0)" in str(found)
 
 
 @pytest.mark.measures
@@ -141,9 +127,6 @@ def test_a_step_that_computes_has_fewer_threads_in_a_trial_and_they_are_put_back
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
-
-
-# Given rates and clocks
 
 
 def test_loading_adds_to_what_a_step_takes_of_its_thread():
@@ -204,7 +187,7 @@ def test_trials_are_printed_and_go_to_json(tmp_path):
         tuning.Trial(fast, "fewer threads", rate, 90.0, 0.1, 0.5, 0.9, 2**20),
         tuning.Trial(tuning.Settings(4, 2, True), "more", None, None, failed="they died"),
     )
-    found = tuning.Tuning(fast, "it is faster", slow, True, trials, None, 2.0, 64, ("by the way",))
+    found = tuning.Tuning(fast, "it is faster", slow, None, trials, rate, 2.0, 64, ("by the way",))
     lines = str(found).splitlines()
     assert {"workers", "prefetch", "pinned", "threads", "samples/s"} <= set(lines[0].split())
     row = "2 2 yes 1 100 ± 5 % 0.10 s 90 % 1 <- fewer threads"
@@ -213,17 +196,15 @@ def test_trials_are_printed_and_go_to_json(tmp_path):
     assert lines[5:] == [
         "use num_workers=2, prefetch_factor=2, pin_memory=True, torch.set_num_threads(1): "
         "it is faster",
-        "that is at least 3 % faster than the loader as it is (num_workers=0)",
+        "the loader as it is (num_workers=0) was not measured",
         "note: by the way",
     ]
     entry = json.loads(found.to_json(tmp_path / "tuning.json"))
     assert entry == json.loads((tmp_path / "tuning.json").read_text())
     assert entry["given"] == {"num_workers": 0, "prefetch_factor": None, "pin_memory": False}
     assert entry["choice"]["step_threads"] == 1
+    assert entry["needed_samples_per_second"] == {"low": 95.0, "estimate": 100.0, "high": 105.0}
     assert entry["trials"][1]["memory_per_worker"] == 2**20
-
-
-# Without trials of workers
 
 
 def test_tensors_in_memory_need_none():
@@ -242,7 +223,7 @@ def test_workers_that_are_in_vain_are_taken_back():
     assert found.choice.num_workers == 0
     assert found.given == tuning.Settings(2, 2, False)
     assert found.worth_it is None  # it was not measured
-    assert "the loader as it is (num_workers=2, prefetch_factor=2) was not" in str(found)
+    assert "the loader as it is (num_workers=2, prefetch_factor=2) was not measured" in str(found)
 
 
 def test_a_batch_that_takes_longer_than_the_budget():
@@ -250,9 +231,6 @@ def test_a_batch_that_takes_longer_than_the_budget():
     assert tried(found) == [0]
     assert found.trials[0].samples_per_second is not None
     assert any("give budget_s more" in note for note in found.notes)
-
-
-# Any loader
 
 
 @pytest.mark.gpu
@@ -263,9 +241,7 @@ def test_with_cuda_pinning_is_tried_both_ways():
     for one in (step, None):
         loader = TorchLoader(Waiting(), 8, pin_memory=one is None)
         found = tune(loader, one, budget_s=SOME, max_workers=2)
-        last = found.trials[-2:]
-        assert {each.settings.pin_memory for each in last} == {False, True}
-        assert last[0].settings.num_workers == last[1].settings.num_workers
+        assert {each.settings.pin_memory for each in found.trials[-2:]} == {False, True}
         assert len(list(zip(range(3), found.apply(loader), strict=False))) == 3
 
 
@@ -323,9 +299,6 @@ def test_a_one_shot_sampler_is_replaced_not_consumed():
     assert any("at random" in note for note in found.notes)
 
 
-# Nothing is disturbed
-
-
 def states(*generators):
     return [
         *(each.get_state().tolist() for each in generators),
@@ -344,7 +317,7 @@ def test_the_loader_and_the_states_are_as_before():
         tune(loader, lambda batch: random.random(), budget_s=1.0, max_workers=1)
         assert vars(loader) == before
         assert states(generator, sampler.generator) == known
-    steps = run.tuning_steps(DataLoader(Waiting(), 4, num_workers=1), budget_s=SOME)
+    steps = tuner.Tuner(DataLoader(Waiting(), 4, num_workers=1), SOME).run()
     known = states()
     while not started():  # a loop that ends first closes it
         next(steps)
@@ -373,9 +346,6 @@ def test_applying_shares_everything_but_the_settings():
     loader = DataLoader(Waiting(), 4, backend="prefetch", seed=3)
     applied = alone(loader).apply(loader)
     assert (applied.backend, applied.seed, applied.num_workers) == ("prefetch", 3, 0)
-
-
-# What goes wrong
 
 
 def dies(index):
@@ -444,8 +414,8 @@ class TestWhatGoesWrong:
             ({"budget_s": 0}, "budget_s=0: must be a positive"),
             ({"budget_s": float("nan")}, "budget_s=nan: must be"),
             ({"max_workers": -1}, "max_workers=-1: must be 0 or more"),
-            ({"rate_needed": 0.0}, r"rate_needed=0\.0: must be"),
-            ({"step": print, "rate_needed": 1.0}, "both given"),
+            ({"rate_needed": 0.0}, r"rate_needed=0\.0: must be above 0"),
+            ({"step": print, "rate_needed": 1.0}, "must be None: step is measured"),
             ({"step": 3}, "step=3: must be a function"),
         ):
             with pytest.raises(OptionError, match=message):
@@ -520,9 +490,6 @@ class TestWhatGoesWrong:
         assert DataLoader(dataset, 4, num_workers="auto").num_workers == 0
 
 
-# What becomes of the choice
-
-
 def test_what_one_process_learned_is_not_for_each_of_several_ranks(monkeypatch):
     dataset = Waiting()
 
@@ -549,9 +516,3 @@ def test_it_is_not_remembered_if_not_wanted_or_if_it_cannot_be_written(tmp_path,
     found = alone(TorchLoader(Waiting(), 4))
     assert found.remembered is None
     assert any("set DATALOADERS_CACHE to a folder" in note for note in found.notes)
-
-
-def test_the_name_in_the_package():
-    assert dataloaders.tune is tuning.tune
-    with pytest.raises(AttributeError, match="no attribute 'tuna'"):
-        dataloaders.tuna  # noqa: B018

@@ -80,6 +80,12 @@ tries worker settings on its loader until it has the smallest that keeps up. Pri
 the line to change. The choice is remembered: num_workers="auto" uses it from then on. Where the
 step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried with workers. With
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
+
+With --backends it checks first what each change of the input would gain (see dataloaders check),
+then tries each one that may gain anything in the script's loop, in turns with the loader as it is.
+The best way is remembered for this dataset, script and machine: backend="auto" uses it from then
+on, and loader.explain() says which it is and since when. h5 is tried with --cache FILE only: that
+cache, which is built first if it is missing and the prediction says that it may gain.
 """
 
 _PROBE = """\
@@ -102,7 +108,16 @@ Takes less than two minutes on two cores, without a GPU.
 
 _WRITTEN = ("json", "html", "markdown", "trace")
 _VALUED = (
-    *("--budget", "--loader", "--backend", "--fail-if", "--against", "--most", "--state"),
+    *(
+        "--budget",
+        "--loader",
+        "--backend",
+        "--fail-if",
+        "--against",
+        "--most",
+        "--state",
+        "--cache",
+    ),
     *(f"--{name}" for name in _WRITTEN),
 )
 _VERDICTS = ("input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive")
@@ -193,18 +208,20 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         )
         return probe(target, args, probing)
     if parsed.command == "tune":
+        from dataloaders.cli.tune import Options as TuneOptions
         from dataloaders.cli.tune import tune
 
-        return tune(
-            target,
-            args,
-            budget_s=parsed.budget,
+        tuning = TuneOptions(
+            parsed.budget,
             number=parsed.loader,
             backend=parsed.backend,
+            backends=parsed.backends,
+            cache=parsed.cache,
             json=parsed.json,
             quiet=parsed.quiet,
             let_write=parsed.let_write,
         )
+        return tune(target, args, tuning)
     from dataloaders.cli.check import Options, check
 
     options = Options(
@@ -303,13 +320,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune = add(
         "tune",
-        "which num_workers, prefetch_factor and pin_memory?",
-        "[--budget S] [--backend NAME] [--json F] [--loader N] [--let-write]\n"
-        f"{' ' * 24}[--quiet] {script}",
+        "which num_workers, prefetch_factor and pin_memory, or which backend?",
+        "[--budget S] [--backend NAME | --backends [--cache F]] [--json F]\n"
+        f"{' ' * 24}[--loader N] [--let-write] [--quiet] {script}",
         _TUNE,
     )
     _add_measuring(tune)
-    tune.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
+    which = tune.add_mutually_exclusive_group()
+    which.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
+    which.add_argument(
+        "--backends", action="store_true", help="try what may gain, backends too; keep the best"
+    )
+    tune.add_argument(
+        "--cache", metavar="F", help="with --backends: try h5 with this cache; built if missing"
+    )
     probe = add(
         "probe",
         "which batch sizes fit, and how fast is each?",

@@ -1,10 +1,10 @@
 """One setting, measured: start-up, then the steady rate in short blocks.
 
 Loading without workers is measured in a process of its own (`Loading`), so that nothing of the
-dataset is opened here before workers are forked. All else is measured where the step runs, on the
-thread of a loop that asks for batches: so the functions here are generators, which yield each
-batch that is to be stepped on and take the time until they are asked for the next one. `driven` is
-the loop where the step is a function.
+dataset is opened here before workers are forked. All else is measured on the thread of a loop that
+asks for batches: the functions here are generators, which yield each batch that is to be stepped on
+and take the time until they are asked for the next one. `driven` is the loop where the step is a
+function.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,7 +30,7 @@ from dataloaders.errors import CheckError
 from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock, clock_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Timed, interval_of, ratio_draws
+from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 from dataloaders.measuring.queues import counts_of
 
 __all__ = [
@@ -53,7 +53,7 @@ Steps: TypeAlias = Generator[Batch, None, T]
 
 _BLOCKS = 8  # in a trial, of at least a batch from each worker
 _STEP_BLOCK_S = 0.1
-# The first step is slow (lazy initialisation, allocators) and no matter of the steady state; the
+# The first step is slow (lazy initialisation, allocators) and not part of the steady state; the
 # second says how many make a block.
 _SLOW_BLOCKS = 2
 _HELD_BATCHES = 4
@@ -63,37 +63,23 @@ _JOIN_S = 10.0
 
 @dataclass
 class Seen:
-    """What a trial saw.
+    """What a trial saw."""
 
-    Attributes:
-        seconds_per_batch: in the steady state; with a step, of loading and stepping.
-        samples_per_batch: the mean.
-        startup_s: from ``iter()`` to the first batch.
-        cpu_per_batch: CPU seconds of this process and the workers.
-        variation: standard deviation over mean of the time inside ``next()``.
-        epochs: that were begun; the turns from one to the next are counted in.
-        batch_bytes: the tensors of the largest batch looked at.
-        batches: taken in all.
-        held: some of its batches, copied, if they were to be kept.
-        memory_per_worker: see `Trial`.
-    """
-
-    seconds_per_batch: Interval
-    samples_per_batch: float
-    startup_s: float
-    cpu_per_batch: float
-    variation: float
-    epochs: int
-    batch_bytes: int
-    batches: int = 0
-    held: list[Batch] = field(default_factory=list)
-    memory_per_worker: int | None = None
+    seconds_per_batch: Interval  # in the steady state; with a step, of loading and stepping
+    samples_per_batch: float  # the mean
+    startup_s: float  # from ``iter()`` to the first batch
+    cpu_per_batch: float  # CPU seconds of this process and the workers
+    variation: float  # standard deviation over mean of the time inside ``next()``
+    epochs: int  # that were begun; the turns from one to the next are counted in
+    batch_bytes: int  # the tensors of the largest batch looked at
+    batches: int = 0  # taken in all
+    held: list[Batch] = field(default_factory=list)  # some of them, copied, if wanted
+    memory_per_worker: int | None = None  # see `Trial`
 
     @property
     def samples_per_second(self) -> Interval:
         """The steady rate."""
-        cost, samples = self.seconds_per_batch, self.samples_per_batch
-        return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+        return _rate(self.samples_per_batch, self.seconds_per_batch)
 
     def followed_by(self, step: StepCost) -> Seen:
         """Return the same with ``step`` after each batch, on the thread that made the batch.
@@ -101,11 +87,7 @@ class Seen:
         While a batch is made a device works on: only what the step takes of the thread adds up.
         """
         load, whole = self.seconds_per_batch, step.seconds
-        ends = zip(
-            (load.low, load.estimate, load.high),
-            (whole.low, whole.estimate, whole.high),
-            strict=True,
-        )
+        ends = ((load.low, whole.low), (load.estimate, whole.estimate), (load.high, whole.high))
         return replace(
             self,
             seconds_per_batch=Interval(*(max(b, a + b * step.on_thread) for a, b in ends)),
@@ -115,19 +97,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes for a batch.
+    """What a step takes for a batch."""
 
-    Attributes:
-        seconds: of the clock.
-        cores: CPU seconds of this process per second, all of its threads together, and the share
-            of a second for which its main thread waited for a core.
-        on_thread: the part of ``seconds`` until the step returns, from 0 to 1; 1 unless a device
-            works on afterwards.
-    """
+    seconds: Interval  # of the clock
+    cores: float  # CPU seconds per second of all threads, and of waiting for a core
+    on_thread: float = 1.0  # the part of ``seconds`` until the step returns, before a device ends
 
-    seconds: Interval
-    cores: float
-    on_thread: float = 1.0
+    def samples_per_second(self, batch: float) -> Interval:
+        """Return the rate of batches of so many samples."""
+        return _rate(batch, self.seconds)
 
 
 def device_in_use() -> bool:
@@ -163,11 +141,8 @@ def driven(steps: Steps[T], step: Step) -> T:
 class Loading:
     """A look at a dataset (`dataloaders.observing`): what a loader without workers takes for it.
 
-    torch computes with one thread there, as in a worker.
-
-    Attributes:
-        loader: a variant of the user's, over the dataset that is looked at.
-        seconds, keep: as `observe` takes them.
+    torch computes with one thread there, as in a worker. ``loader`` is a variant of the user's;
+    ``seconds`` and ``keep`` are as `observe` takes them.
     """
 
     loader: torch.utils.data.DataLoader[Any]
@@ -199,10 +174,7 @@ def observe(
 
     Yields every batch if ``stepping``, none otherwise, and holds copies of some if ``keep``.
     Whatever the loader raises passes through. The loader's workers have ended when this returns or
-    raises, or is closed.
-
-    Args:
-        clock: the step's; None: that of the device in use.
+    raises, or is closed. ``clock`` is the step's; None: that of the device in use.
     """
     with _Opened(loader) as opened:
         count, prefetch = loader.num_workers, loader.prefetch_factor or 0
@@ -223,12 +195,12 @@ def observe(
             if stepping:
                 yield batch
         clock, workers = clock or _clock(), opened.workers()
-        blocks: list[tuple[Any, Any, int]] = []
+        marks: list[tuple[Any, Any, int]] = []
         # A batch that takes longer than a whole trial is not measured more often than needed.
-        slow = [Timed(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
+        slow = [(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
         waits: list[float] = []
         samples, cpu, start = 0, _cpu_seconds(workers), time.perf_counter()
-        while len(blocks) + len(slow) < 2 or time.perf_counter() - start < seconds:
+        while len(marks) + len(slow) < 2 or time.perf_counter() - start < seconds:
             taken, begin, began = 0, clock.mark(), time.perf_counter()
             # Workers that started together may go on delivering together: a block has turns of all.
             while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
@@ -239,16 +211,16 @@ def observe(
                 samples += samples_in(batch) or 1
                 if stepping:
                     yield batch
-            blocks.append((begin, clock.mark(), taken))
+            marks.append((begin, clock.mark(), taken))
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
                 held.append(_copy(batch))  # between blocks, where the copy costs no measured time
         cpu = _cpu_seconds(workers) - cpu
         clock.wait()
-        timed = slow + [Timed(clock.seconds(begin, end), taken) for begin, end, taken in blocks]
+        blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
         mean_wait = statistics.fmean(waits)
         return Seen(
-            seconds_per_batch=_interval(timed),
+            seconds_per_batch=_interval(slow + blocks),
             samples_per_batch=samples / len(waits),
             startup_s=startup_s,
             cpu_per_batch=cpu / len(waits),
@@ -265,9 +237,8 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
     """Measure the step on batches that cost nothing, for ``seconds``; yields copies of ``held``."""
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
     copies, turn, until = 1, 0, math.inf
-    blocks: list[Timed] = []
-    cores: list[float] = []
-    on_thread: list[float] = []
+    blocks: list[tuple[float, int]] = []
+    shares: list[tuple[float, float]] = []  # of a block's seconds: CPU, and until the step returned
     while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
         # Copies, made outside the timing: a step may write into its batch or pop its keys.
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
@@ -278,14 +249,13 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
         returned, end = time.perf_counter() - began, now.mark()
         now.wait()
         took = max(now.seconds(begin, end), 1e-9)
-        blocks.append(Timed(took, copies))
-        cores.append((_cpu_demand() - cpu) / took)
-        on_thread.append(min(1.0, returned / took))
+        blocks.append((took, copies))
+        shares.append(((_cpu_demand() - cpu) / took, min(1.0, returned / took)))
         if len(blocks) <= _SLOW_BLOCKS:
             copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
-    medians = (statistics.median(each[_SLOW_BLOCKS:]) for each in (cores, on_thread))
-    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), *medians)
+    cores, on_thread = map(statistics.median, zip(*shares[_SLOW_BLOCKS:], strict=True))
+    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), cores, on_thread)
 
 
 class _Opened:
@@ -366,10 +336,13 @@ def _copied(leaf: torch.Tensor) -> torch.Tensor:
     return clone.pin_memory() if device_in_use() and leaf.is_pinned() else clone
 
 
-def _interval(blocks: list[Timed]) -> Interval:
+def _rate(samples: float, cost: Interval) -> Interval:
+    return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+
+
+def _interval(blocks: list[tuple[float, int]]) -> Interval:
     """Return the mean of a batch with its 95 % interval, kept within what a rate can be."""
-    seconds = np.array([block.seconds for block in blocks])
-    steps = np.array([block.steps for block in blocks])
+    seconds, steps = np.array(blocks, dtype=float).T
     mean = float(seconds.sum() / steps.sum())
     found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
     estimate = max(found.estimate, 1e-9)
@@ -390,11 +363,8 @@ def _cpu_seconds(workers: list[psutil.Process]) -> float:
     """Return the CPU seconds of this process and its workers."""
     total = time.process_time()
     for process in workers:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:  # it has just died: the loader will say so
-            continue
-        total += times.user + times.system
+        with suppress(psutil.Error):  # it has just died: the loader will say so
+            total += sum(process.cpu_times()[:2])
     return total
 
 
