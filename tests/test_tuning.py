@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from dataloaders import DataLoader, tune, tuning, wrap
+from dataloaders.bottleneck import Interval
 from dataloaders.errors import CapacityWarning, CheckError, OptionError
 from dataloaders.machine import resources
-from dataloaders.measuring.intervals import Interval
 from dataloaders.tuning import trial, tuner
 from helpers.compare import generator_states
 
@@ -485,7 +485,7 @@ class TestWhatGoesWrong:
         assert found.choice.num_workers == 0
         assert "do not fit in available memory" in str(found.trials[1].failed)
         assert found.trials[1].samples_per_second is not None
-        assert any("available memory bears 1 of them" in note for note in found.notes)
+        assert any("available memory, which bears 1 of them" in note for note in found.notes)
         assert found.worth_it is None
         assert DataLoader(dataset, 4, num_workers="auto").num_workers == 0
 

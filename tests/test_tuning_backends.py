@@ -16,7 +16,6 @@ from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.errors import BackendWarning, OptionError
 from dataloaders.tuning import Settings, auto, learned, tuner
-from dataloaders.tuning.trial import driven
 from helpers import warm
 
 SCRIPT = """
@@ -203,7 +202,9 @@ class Fails(Prefetch):
 def test_a_way_that_fails_is_reported_and_not_chosen():
     loader = DataLoader(Numbers(), 4, backend="stock")
     ways = {Settings(0, None, False, Stock()): "as it is", Settings(0, None, False, Fails()): "new"}
-    found = driven(tuner.Tuner(loader, 4.0, ways=ways).run(), lambda batch: None)
+    run = tuner.Tuner(loader, 4.0, ways=ways)
+    assert len(list(run.run())) > 10
+    found = run.result()
     assert found.choice == found.given
     failed = [each for each in found.trials if each.failed]
     assert [each.failed for each in failed] == ["RuntimeError: out of memory"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.stock import Stock
 from dataloaders.backend import Backend
-from dataloaders.measuring.intervals import Interval
+from dataloaders.bottleneck import Interval
 from dataloaders.plan import Plan
 from dataloaders.tuning import Settings, Trial
 from dataloaders.tuning.search import Search
@@ -253,9 +253,9 @@ class TestBackends:
     def test_their_own_numbers(self):
         found = self.played(lambda threads, depth: 10.0 * threads * depth)
         assert found.choice.backend == Knobs(8, 6)
-        rates = {8: 100.0, 4: 100.0, 2: 66.0}
+        rates = {8: 100.0, 4: 100.0, 2: 66.0, 1: 40.0}
         found = self.played(lambda threads, depth: rates[threads], threads=8)
-        assert found.choice.backend == Knobs(4, 2)  # going down nothing is tried above
+        assert found.choice.backend == Knobs(4, 2)
         found = self.played(lambda threads, depth: 100.0 * threads, needed=450.0)
         assert found.choice.backend == Knobs(8, 2)
 

@@ -208,20 +208,9 @@ def _carry_out(parsed: argparse.Namespace, program: list[str]) -> int:
         )
         return probe(target, args, probing)
     if parsed.command == "tune":
-        from dataloaders.cli.tune import Options as TuneOptions
         from dataloaders.cli.tune import tune
 
-        tuning = TuneOptions(
-            parsed.budget,
-            number=parsed.loader,
-            backend=parsed.backend,
-            backends=parsed.backends,
-            cache=parsed.cache,
-            json=parsed.json,
-            quiet=parsed.quiet,
-            let_write=parsed.let_write,
-        )
-        return tune(target, args, tuning)
+        return tune(target, args, parsed)
     from dataloaders.cli.check import Options, check
 
     options = Options(

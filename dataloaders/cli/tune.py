@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dataloaders.cli.running import (
@@ -22,38 +21,25 @@ from dataloaders.cli.running import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Generator
 
     from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck import Check, Report
-    from dataloaders.predicting import Candidate
     from dataloaders.scripts.target import Target
     from dataloaders.tuning import Progress, Settings, Tuning
 
-__all__ = ["Options", "tune"]
+__all__ = ["tune"]
 
 _LEAST_GAIN = 1.03
 _CHECK_SHARE = 0.4  # of the budget, for the prediction
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `tune` was asked for; the options of the command."""
-
-    budget_s: float
-    number: int | None = None
-    backend: str | None = None
-    backends: bool = False
-    cache: str | None = None
-    json: str | None = None
-    quiet: bool = False
-    let_write: bool = False
-
-
-def tune(target: Target, args: list[str], options: Options) -> int:
+def tune(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target``, tune its loader with its own loop as the step, print the trials.
 
-    A loader that names no backend is tuned for ``backend``, else for that of the environment.
+    ``options`` are the command's, as parsed. A loader that names no backend is tuned for that of
+    the options, else for that of the environment.
 
     Returns 0 if a choice was made; 130 after Ctrl-C, when what was known by then is printed;
     else as `check`.
@@ -86,7 +72,7 @@ def tune(target: Target, args: list[str], options: Options) -> int:
 
     def tuned(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         nonlocal finished
-        budget_s = options.budget_s
+        budget_s = options.budget
         ways: dict[Settings, str] = {}
         loader, iterate = _as_tuned(loader, iterate, stock=options.backends)
         if options.backends:
@@ -121,7 +107,7 @@ def tune(target: Target, args: list[str], options: Options) -> int:
     say_that_it_trains(target, "tune", quiet=quiet)
     takeover = Takeover(
         measure,
-        options.number,
+        options.loader,
         stepped=stepped,
         waited=waited,
         passed_over=lambda text: line(f"tune  {text}"),
@@ -185,7 +171,8 @@ def _ways(
         said = ["what each change would gain, as predicted:"]
     for one in sorted(report.candidates, key=lambda one: ("h5" in one.name, "+" in one.name)):
         gain = one.predicted
-        said.append(f"  {one.name:<20} {_said(one)}")
+        text = one.reason or ("not known" if gain is None else f"{gain:.2f} x")
+        said.append(f"  {one.name:<20} {text}")
         if gain is None or gain.high < _LEAST_GAIN or one.reason or not one.change:
             continue
         try:
@@ -201,10 +188,6 @@ def _ways(
         except DataLoadersError as error:
             said[-1] += f"; not tried: {last_line(error)}"
     return ways, [*said, ""]
-
-
-def _said(one: Candidate) -> str:
-    return one.reason or ("not known" if one.predicted is None else f"{one.predicted:.2f} x")
 
 
 def _print_change(tuning: Tuning, *, backends: bool) -> None:

@@ -13,7 +13,6 @@ is loaded here: a loader is made in microseconds, as torch's is.
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -29,7 +28,8 @@ from dataloaders.machine import resources
 from dataloaders.tuning import learned
 
 __all__ = [
-    *("backend_for", "entry_of", "in_memory", "memory_cap", "most_workers", "resolve", "shm_cap"),
+    *("backend_for", "entry_of", "in_memory", "memory_cap", "most_workers", "options_of"),
+    *("resolve", "shm_cap"),
 ]
 
 # Beyond this many, whether more workers help depends on the dataset: that is for tune() to find.
@@ -132,17 +132,17 @@ def backend_for(loader: Any) -> tuple[Backend | None, str]:
     )
 
 
+def options_of(backend: Any) -> dict[str, Any]:
+    """Return the backend's options that differ from their defaults."""
+    found = {one.name: (getattr(backend, one.name), one.default) for one in fields(backend)}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
 def entry_of(backend: Backend) -> dict[str, Any]:
-    """Return the backend's name and the options that differ from its defaults, for JSON."""
-    options = {one.name: getattr(backend, one.name) for one in fields(backend)}  # type: ignore[arg-type]
-    default: Any = type(backend)()
-    options = {n: value for n, value in options.items() if value != getattr(default, n)}
-    for name, value in options.items():
-        if isinstance(value, Backend):
-            options[name] = entry_of(value)
-        elif isinstance(value, os.PathLike):
-            options[name] = os.fspath(value)
-    return {"name": backend.name, "options": options}
+    """Return the backend's name and options, for JSON."""
+    options = options_of(backend).items()
+    inner = {n: entry_of(value) if isinstance(value, Backend) else value for n, value in options}
+    return {"name": backend.name, "options": inner}
 
 
 def _made(entry: Mapping[str, Any]) -> Backend:

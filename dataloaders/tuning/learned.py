@@ -29,7 +29,7 @@ from dataloaders.observing import held
 
 __all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
 
-_VERSION = 2
+_VERSION = 1
 _LARGEST_FILE = 64 * 1024
 _LONGEST_REPR = 4000
 _DEEPEST_NESTING = 4
@@ -153,7 +153,7 @@ def remember(key: Key, learned: Learned) -> Path | None:
         return None
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(entry, indent=1) + "\n")
+            file.write(json.dumps(entry, indent=1, default=str) + "\n")
         os.replace(temporary, path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)

@@ -138,7 +138,7 @@ class Search:
         for name, values in self.options.items():
             if self._rates:
                 yield from self._climb(
-                    self.choice.numbers[name],
+                    values[0],
                     partial(list, values),
                     partial(_with_option, self.choice, name),
                     f" {name}",
@@ -178,37 +178,27 @@ class Search:
         at: Callable[[int], Settings],
         what: str = "",
     ) -> Making:
-        """Double ``now`` while that pays; if it never does, halve it while that suffices.
+        """Double ``now`` while that pays.
 
         ``values`` are those that there are, smallest first; trials may make them fewer.
         """
-        if not (yield from self._try(at(now), "where it begins" + (what and f" with{what}"))):
+        if not (yield from self._try(at(now), f"where it begins{what and ' with'}{what}")):
             return
         if self.meets(at(now)):
             yield from self._settle()
-        doubled = False
         while values() and not self._is_enough(at(now)):
             more = next((value for value in values() if value >= 2 * now), values()[-1])
             if more <= now:
-                break
+                return
             if not (yield from self._try(at(more), f"twice as many{what}")):
                 if more in values():
-                    break
+                    return
                 continue  # there is no room for so many: the most that there is room for
             yield from self._settle()
             rates = self.rates
             if rates.get(at(more), 0.0) < rates.get(at(now), 0.0) * (1 + WORTH):
-                break
-            now, doubled = more, True
-        while values() and not doubled:
-            less = max((value for value in values() if 2 * value <= now), default=values()[0])
-            if less >= now or not (yield from self._try(at(less), f"half as many{what}")):
-                break
-            yield from self._settle()
-            if self.rates.get(at(less), 0.0) < self._enough(self.rates):
-                break
-            now = less
-        yield from self._settle()
+                return
+            now = more
 
     def _try(self, settings: Settings, why: str, looks: int = 1) -> Trying:
         """Make a trial unless there were ``looks``; return whether ``settings`` can be used."""

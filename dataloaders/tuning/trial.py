@@ -16,7 +16,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,7 +31,6 @@ from dataloaders.machine import resources
 from dataloaders.measuring.clocks import Clock, clock_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
-from dataloaders.measuring.queues import counts_of
 
 __all__ = [
     "Loading",
@@ -176,10 +175,15 @@ def observe(
     Whatever the loader raises passes through. The loader's workers have ended when this returns or
     raises, or is closed. ``clock`` is the step's; None: that of the device in use.
     """
-    with _Opened(loader) as opened:
-        count, prefetch = loader.num_workers, loader.prefetch_factor or 0
+    with _opened(loader) as (feed, workers):
+
+        def take() -> Batch:
+            batch = feed.next()
+            return batch if feed.copies_to is None else to_device(batch, feed.copies_to)
+
+        count, warmed = loader.num_workers, 1
         began = time.perf_counter()
-        batch = opened.take()
+        batch = take()
         startup_s = time.perf_counter() - began
         batch_bytes = nbytes(batch)
         held = [_copy(batch)] if keep else []
@@ -187,25 +191,24 @@ def observe(
             yield batch
         # Not yet the steady state: what workers made while nobody took anything. Without a step the
         # queue is empty again after one batch of each; a step may find it full.
-        # Threads of a backend have as many batches on their way as it tells.
-        for _ in range(count * (prefetch if stepping else 1) or opened.outstanding):
+        while warmed <= (count * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
             if time.perf_counter() - began > startup_s + seconds / 3:
                 break
-            batch = opened.take()
+            batch, warmed = take(), warmed + 1
             if stepping:
                 yield batch
-        clock, workers = clock or _clock(), opened.workers()
+        clock, processes = clock or _clock(), [psutil.Process(one.pid) for one in workers()]
         marks: list[tuple[Any, Any, int]] = []
         # A batch that takes longer than a whole trial is not measured more often than needed.
         slow = [(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
         waits: list[float] = []
-        samples, cpu, start = 0, _cpu_seconds(workers), time.perf_counter()
+        samples, cpu, start = 0, _cpu_seconds(processes), time.perf_counter()
         while len(marks) + len(slow) < 2 or time.perf_counter() - start < seconds:
             taken, begin, began = 0, clock.mark(), time.perf_counter()
             # Workers that started together may go on delivering together: a block has turns of all.
             while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
                 before = time.perf_counter()
-                batch = opened.take()
+                batch = take()
                 waits.append(time.perf_counter() - before)
                 taken += 1
                 samples += samples_in(batch) or 1
@@ -215,7 +218,7 @@ def observe(
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
                 held.append(_copy(batch))  # between blocks, where the copy costs no measured time
-        cpu = _cpu_seconds(workers) - cpu
+        cpu = _cpu_seconds(processes) - cpu
         clock.wait()
         blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
         mean_wait = statistics.fmean(waits)
@@ -225,11 +228,11 @@ def observe(
             startup_s=startup_s,
             cpu_per_batch=cpu / len(waits),
             variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
-            epochs=opened.feed.epoch + 1,
+            epochs=feed.epoch + 1,
             batch_bytes=batch_bytes,
-            batches=opened.taken,
+            batches=warmed + len(waits),
             held=held,
-            memory_per_worker=_memory_per_worker(workers),
+            memory_per_worker=_memory_per_worker(processes),
         )
 
 
@@ -258,63 +261,45 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
     return StepCost(_interval(blocks[_SLOW_BLOCKS:]), cores, on_thread)
 
 
-class _Opened:
-    """A loader that is iterated without end; on leaving, the workers that it started have ended."""
+@contextmanager
+def _opened(
+    loader: torch.utils.data.DataLoader[Any],
+) -> Iterator[tuple[Feed, Callable[[], list[Any]]]]:
+    """Give a loader's feed, and what returns its workers; on leaving, these have ended."""
+    known = {child.pid for child in multiprocessing.active_children()}
+    made: list[Any] = []
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
-        self.loader = loader
-        self.feed = Feed(loader, self._iterate)
-        self.taken = 0
-        self._iterator: Any = None
-
-    def __enter__(self) -> _Opened:
-        self._known = {child.pid for child in multiprocessing.active_children()}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.feed.close()
-        iterator, self._iterator = self._iterator, None
-        self.loader._iterator = None
-        session = getattr(self.loader, "_session", None)
-        if session is not None:
-            session.close()
-        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
-        if callable(end):
-            end()
-        del iterator, end
-        if self.loader.num_workers:  # children are else the dataset's own affair
-            gc.collect()  # an iterator inside another one may sit in a reference cycle
-            for child in self._children():
-                child.join(_JOIN_S)
-
-    def take(self) -> Batch:
-        """Return the next batch, where the loader delivers it."""
-        batch = self.feed.next()
-        self.taken += 1
-        return batch if self.feed.copies_to is None else to_device(batch, self.feed.copies_to)
-
-    @property
-    def outstanding(self) -> int:
-        """Batches that are made or being made and were not taken; 0 where nobody tells."""
-        counts = counts_of(self._iterator)
-        return 0 if counts is None else counts[1]
-
-    def workers(self) -> list[psutil.Process]:
-        """Return the worker processes."""
-        pids = [child.pid for child in self._children()] if self.loader.num_workers else []
-        return [psutil.Process(pid) for pid in pids if pid is not None]
-
-    def _children(self) -> list[Any]:
-        return [c for c in multiprocessing.active_children() if c.pid not in self._known]
-
-    def _iterate(self) -> Iterator[Batch]:
+    def iterate() -> Iterator[Batch]:
         with warnings.catch_warnings():
             # torch's warning of more workers than cores: that is what is being tried.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             # And its comment on the pickling error that it raises next.
             warnings.filterwarnings("ignore", "Got pickle error")
-            self._iterator = iter(self.loader)
-        return self._iterator  # type: ignore[no-any-return]
+            made[:] = [iter(loader)]
+        return made[0]  # type: ignore[no-any-return]
+
+    def workers() -> list[Any]:
+        children = multiprocessing.active_children() if loader.num_workers else []
+        return [one for one in children if one.pid not in known]
+
+    feed = Feed(loader, iterate)
+    try:
+        yield feed, workers
+    finally:
+        feed.close()
+        loader._iterator = None
+        session = getattr(loader, "_session", None)
+        if session is not None:
+            session.close()
+        iterator = made.pop() if made else None
+        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
+        if callable(end):
+            end()
+        del iterator, end
+        if loader.num_workers:  # children are else the dataset's own affair
+            gc.collect()  # an iterator inside another one may sit in a reference cycle
+        for child in workers():
+            child.join(_JOIN_S)
 
 
 def _clock() -> Clock:

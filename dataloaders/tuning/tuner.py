@@ -134,8 +134,14 @@ def tune(
     ):
         if wrong:
             raise OptionError(f"{name}={value!r}: must {rule}")
-    limits = {"max_workers": max_workers, "progress": progress, "rate_needed": rate_needed}
-    tuner = Tuner(loader, budget_s, stepping=step is not None, **limits)
+    tuner = Tuner(
+        loader,
+        budget_s,
+        stepping=step is not None,
+        max_workers=max_workers,
+        progress=progress,
+        rate_needed=rate_needed,
+    )
     return driven(tuner.run(remember), step or _copy_to_cuda)
 
 
@@ -388,20 +394,19 @@ class Tuner:
             settings, why, rate, over_epoch, seen.startup_s, seconds, cpu_share, each, failed
         )
 
-    def _too_large(self, settings: Settings, memory_per_worker: int | None) -> str | None:
+    def _too_large(self, settings: Settings, per_worker: int | None) -> str | None:
         """Return why memory does not bear ``settings``, or None; add a note."""
-        if not memory_per_worker:
-            return None
         # As auto.resolve(), which would give a remembered setting fewer workers than this.
-        bears, each = auto.memory_cap(memory_per_worker), memory_per_worker / 2**20
-        if settings.num_workers <= bears:
+        bears = auto.memory_cap(per_worker) if per_worker else settings.num_workers
+        if not per_worker or settings.num_workers <= bears:
             return None
         self._search.most = min(self._search.most, bears)
-        self._notes.append(
-            f"{settings}: a worker takes {each:,.0f} MiB by the end of an epoch, and available "
-            f"memory bears {bears} of them: settings with more were ruled out. {_FREE_MEMORY}"
+        text = (
+            f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end of "
         )
-        return f"{settings.num_workers} x {each:,.0f} MiB do not fit in available memory"
+        text += f"an epoch, do not fit in available memory, which bears {bears} of them"
+        self._notes.append(f"{text}: settings with more were ruled out. {_FREE_MEMORY}")
+        return text
 
     # What is said -------------------------------------------------------------------------------
 

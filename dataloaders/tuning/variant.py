@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew
+from dataloaders.tuning import auto
 
 __all__ = ["Settings", "Variants", "with_settings"]
 
@@ -55,7 +56,13 @@ class Settings:
         if self.prefetch_factor is not None:
             text += f", prefetch_factor={self.prefetch_factor}"
         text += ", pin_memory=True" if self.pin_memory else ""
-        return text if self.backend is None else f"{text}, backend={_call_of(self.backend)}"
+        if self.backend is None:
+            return text
+        call = _call_of(self.backend)
+        if not call.endswith("()"):
+            return f"{text}, backend={call}"
+        name = self.backend.name
+        return text if name == "stock" else f'{text}, backend="{name}"'
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -178,15 +185,12 @@ class Variants:
         return BatchSampler(sampler, batch_size, drop_last=False)
 
 
-def _call_of(backend: Any) -> str:
-    """Return the call that makes it, without options that are as they are by default."""
-    given = []
-    for one in fields(backend):
-        value = getattr(backend, one.name)
-        if one.default is MISSING or value != one.default:
-            shown = _call_of(value) if isinstance(value, Backend) else repr(value)
-            given.append(f"{one.name}={shown}")
-    return f"{type(backend).__name__}({', '.join(given)})"
+def _call_of(backend: Backend) -> str:
+    shown = {
+        name: _call_of(value) if isinstance(value, Backend) else repr(value)
+        for name, value in auto.options_of(backend).items()
+    }
+    return f"{type(backend).__name__}({', '.join(map('='.join, shown.items()))})"
 
 
 @dataclass(frozen=True)
