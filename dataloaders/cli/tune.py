@@ -165,7 +165,7 @@ def _ways(
     from dataloaders.errors import DataLoadersError, last_line
     from dataloaders.predicting import settings_of
 
-    ways = {settings_of(loader): "the loader as it is"}
+    ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
     said = [f"{report.verdict}: no change of the input would gain anything"]
     if report.candidates:
         said = ["what each change would gain, as predicted:"]

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,7 +183,7 @@ def _describe_dataset(dataset: Any, depth: int = 0) -> str:
     for name in _TRANSFORM_NAMES:
         transform = of(name)
         if transform is not None:
-            text = _quietly(lambda transform=transform: repr(transform)) or _class_name(transform)
+            text = _quietly(partial(repr, transform)) or _class_name(transform)
             parts.append(f"{name} {_ADDRESS.sub('0x', text)[:_LONGEST_REPR]}")
     for name in _PATH_NAMES:
         path = of(name)

@@ -189,16 +189,17 @@ class Search:
         while values() and not self._is_enough(at(now)):
             more = next((value for value in values() if value >= 2 * now), values()[-1])
             if more <= now:
-                return
+                break
             if not (yield from self._try(at(more), f"twice as many{what}")):
                 if more in values():
-                    return
+                    break
                 continue  # there is no room for so many: the most that there is room for
             yield from self._settle()
             rates = self.rates
             if rates.get(at(more), 0.0) < rates.get(at(now), 0.0) * (1 + WORTH):
-                return
+                break
             now = more
+        yield from self._settle()
 
     def _try(self, settings: Settings, why: str, looks: int = 1) -> Trying:
         """Make a trial unless there were ``looks``; return whether ``settings`` can be used."""

@@ -166,7 +166,7 @@ class Tuner:
         self._cores = resources.usable_cores()
         self._batches = batches_in(loader)
         self._variants = Variants(loader)
-        self._notes = self._variants.notes
+        self._notes: list[str] = []
         self._reason = ""
         self._shortage: str | None = None  # of what more workers would need
         self._batch_bytes = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 
 from dataloaders.backend import Backend
 from dataloaders.batches.tree import Batch, map_tensors, to_device
@@ -105,7 +105,7 @@ class Variants:
     """Loaders for trials: the given one's dataset and collation, samplers of their own.
 
     Raises:
-        CheckError: the sampler can neither be copied nor replaced.
+        CheckError: the sampler cannot be copied.
     """
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
@@ -114,7 +114,6 @@ class Variants:
         self._ours = isinstance(loader, DataLoader)
         self._attributes: dict[str, Any] = {"seed": None} if self._ours else {}
         self._indices: _Indices | None = None
-        self.notes: list[str] = []
         if self._iterable:
             self._attributes["generator"] = copy.deepcopy(loader.generator)
             return
@@ -125,10 +124,13 @@ class Variants:
         shared = {id(loader.dataset): loader.dataset}
         try:
             if any(isinstance(one, Iterator) for one in one_shot):
-                raise TypeError("an iterator would be at its end within the first trial")
+                raise TypeError("an iterator ends within the first trial")
             sampler, generator = copy.deepcopy((given, loader.generator), shared)
-        except Exception:  # a sampler of the user's may refuse in any way; generators do
-            sampler, generator = self._random_indices(), copy.deepcopy(loader.generator)
+        except Exception as error:  # a sampler of the user's may refuse in any way
+            raise CheckError(
+                f"tune() cannot copy the loader's {type(loader.sampler).__name__} ({error}); give "
+                "the loader a sampler that copy.deepcopy can copy"
+            ) from error
         self._indices = _Indices(sampler)
         self._attributes["generator"] = generator
         self._attributes["batch_sampler" if auto_collation else "sampler"] = self._indices
@@ -167,22 +169,6 @@ class Variants:
         """Leave out so many batches' indices, which another process has drawn from its copy."""
         if self._indices is not None:
             deque(itertools.islice(self._indices, batches), maxlen=0)
-
-    def _random_indices(self) -> Any:
-        """Return a sampler in place of one that cannot be copied."""
-        loader = self._loader
-        try:
-            sampler = RandomSampler(range(len(loader.dataset)))  # type: ignore[arg-type]
-        except TypeError:
-            raise CheckError(
-                f"tune() cannot copy the loader's {type(loader.sampler).__name__}, and its dataset "
-                "has no length to draw indices from; give it one that copy.deepcopy can copy"
-            ) from None
-        self.notes.append("the sampler cannot be copied: the trials drew their indices at random")
-        if loader.batch_sampler is None:
-            return sampler
-        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
-        return BatchSampler(sampler, batch_size, drop_last=False)
 
 
 def _call_of(backend: Backend) -> str:
