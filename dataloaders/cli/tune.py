@@ -85,7 +85,8 @@ def tune(target: Target, args: list[str], options: Namespace) -> int:
                 report = checks[0].report()
             finally:
                 checks.pop().close()
-            ways, said = _ways(loader, report, options.cache, line)
+            cache = options.cache and os.path.abspath(options.cache)
+            ways, said = _ways(loader, report, cache, line)
             predicted.extend(said)
             budget_s -= check_s
         tuner = Tuner(loader, budget_s, progress=told, ways=ways)
@@ -166,9 +167,10 @@ def _ways(
     from dataloaders.predicting import settings_of
 
     ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
-    said = [f"{report.verdict}: no change of the input would gain anything"]
-    if report.candidates:
-        said = ["what each change would gain, as predicted:"]
+    said = ["what each change would gain, as predicted:"]
+    if not report.candidates:
+        said = [f"{report.verdict}: no change of the input is predicted to gain anything"]
+        said += [f"note: {note}" for note in report.notes]
     for one in sorted(report.candidates, key=lambda one: ("h5" in one.name, "+" in one.name)):
         gain = one.predicted
         text = one.reason or ("not known" if gain is None else f"{gain:.2f} x")

@@ -99,7 +99,7 @@ class StepCost:
     """What a step takes for a batch."""
 
     seconds: Interval  # of the clock
-    cores: float  # CPU seconds per second of all threads, and of waiting for a core
+    cores: float  # CPU seconds per second, of all threads
     on_thread: float = 1.0  # the part of ``seconds`` until the step returns, before a device ends
 
     def samples_per_second(self, batch: float) -> Interval:
@@ -247,13 +247,13 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
         now = clock or _clock()  # the first step may bring a device up
-        cpu, began, begin = _cpu_demand(), time.perf_counter(), now.mark()
+        cpu, began, begin = time.process_time(), time.perf_counter(), now.mark()
         yield from batches
         returned, end = time.perf_counter() - began, now.mark()
         now.wait()
         took = max(now.seconds(begin, end), 1e-9)
         blocks.append((took, copies))
-        shares.append(((_cpu_demand() - cpu) / took, min(1.0, returned / took)))
+        shares.append(((time.process_time() - cpu) / took, min(1.0, returned / took)))
         if len(blocks) <= _SLOW_BLOCKS:
             copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
@@ -332,16 +332,6 @@ def _interval(blocks: list[tuple[float, int]]) -> Interval:
     found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
     estimate = max(found.estimate, 1e-9)
     return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))
-
-
-def _cpu_demand() -> float:
-    """Return the CPU seconds of this process, and those that its main thread waited for a core."""
-    try:
-        with open("/proc/self/schedstat") as file:
-            delayed = int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        delayed = 0.0
-    return time.process_time() + delayed
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:

@@ -6,7 +6,6 @@ Tuner(loader).run()    yields them, to a loop that is there already: a script's
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -80,16 +79,15 @@ def tune(
     max_workers: int | None = None,
     remember: bool = True,
     progress: Callable[[Progress], None] | None = None,
-    rate_needed: float | None = None,
 ) -> Tuning:
     """Find a small ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
 
-    To suffice is to reach what ``step`` (or ``rate_needed``) needs, less 3 % where a step was
-    measured, or 97 % of the best rate. ``num_workers`` is doubled while that is 3 % faster.
-    Settings that are near each other are tried three times, in turns, and their medians compared.
-    The smallest setting that was tried and suffices is chosen. Also tried: the ``threads`` and
-    ``depth`` of `Dali`, in place of workers; and fewer threads of torch for a step that computes
-    on the CPU (``Settings.step_threads``), chosen if that is 3 % faster than any number of workers.
+    To suffice is to reach 97 % of what ``step`` needs, or of the best rate. ``num_workers`` is
+    doubled while that is 3 % faster. Settings that are near each other are tried three times, in
+    turns, and their medians compared. The smallest that suffices is chosen. Also tried: the
+    ``threads`` and ``depth`` of `Dali`, in place of workers; and fewer threads of torch for a step
+    that computes on the CPU (``Settings.step_threads``), chosen if they are 3 % faster than any
+    number of workers.
 
     The loader is not iterated, its samplers and generator are copied, random states and torch's
     threads are restored. The dataset is read in other processes only, so that nothing of it is
@@ -108,11 +106,10 @@ def tune(
         remember: keep the choice on disk, where ``num_workers="auto"`` and Dali look it up.
         progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
             argument is what was known.
-        rate_needed: samples per second that the loader alone must deliver, in place of ``step``.
 
     Raises:
         TypeError: ``loader`` is not a torch DataLoader.
-        OptionError: a number is out of its range, or both ``step`` and ``rate_needed`` are given.
+        OptionError: a number is out of its range, or ``step`` is no function.
         CheckError: the loader yields nothing, or its sampler cannot be copied.
         Exception: what the dataset, the collation or the step raises.
 
@@ -128,20 +125,12 @@ def tune(
     for wrong, name, value, rule in (
         (not budget_s > 0, "budget_s", budget_s, "be a positive number of seconds"),
         (max_workers is not None and max_workers < 0, "max_workers", max_workers, "be 0 or more"),
-        (rate_needed is not None and not rate_needed > 0, "rate_needed", rate_needed, "be above 0"),
         (step is not None and not callable(step), "step", step, "be a function of one batch"),
-        (None not in (step, rate_needed), "rate_needed", rate_needed, "be None: step is measured"),
     ):
         if wrong:
             raise OptionError(f"{name}={value!r}: must {rule}")
-    tuner = Tuner(
-        loader,
-        budget_s,
-        stepping=step is not None,
-        max_workers=max_workers,
-        progress=progress,
-        rate_needed=rate_needed,
-    )
+    stepping = step is not None
+    tuner = Tuner(loader, budget_s, stepping=stepping, max_workers=max_workers, progress=progress)
     return driven(tuner.run(remember), step or _copy_to_cuda)
 
 
@@ -155,12 +144,11 @@ class Tuner:
     stepping: bool = True  # on the batches; else they are only copied to the device
     max_workers: int | None = None
     progress: Callable[[Progress], None] | None = None
-    rate_needed: float | None = None
     # Settings to compare, and why, in place of a search; the first ones are the loader's.
     ways: Mapping[Settings, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        loader, rate = self.loader, self.rate_needed
+        loader = self.loader
         self._began = time.perf_counter()
         self._trial_s = max(0.2, min(0.75, self.budget_s / 20))
         self._cores = resources.usable_cores()
@@ -172,7 +160,7 @@ class Tuner:
         self._batch_bytes = 0
         self._least_s = 0.0  # what a trial takes at least: a start and two blocks
         self._timeout_s = _HANG_S
-        self._need = None if rate is None else Interval(rate, rate, rate)
+        self._need: Interval | None = None
         self._workers_usable = True
         self._tunable = None if self.ways else _tunable_of(loader)
         has_cuda = torch.cuda.device_count() > 0
@@ -185,7 +173,6 @@ class Tuner:
             given,
             given if self.ways else Settings(0, None, pinned, backend),
             self._make,
-            needed=math.inf if rate is None else rate,
             cores=self._cores,
             options={} if self._tunable is None else self._tunable.values,
             pinning=has_cuda and self._tunable is None,
@@ -341,8 +328,7 @@ class Tuner:
         if not self._workers_usable:
             return "workers cannot be used for this dataset (see the note)"
         if need is not None and search.meets(search.alone):
-            who = "the step takes" if self.stepping else "needed are"
-            return f"{who} {need.estimate:,.0f} samples/s and {rate}: workers will not help"
+            return f"the step takes {need.estimate:,.0f} and {rate}: workers will not help"
         if isinstance(self.loader, DataLoader) and auto.in_memory(self.loader.dataset):
             return f"the dataset is in memory and {rate}: workers would only add a copy"
         return ""
