@@ -125,13 +125,18 @@ def test_a_cache_is_built_and_tried_only_where_its_path_is_given(script, tmp_pat
     assert "backend 'h5'" in explained(script)  # built again at the first iter()
 
 
-def test_a_loader_that_waits_for_nothing_is_left_as_it_is(tmp_path):
+def test_what_was_found_is_remembered_for_the_script(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
-    found, out = tuned(path, "--budget", 3)
-    assert found["choice"] == found["given"]
-    assert "nothing to change" in out
-    assert 'backend="auto" is stock: learned on 2' in explained(path)
+    found, out = tuned(path, "--budget", 2)
+    assert found["trials"][0]["why"] == "the loader as it is"
+    assert found["trials"][0]["settings"] == found["given"]
+    assert ("nothing to change" in out) == (found["choice"] == found["given"])
+    assert f'backend="auto" is {found["choice"]["backend"]["name"]}: learned on 2' in explained(
+        path
+    )
+    done = warm.run(["-m", "dataloaders", "tune", "--cache", "x.h5", path])
+    assert (done.returncode, "--cache is for --backends" in done.stderr) == (2, True)
 
 
 class Numbers(Dataset):

@@ -222,18 +222,12 @@ def observe(
         clock.wait()
         blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
         mean_wait = statistics.fmean(waits)
+        count = len(waits)
         return Seen(
-            seconds_per_batch=_interval(slow + blocks),
-            samples_per_batch=samples / len(waits),
-            startup_s=startup_s,
-            cpu_per_batch=cpu / len(waits),
-            variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
-            epochs=feed.epoch + 1,
-            batch_bytes=batch_bytes,
-            batches=warmed + len(waits),
-            held=held,
-            memory_per_worker=_memory_per_worker(processes),
-        )
+            _interval(slow + blocks), samples / count, startup_s, cpu / count,
+            statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0, feed.epoch + 1,
+            batch_bytes, warmed + count, held, _memory_per_worker(processes),
+        )  # fmt: skip
 
 
 def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) -> Steps[StepCost]:

@@ -220,22 +220,12 @@ class Tuner:
         path = self._remember() if remember else None
         if remember and path is None:
             notes.append("the choice was not kept: set DATALOADERS_CACHE to a folder to write to")
-        worth_it = None
-        if choice == search.given:
-            worth_it = False
-        elif search.given in rates:
-            worth_it = rates.get(choice, 0.0) >= rates[search.given] * (1 + WORTH)
+        reason, given, trials = self._reason or self._why(choice), search.given, (*search.trials,)
+        gain = rates.get(choice, 0.0) / rates[given] if given in rates else None
+        worth_it = choice != given and (None if gain is None else gain >= 1 + WORTH)
+        needed, seconds, size = self._need, self._seconds, self._batch_bytes
         return Tuning(
-            choice=choice,
-            reason=self._reason or self._why(choice),
-            given=search.given,
-            worth_it=worth_it,
-            trials=tuple(search.trials),
-            needed_samples_per_second=self._need,
-            seconds=self._seconds,
-            batch_bytes=self._batch_bytes,
-            notes=tuple(notes),
-            remembered=path,
+            choice, reason, given, worth_it, trials, needed, seconds, size, tuple(notes), path
         )
 
     # What is known before the search ------------------------------------------------------------
