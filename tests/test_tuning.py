@@ -108,6 +108,9 @@ def test_a_step_that_is_slower_than_loading_needs_one_worker():
     found = tune(TorchLoader(Waiting(), 2), lambda batch: time.sleep(0.05), budget_s=10)
     assert found.choice.num_workers == 1
     assert found.needed_samples_per_second.estimate <= 40.0
+    found = tune(TorchLoader(Waiting(seconds=0), 4), waits, budget_s=SOME)
+    assert tried(found) == [0]
+    assert found.reason.startswith("the step takes ")
 
 
 @pytest.mark.measures
@@ -485,15 +488,13 @@ def test_what_one_process_learned_is_not_for_each_of_several_ranks(monkeypatch):
     def auto(batch_size=4):
         return DataLoader(dataset, batch_size, num_workers="auto").num_workers
 
-    found = tune(DataLoader(dataset, 4, shuffle=True), waits, budget_s=SOME)
-    assert tried(found) == [0]
-    assert found.reason.startswith("the step takes ")
+    found = alone(DataLoader(dataset, 4, shuffle=True), waits)
     assert found.remembered is not None
     assert found.choice.num_workers == auto() == 0
     assert auto(5) > 0
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(max(2, resources.usable_cores())))
     assert auto() == 1  # by the rule
-    tune(DataLoader(dataset, 4), waits, budget_s=ONE)
+    alone(DataLoader(dataset, 4), waits)
     assert auto() == 0
 
 
