@@ -164,7 +164,7 @@ def _ways(
 ) -> tuple[dict[Settings, str], list[str]]:
     """Return the settings worth a trial, the loader's own first, and what was predicted."""
     from dataloaders.errors import DataLoadersError, last_line
-    from dataloaders.predicting import settings_of
+    from dataloaders.predicting.candidates import settings_of
 
     ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
     said = ["what each change would gain, as predicted:"]

@@ -10,7 +10,6 @@ from dataloaders.predicting.candidates import (
     backend_of,
     best_of,
     candidates,
-    settings_of,
     variant_of,
 )
 from dataloaders.predicting.model import Overhead, seconds_per_batch
@@ -23,6 +22,5 @@ __all__ = [
     "best_of",
     "candidates",
     "seconds_per_batch",
-    "settings_of",
     "variant_of",
 ]
