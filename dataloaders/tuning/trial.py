@@ -28,7 +28,7 @@ from torch.utils.data._utils import worker as torch_worker
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
 from dataloaders.errors import CheckError
 from dataloaders.machine import resources
-from dataloaders.measuring.clocks import Clock, clock_of
+from dataloaders.measuring.clocks import Clock, HostTime, clock_of
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 
@@ -99,7 +99,7 @@ class StepCost:
     """What a step takes for a batch."""
 
     seconds: Interval  # of the clock
-    cores: float  # CPU seconds per second, of all threads
+    cores: float  # CPU seconds per second of all threads, and of waiting for a core
     on_thread: float = 1.0  # the part of ``seconds`` until the step returns, before a device ends
 
     def samples_per_second(self, batch: float) -> Interval:
@@ -241,13 +241,13 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
         turn += copies
         now = clock or _clock()  # the first step may bring a device up
-        cpu, began, begin = time.process_time(), time.perf_counter(), now.mark()
+        cpu, began, begin = _cpu_demand(), time.perf_counter(), now.mark()
         yield from batches
         returned, end = time.perf_counter() - began, now.mark()
         now.wait()
         took = max(now.seconds(begin, end), 1e-9)
         blocks.append((took, copies))
-        shares.append(((time.process_time() - cpu) / took, min(1.0, returned / took)))
+        shares.append(((_cpu_demand() - cpu) / took, min(1.0, returned / took)))
         if len(blocks) <= _SLOW_BLOCKS:
             copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
@@ -326,6 +326,11 @@ def _interval(blocks: list[tuple[float, int]]) -> Interval:
     found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
     estimate = max(found.estimate, 1e-9)
     return Interval(max(found.low, estimate / 4), estimate, min(found.high, estimate * 4))
+
+
+def _cpu_demand() -> float:
+    """Return the CPU seconds of this process, and those that this thread waited for a core."""
+    return time.process_time() + HostTime().held_up()[0]
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:
