@@ -56,7 +56,8 @@ class DataLoader(_TorchLoader[T_co]):
     Args:
         dataset: as in torch, like all arguments up to ``in_order``.
         backend: a name ("stock", "synthetic", ...; see ``dataloaders backends``), a `Backend`
-            instance with options, or None for ``$DATALOADERS_BACKEND``, else "stock".
+            instance with options, "auto" for what ``dataloaders tune --backends`` learned (else
+            "stock"), or None for ``$DATALOADERS_BACKEND``, else "stock".
         device: where batches are delivered. None leaves that to the backend: stock leaves them in
             host memory; prefetch, dali and synthetic deliver on the current CUDA device if there is
             one. A CUDA device with a backend that delivers in host memory is ``Prefetch(that
@@ -186,9 +187,9 @@ class DataLoader(_TorchLoader[T_co]):
             plan = backend.explain(self._specification(backend))
         except Exception as error:  # a third-party backend; this method never raises
             return Plan(str(wanted), obstacle=f"its explain() failed: {error!r}")
-        if refusal is not None:
-            plan = replace(plan, notes=(*plan.notes, refusal))
-        return plan
+        notes = [auto.backend_for(self)[1]] if wanted == "auto" else []
+        notes += [] if refusal is None else [refusal]
+        return replace(plan, notes=(*plan.notes, *notes))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch, for ``seed=`` and for samplers that count epochs.
@@ -271,9 +272,18 @@ class DataLoader(_TorchLoader[T_co]):
         return os.environ.get(BACKEND_VARIABLE) or "stock"
 
     def _resolve_backend(self, wanted: str | Backend) -> tuple[Backend, str | None]:
-        """Return the backend that will serve, and why the environment's choice cannot (or None)."""
+        """Return the backend that will serve, and why the one that was meant cannot (or None)."""
         if isinstance(wanted, Backend):
             return wanted, None
+        if wanted == "auto":
+            learned, _ = auto.backend_for(self)
+            if learned is None:
+                return registry.load("stock")(), None
+            obstacle = learned.explain(self._specification(learned)).obstacle
+            if obstacle is None:
+                return learned, None
+            refusal = f'backend="auto": {learned.name} cannot serve a loader any more: {obstacle}'
+            return registry.load("stock")(), refusal
         if self.backend is not None or wanted == "stock":
             return registry.load(wanted)(), None
         try:
@@ -385,7 +395,8 @@ def _state_of(loader: _TorchLoader[Any]) -> dict[str, Any]:
 
 def _check_options(backend: object, device: object, seed: object, on_error: object) -> None:
     if isinstance(backend, str):
-        registry.load(backend)  # raises here, not at iter(), for a wrong name or a missing package
+        if backend != "auto":  # raises here, not at iter(): a wrong name, a missing package
+            registry.load(backend)
     elif backend is not None and not isinstance(backend, Backend):
         raise OptionError(
             f"backend={backend!r}: must be a name such as 'stock', a Backend instance such as "

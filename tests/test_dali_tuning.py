@@ -90,7 +90,6 @@ def test_what_was_learned_of_something_else_is_the_rule(tmp_path, options):
     loader = loader_of(tmp_path)
     learn(loader, options)
     assert numbers_of(Dali(), loader)[:2] == (min(32, resources.usable_cores()), 3)
-    assert len(list(loader)) == len(loader)
 
 
 def test_ranks_share_the_cores(tmp_path, monkeypatch):

@@ -80,6 +80,12 @@ tries worker settings on its loader until it has the smallest that keeps up. Pri
 the line to change. The choice is remembered: num_workers="auto" uses it from then on. Where the
 step computes on the CPU, fewer threads for it (torch.set_num_threads) are tried with workers. With
 --backend dali, or where the loader has that backend, what is tried are its threads and depth.
+
+With --backends it checks first what each change of the input would gain (see dataloaders check),
+then tries each one that may gain anything in the script's loop, in turns with the loader as it is.
+The best way is remembered for this dataset, script and machine: backend="auto" uses it from then
+on, and loader.explain() says which it is and since when. h5 is tried with --cache FILE only: that
+cache, which is built first if it is missing and the prediction says that it may gain.
 """
 
 _PROBE = """\
@@ -171,16 +177,7 @@ def _carry_out(parsed: argparse.Namespace) -> int:
     if parsed.command == "tune":
         from dataloaders.cli.tune import tune
 
-        return tune(
-            target,
-            args,
-            budget_s=parsed.budget,
-            number=parsed.loader,
-            backend=parsed.backend,
-            json=parsed.json,
-            quiet=parsed.quiet,
-            let_write=parsed.let_write,
-        )
+        return tune(target, args, parsed)
     from dataloaders.cli.check import check
 
     return check(target, args, parsed)
@@ -254,9 +251,18 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="measure what autocast, TF32 and cuDNN's autotuner gain, where they apply",
     )
-    tune = add_script("tune", "which num_workers, prefetch_factor and pin_memory?", _TUNE)
+    tune = add_script(
+        "tune", "which num_workers, prefetch_factor and pin_memory, or which backend?", _TUNE
+    )
     _add_measuring(tune)
-    tune.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
+    which = tune.add_mutually_exclusive_group()
+    which.add_argument("--backend", metavar="NAME", help="tune for this one, as run uses it")
+    which.add_argument(
+        "--backends", action="store_true", help="try what may gain, backends too; keep the best"
+    )
+    tune.add_argument(
+        "--cache", metavar="F", help="with --backends: try h5 with this cache; built if missing"
+    )
     probe = add_script("probe", "which batch sizes fit, and how fast is each?", _PROBE)
     _add_measuring(probe, 1.0, "measure each batch size for S seconds")
     probe.add_argument(

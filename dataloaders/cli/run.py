@@ -21,7 +21,8 @@ def run(target: Target, args: list[str], *, backend: str, explain: bool = False)
     from dataloaders.scripts.switch import BackendSwitch
 
     refuse_unfit(target, f"run --backend {backend}")
-    registry.load(backend)  # a wrong name or a missing package is told before the script starts
+    if backend != "auto":  # a wrong name or a missing package is told before the script starts
+        registry.load(backend)
     os.environ[BACKEND_VARIABLE] = backend
     with replaced_iter(BackendSwitch(explain=explain)):
         outcome = target.run(args)

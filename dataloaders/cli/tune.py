@@ -1,4 +1,7 @@
-"""``dataloaders tune``: a script's own loop as the step, worker settings tried on its loader."""
+"""``dataloaders tune``: a script's own loop as the step, settings or backends tried on its loader.
+
+--backends:  check ──> candidates that may gain ──> each in turns ──> the best is remembered
+"""
 
 from __future__ import annotations
 
@@ -18,67 +21,94 @@ from dataloaders.cli.running import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from argparse import Namespace
+    from collections.abc import Callable, Generator
 
     from dataloaders.batches.tree import Batch
-    from dataloaders.scripts.takeover import Takeover
+    from dataloaders.bottleneck import Check, Report
     from dataloaders.scripts.target import Target
-    from dataloaders.tuning import Progress, Tuning
+    from dataloaders.tuning import Progress, Settings, Tuning
 
 __all__ = ["tune"]
 
+_LEAST_GAIN = 1.03
+_CHECK_SHARE = 0.4  # of the budget, for the prediction
 
-def tune(
-    target: Target,
-    args: list[str],
-    *,
-    budget_s: float,
-    number: int | None = None,
-    backend: str | None = None,
-    json: str | None = None,
-    quiet: bool = False,
-    let_write: bool = False,
-) -> int:
+
+def tune(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target``, tune its loader with its own loop as the step, print the trials.
 
-    A loader that names no backend is tuned for ``backend``, else for that of the environment.
+    ``options`` are the command's, as parsed. A loader that names no backend is tuned for that of
+    the options, else for that of the environment.
 
     Returns 0 if a choice was made; 130 after Ctrl-C, when what was known by then is printed;
     else as `check`.
     """
     from dataloaders import registry
     from dataloaders.cli.progress import ProgressLine
+    from dataloaders.errors import OptionError
     from dataloaders.loader import BACKEND_VARIABLE
     from dataloaders.scripts.takeover import Takeover
-    from dataloaders.tuning.run import tuning_steps
+    from dataloaders.tuning.tuner import Tuner
 
-    refuse_missing_folders(json)
+    quiet, json = options.quiet, options.json
+    if options.cache is not None and not options.backends:
+        raise OptionError("--cache is for --backends, which tries that cache; give both")
+    refuse_missing_folders(json, options.cache)
     refuse_unfit(target, "tune")
-    if backend is not None:
-        registry.load(backend)
-        os.environ[BACKEND_VARIABLE] = backend
+    if options.backend is not None:
+        registry.load(options.backend)
+        os.environ[BACKEND_VARIABLE] = options.backend
     line = ProgressLine(quiet=quiet)
     tunings: list[Tuning] = []  # as known so far; the last one counts
     running: list[Generator[Batch, None, None]] = []
+    checks: list[Check] = []
+    predicted: list[str] = []
     finished = False
 
     def told(progress: Progress) -> None:
         tunings.append(progress.so_far)
         line(f"tune  {progress.seconds:.0f} of {progress.budget_s:.0f} s  {progress.doing}")
 
-    def tuned(loader: Any) -> Generator[Batch, None, None]:
+    def tuned(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         nonlocal finished
-        tuning = yield from tuning_steps(_as_run(loader), budget_s=budget_s, progress=told)
-        tunings.append(tuning)
+        budget_s = options.budget
+        ways: dict[Settings, str] = {}
+        loader, iterate = _as_tuned(loader, iterate, stock=options.backends)
+        if options.backends:
+            from dataloaders.bottleneck import Check
+
+            check_s = _CHECK_SHARE * budget_s
+            checks.append(Check(loader, budget_s=check_s, iterate=iterate, progress=line))
+            try:
+                yield from checks[0]
+                report = checks[0].report()
+            finally:
+                checks.pop().close()
+            cache = options.cache and os.path.abspath(options.cache)
+            ways, said = _ways(loader, report, cache, line)
+            predicted.extend(said)
+            budget_s -= check_s
+        tuner = Tuner(loader, budget_s, progress=told, ways=ways)
+        tunings.append((yield from tuner.run()))
         finished = True
 
+    def waited(name: str, seconds: float) -> None:
+        for check in checks:
+            check.waited_elsewhere(name, seconds)
+
     def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        running.append(tuned(loader))
+        running.append(tuned(loader, iterate))
         return running[0]
 
     say_that_it_trains(target, "tune", quiet=quiet)
-    takeover = Takeover(measure, number, passed_over=lambda text: line(f"tune  {text}"))
-    with untouched_files(takeover, let_write=let_write) as scratch, takeover:
+    takeover = Takeover(
+        measure,
+        options.loader,
+        waited=waited,
+        passed_over=lambda text: line(f"tune  {text}"),
+    )
+    with untouched_files(takeover, let_write=options.let_write) as scratch, takeover:
         outcome = run_shown(target, args, line)
     for steps in running:
         if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:  # in a thread of the script's
@@ -91,52 +121,94 @@ def tune(
         )
         return outcome.status or NOTHING_MEASURED
     tuning = tunings[-1]
-    _print_tuning(tuning, takeover, quiet=quiet)
-    if not finished and not quiet:
+    notes = [] if scratch is None else scratch.notes()
+    if not finished:
         how = "interrupted" if outcome.ending == "interrupted" else "the script's loop ended"
-        print(f"note: {how} after {takeover.steps} steps; this is what was known by then")
-    if scratch is not None and not quiet:
-        for sentence in scratch.notes():
-            print(f"note: {sentence}")
+        notes.insert(0, f"{how} after {takeover.steps} steps; this is what was known by then")
+    if quiet:
+        print(tuning.choice)
+    else:
+        print(*predicted, tuning, sep="\n")
+        print(f"note: tuned loader {takeover.taken.number}: {takeover.taken.description}")
+        _print_change(tuning, backends=options.backends)
+        print(*(f"note: {sentence}\n" for sentence in notes), sep="", end="")
     if json is not None:
         tuning.to_json(json)
     return outcome.status
 
 
-def _as_run(loader: Any) -> Any:
-    """Return ``loader`` as `run` has it: with a backend in the environment, wrapped by ours."""
+def _as_tuned(loader: Any, iterate: Any, *, stock: bool) -> tuple[Any, Any]:
+    """Return what is tuned, and what makes its iterators; None: its own ``__iter__``.
+
+    It is a loader as `run` has it: with a backend in the environment, wrapped by ours. Backends
+    are compared with ``stock`` where the loader itself names none.
+    """
     from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
 
-    if isinstance(loader, DataLoader) or not os.environ.get(BACKEND_VARIABLE):
-        return loader
-    return wrap(loader)
+    if isinstance(loader, DataLoader):
+        if not stock or loader._wanted_backend() != "auto":
+            return loader, iterate
+        return wrap(loader, backend="stock", device=loader.device), None
+    if stock:
+        return wrap(loader, backend="stock"), iterate
+    return (wrap(loader) if os.environ.get(BACKEND_VARIABLE) else loader), iterate
 
 
-def _print_tuning(tuning: Tuning, takeover: Takeover, *, quiet: bool) -> None:
-    if quiet:
-        print(tuning.choice)
-        return
-    assert takeover.taken is not None
-    print(tuning)
-    print(f"note: tuned loader {takeover.taken.number}: {takeover.taken.description}")
+def _ways(
+    loader: Any, report: Report, cache: str | None, line: Callable[[str], None]
+) -> tuple[dict[Settings, str], list[str]]:
+    """Return the settings worth a trial, the loader's own first, and what was predicted."""
+    from dataloaders.errors import DataLoadersError, last_line
+    from dataloaders.predicting.candidates import settings_of
+
+    ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
+    said = ["what each change would gain, as predicted:"]
+    if not report.candidates:
+        said = [f"{report.verdict}: no change of the input is predicted to gain anything"]
+        said += [f"note: {note}" for note in report.notes]
+    for one in sorted(report.candidates, key=lambda one: ("h5" in one.name, "+" in one.name)):
+        gain = one.predicted
+        text = one.reason or ("not known" if gain is None else f"{gain:.2f} x")
+        said.append(f"  {one.name:<20} {text}")
+        if gain is None or gain.high < _LEAST_GAIN or one.reason or not one.change:
+            continue
+        try:
+            settings = settings_of(loader, one.change, cache)
+            if settings is None:
+                said[-1] += "; tried with --cache FILE only"
+                continue
+            if "h5" in one.name:
+                line(f"tune  {cache} is opened, or built if it is missing")
+                store: Any = settings.backend  # h5, or prefetch with it inside
+                getattr(store, "inner", store).cached(loader)
+            ways.setdefault(settings, f"{one.name}, predicted {gain.estimate:.2f} x")
+        except DataLoadersError as error:
+            said[-1] += f"; not tried: {last_line(error)}"
+    return ways, [*said, ""]
+
+
+def _print_change(tuning: Tuning, *, backends: bool) -> None:
     if tuning.choice == tuning.given:
         print("\nnothing to change: this is what the loader has")
         return
-    unpinned = tuning.given.pin_memory and not tuning.choice.pin_memory
-    arguments = f"{tuning.choice.arguments}{', pin_memory=False' if unpinned else ''}"
-    lines = [f"DataLoader(..., {arguments})"]
-    if tuning.choice.step_threads is not None:
-        lines.append(f"torch.set_num_threads({tuning.choice.step_threads})  # before the loop")
+    choice = tuning.choice
+    unpinned = tuning.given.pin_memory and not choice.pin_memory
+    lines = [f"DataLoader(..., {choice.arguments}{', pin_memory=False' if unpinned else ''})"]
+    if choice.step_threads is not None:
+        lines.append(f"torch.set_num_threads({choice.step_threads})  # before the loop")
     print(f"\nthe line{'s' * (len(lines) > 1)} to change:")
     for one in lines:
         print(f"    {one}")
-    if tuning.choice.step_threads is not None:
+    if tuning.remembered is None or choice.step_threads is not None:
         return  # what "auto" has is another choice: a note says so
-    if tuning.remembered is not None and tuning.choice.backend is not None:
+    auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'
+    if backends:
+        print("or, as it is remembered for this script:")
+        print(f'    DataLoader(..., {auto}, backend="auto")')
+    elif choice.backend is not None:
         print("or, as it is remembered, with the backend's options left to it:")
-        print(f"    DataLoader(..., backend={tuning.choice.backend.name!r})")
-        print(f"    dataloaders run --backend {tuning.choice.backend.name} SCRIPT")
-    elif tuning.remembered is not None:
+        print(f"    DataLoader(..., backend={choice.backend.name!r})")
+        print(f"    dataloaders run --backend {choice.backend.name} SCRIPT")
+    else:
         print("or, as it is remembered, with our DataLoader:")
-        auto = 'num_workers="auto", prefetch_factor="auto", pin_memory="auto"'
         print(f"    DataLoader(..., {auto})")

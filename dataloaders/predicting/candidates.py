@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from dataloaders import registry
+from dataloaders.backend import Backend
 from dataloaders.errors import DataLoadersError, last_line
 from dataloaders.loader import DataLoader as OurLoader
 from dataloaders.loader import wrap
@@ -32,7 +33,15 @@ from dataloaders.transforms.kinds import Kind
 from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Settings, Variants
 
-__all__ = ["Candidate", "Stages", "backend_of", "best_of", "candidates", "variant_of"]
+__all__ = [
+    "Candidate",
+    "Stages",
+    "backend_of",
+    "best_of",
+    "candidates",
+    "settings_of",
+    "variant_of",
+]
 
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
@@ -211,21 +220,39 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
 def backend_of(loader: Any) -> str:
     """Return the name of the loader's backend; "stock" for torch's own loader."""
     wanted = loader._wanted_backend() if isinstance(loader, OurLoader) else "stock"
+    if wanted == "auto":
+        wanted = loader._resolve_backend(wanted)[0]
     return wanted if isinstance(wanted, str) else wanted.name
+
+
+def settings_of(loader: Any, change: str = "", cache: str | None = None) -> Settings | None:
+    """Return the loader's settings after a candidate's change; None for h5 without a ``cache``."""
+    options = dict(each.split("=") for each in change.partition("  #")[0].split(", ") if each)
+    name = options.get("backend", backend_of(loader)).strip('"')
+    own = loader.backend if isinstance(loader, OurLoader) else None
+    if "backend" not in options and isinstance(own, Backend):
+        backend: Any = own
+    elif name == "h5":
+        if cache is None:
+            return None
+        backend = registry.load("h5")(path=cache)  # type: ignore[call-arg]
+        if "device" in options:
+            backend = registry.load("prefetch")(inner=backend)  # type: ignore[call-arg]
+    else:
+        backend = registry.load(name)()
+    workers = int(options.get("num_workers", loader.num_workers))
+    prefetch = int(options.get("prefetch_factor", loader.prefetch_factor or 2))
+    return Settings(workers, prefetch if workers else None, loader.pin_memory, backend)
 
 
 def variant_of(loader: Any, candidate: Candidate) -> Any:
     """Return ``loader`` with the change, on samplers of its own; None if that takes a build."""
-    if "h5" in candidate.name or not candidate.change or candidate.reason:
+    usable = candidate.change and not candidate.reason
+    settings = settings_of(loader, candidate.change) if usable else None
+    if settings is None:
         return None
-    options = dict(each.split("=") for each in candidate.change.split(", "))
-    backend = registry.load(options.pop("backend", '"stock"').strip('"'))()
-    workers = int(options.get("num_workers", loader.num_workers))
-    prefetch = int(options.get("prefetch_factor", loader.prefetch_factor or 2))
-    settings = Settings(workers, prefetch if workers else None, loader.pin_memory, backend)
-    return Variants(wrap(loader, backend=backend, device=getattr(loader, "device", None))).make(
-        settings, 60.0
-    )
+    device = getattr(loader, "device", None)
+    return Variants(wrap(loader, backend=settings.backend, device=device)).make(settings, 60.0)
 
 
 def _queues(stages: Stages) -> Iterator[Candidate]:

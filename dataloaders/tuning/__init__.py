@@ -5,10 +5,10 @@ one process ──> the step ──> workers ──> prefetch factor ──> thr
                              while it    differ in           the workers' cores
                              pays        time
 
-Of a backend that makes the batches itself (dali): its own numbers in place of the workers.
+Of a backend that makes the batches itself (dali): its own numbers in place of the workers. Or a few
+ways are compared, each a backend with its workers.
 
-run.py      tune(): its arguments, checked, and its promises
-tuner.py    one run: how many workers there is room for, the trials, what is said of them
+tuner.py    tune(), and one run of it: room for workers, the trials, what is said of them
 search.py   what is tried and chosen: decisions on given rates
 trial.py    one setting, measured: start-up, steady rate, CPU seconds, memory
 variant.py  a loader like the given one with other settings, on samplers of its own
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
-    from dataloaders.tuning.run import tune
+    from dataloaders.tuning.tuner import tune
 
 __all__ = ["Progress", "Settings", "Trial", "Tuning", "tune"]
 
@@ -33,5 +33,5 @@ def __getattr__(name: str) -> Any:
     # A loader asks what was learned: it must not load psutil for that.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "run" if name == "tune" else "result"
+    module = "tuner" if name == "tune" else "result"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,29 +1,36 @@
-"""What ``"auto"`` becomes: settings learned on this machine, else a rule from its resources.
+"""What ``"auto"`` becomes: what was learned on this machine, else a rule from its resources.
 
-    learned by tune() for what this rank has, dataset and batching?  ── yes ──> those, if they fit
+    learned by tune() for what this rank has, dataset and batching?  ── yes ──> that, if it fits
         │ no
     in memory already? ── yes ──> no workers: they would only add a copy
         │ no
     one worker a usable core, fewer where memory, /dev/shm or the batches do not suffice
 
-Nothing is measured and no sample is loaded here: a loader is made in microseconds, as torch's is.
+The backend that "auto" stands for is the learned one, else stock. Nothing is measured and no sample
+is loaded here: a loader is made in microseconds, as torch's is.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
+from dataloaders import registry
+from dataloaders.backend import Backend
 from dataloaders.errors import CapacityWarning
 from dataloaders.machine import resources
 from dataloaders.tuning import learned
 
-__all__ = ["in_memory", "memory_cap", "most_workers", "resolve", "shm_cap"]
+__all__ = [
+    *("backend_for", "entry_of", "in_memory", "memory_cap", "most_workers", "options_of"),
+    *("resolve", "shm_cap"),
+]
 
 # Beyond this many, whether more workers help depends on the dataset: that is for tune() to find.
 _MOST_BY_RULE = 16
@@ -69,9 +76,8 @@ def resolve(
     least = 1 if needs_workers or _is_int(prefetch_factor) else 0
     chosen: Any = num_workers
     if num_workers == "auto":
-        if found is None:
-            wanted, per_worker = _by_rule(dataset, size), None
-        else:
+        wanted, per_worker = _by_rule(dataset, size), None
+        if found is not None:
             wanted = min(found.num_workers, most_workers(resources.usable_cores()))
             per_worker = found.memory_per_worker
         chosen = max(least, min(wanted, memory_cap(per_worker)) if wanted else 0)
@@ -83,20 +89,66 @@ def resolve(
     if has_workers:
         batch_bytes = found.batch_bytes if found is not None else 0
         assumed = _ASSUMED_SAMPLE_BYTES * (size if _is_int(size) and size else 1)
-        chosen, prefetch = _fit_in_shm(
-            chosen,
-            prefetch,
-            batch_bytes or assumed,
-            may_lower_workers=num_workers == "auto",
-            may_lower_prefetch=prefetch_factor == "auto",
-            least=least,
-            assumed=not batch_bytes,
-        )
+        depth = (prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH) or 1
+        shortage = resources.shm_shortage(chosen, depth, batch_bytes or assumed)
+        if shortage is not None:
+            if prefetch_factor == "auto":
+                prefetch = depth = 1
+            cap = shm_cap(batch_bytes or assumed, depth)
+            if num_workers == "auto" and cap is not None:
+                chosen = max(least, min(chosen, cap))
+                prefetch = prefetch if chosen else None
+            guess = "" if batch_bytes else "; a batch's size is a guess until tune() has seen one"
+            warnings.warn(
+                f'"auto" chose num_workers={chosen}, prefetch_factor={prefetch}: {shortage}{guess}',
+                CapacityWarning,
+                stacklevel=3,  # this, DataLoader.__init__, the caller
+            )
     pinned: Any = pin_memory
     if pin_memory == "auto":
         pinned = found.pin_memory if found is not None else _is_int(chosen) and chosen > 0
-        pinned = bool(pinned) and _has_cuda()
+        # Not torch.cuda.is_available(): it may initialise the driver, after which a process cannot
+        # fork children that use CUDA. Counting devices asks NVML first.
+        pinned = bool(pinned) and torch.cuda.device_count() > 0
     return chosen, prefetch, pinned
+
+
+def backend_for(loader: Any) -> tuple[Backend | None, str]:
+    """Return what ``backend="auto"`` stands for, None for stock, and a sentence on it."""
+    arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
+    known = learned.recall(learned.key_of(*arguments, "auto"))
+    if known is None or known.backend is None:
+        return None, (
+            'backend="auto" is stock: nothing was learned for this dataset, script and machine; '
+            "dataloaders tune --backends SCRIPT measures what is best"
+        )
+    since = f"learned on {known.day} with num_workers={known.num_workers}"
+    try:
+        backend = _made(known.backend)
+    except Exception as error:  # a package is gone, or the file is another version's
+        return None, f'backend="auto" is stock: what was {since} cannot be made: {error}'
+    return backend, (
+        f'backend="auto" is {backend.name}: {since}, {known.gain:.2f} x the loader as it was then'
+    )
+
+
+def options_of(backend: Any) -> dict[str, Any]:
+    """Return the backend's options that differ from their defaults."""
+    found = {one.name: (getattr(backend, one.name), one.default) for one in fields(backend)}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
+def entry_of(backend: Backend) -> dict[str, Any]:
+    """Return the backend's name and options, for JSON."""
+    options = options_of(backend).items()
+    inner = {n: entry_of(value) if isinstance(value, Backend) else value for n, value in options}
+    return {"name": backend.name, "options": inner}
+
+
+def _made(entry: Mapping[str, Any]) -> Backend:
+    options = entry["options"].items()
+    made = {name: _made(value) if isinstance(value, dict) else value for name, value in options}
+    return registry.load(entry["name"])(**made)
 
 
 def in_memory(dataset: Any, depth: int = 0) -> bool:
@@ -149,44 +201,6 @@ def _by_rule(dataset: Any, batch_size: int | None) -> int:
     except Exception:  # a dataset's own __len__ may raise anything, or be missing
         batches = most
     return min(most, _MOST_BY_RULE, batches)
-
-
-def _fit_in_shm(
-    num_workers: int,
-    prefetch: Any,
-    batch_bytes: int,
-    *,
-    may_lower_workers: bool,
-    may_lower_prefetch: bool,
-    least: int,
-    assumed: bool,
-) -> tuple[int, Any]:
-    """Return workers and prefetch factor lowered until their batches fit; warn once if so."""
-    depth = (prefetch if _is_int(prefetch) else _DEFAULT_PREFETCH) or 1
-    shortage = resources.shm_shortage(num_workers, depth, batch_bytes)
-    if shortage is None:
-        return num_workers, prefetch
-    fitting = num_workers
-    if may_lower_prefetch:
-        prefetch = depth = 1
-    cap = shm_cap(batch_bytes, depth)
-    if may_lower_workers and cap is not None:
-        fitting = max(least, min(num_workers, cap))
-        if fitting == 0:
-            prefetch = None
-    guess = "; the size of a batch is a guess until tune() has seen one" if assumed else ""
-    warnings.warn(
-        f'"auto" chose num_workers={fitting}, prefetch_factor={prefetch}: {shortage}{guess}',
-        CapacityWarning,
-        stacklevel=4,  # this, resolve, DataLoader.__init__, the caller
-    )
-    return fitting, prefetch
-
-
-def _has_cuda() -> bool:
-    # Not torch.cuda.is_available(): it may initialise the driver, after which a process cannot
-    # fork children that use CUDA. Counting devices asks NVML first.
-    return torch.cuda.device_count() > 0
 
 
 def _is_int(value: object) -> bool:

@@ -4,7 +4,7 @@
     └── tuned/<hash of the key>.json      the key in clear, the choice, what it costs
 
 A file that cannot be read, or says something impossible, counts as "nothing learned". Paths of
-datasets are kept as hashes only, and nothing is ever unpickled.
+datasets and scripts are kept as hashes only, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate, default_convert
 
@@ -36,61 +39,47 @@ _PATH_NAMES = ("root", "root_dir", "data_dir", "path", "filename")
 _TRANSFORM_NAMES = ("transform", "transforms", "target_transform")
 
 
-@dataclass(frozen=True)
-class Key:
-    """What a learned choice holds for; every part is plain text.
+class Key(NamedTuple):
+    """What a learned choice holds for; every part is plain text."""
 
-    Attributes:
-        machine: this rank's cores, the processor, this rank's memory, and the GPU: what one
-            process learned with the whole machine is not for each of several ranks.
-        dataset: class, length, transforms and a hash of its path, through Subset and the like.
-        batching: the batch size, or the batch sampler.
-        collate: the collation function.
-        backend: whose own options were chosen; "" where only torch's were.
-    """
-
-    machine: str
-    dataset: str
-    batching: str
+    machine: str  # this rank's cores and memory, not the machine's; the processor, the GPU
+    dataset: str  # class, length, transforms and a hash of its path, through Subset and the like
+    batching: str  # the batch size, or the batch sampler
     collate: str
-    backend: str = ""
+    backend: str = ""  # whose options were chosen, "auto": it was; "" where only torch's were
+    script: str = ""  # for "auto", a hash of its path: it stands for the step
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A choice that tuning made, and what it costs.
-
-    Attributes:
-        num_workers, prefetch_factor, pin_memory: as torch's arguments.
-        samples_per_second: what it reached in its trial.
-        batch_bytes: the tensors of one batch; 0 if unknown.
-        memory_per_worker: bytes, copy-on-write growth over an epoch included; None if unknown.
-        options: of the backend, by name; None if it has none to choose.
-    """
+    """A choice that tuning made, and what it costs."""
 
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
-    samples_per_second: float
-    batch_bytes: int = 0
-    memory_per_worker: int | None = None
-    options: dict[str, int] | None = None
+    samples_per_second: float  # reached in its trial
+    batch_bytes: int = 0  # the tensors of one batch; 0 if unknown
+    memory_per_worker: int | None = None  # bytes, copy-on-write growth over an epoch included
+    options: dict[str, int] | None = None  # numbers of the backend's, by name
+    backend: dict[str, Any] | None = None  # its "name" and "options", for ``backend="auto"``
+    gain: float = 1.0  # its rate over that of the loader as it was
+    day: str = ""  # when it was learned
 
     @property
     def possible(self) -> bool:
         """Whether the values are of the right types and torch takes them together."""
+        if self.num_workers == 0 and self.prefetch_factor is not None:
+            return False
+        counts = [self.num_workers, self.batch_bytes, *(self.options or {}).values()]
+        if self.memory_per_worker is not None:
+            counts.append(self.memory_per_worker)
+        if self.num_workers:
+            counts.append(-1 if not self.prefetch_factor else self.prefetch_factor)
+        numbers = (self.samples_per_second, self.gain)
         return (
-            _is_count(self.num_workers)
-            and (
-                self.prefetch_factor is None
-                if self.num_workers == 0
-                else _is_count(self.prefetch_factor) and self.prefetch_factor != 0
-            )
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(isinstance(number, (int, float)) for number in numbers)
             and isinstance(self.pin_memory, bool)
-            and isinstance(self.samples_per_second, (int, float))
-            and _is_count(self.batch_bytes)
-            and (self.memory_per_worker is None or _is_count(self.memory_per_worker))
-            and (self.options is None or _are_counts(self.options))
         )
 
 
@@ -118,12 +107,10 @@ def key_of(
 ) -> Key:
     """Return the key of a loader with these arguments, or, which is the same, attributes.
 
-    ``backend`` is the name of one whose own options are chosen too.
+    ``backend`` is the name of one whose own options are chosen too, or "auto".
     """
-    plain_batches = batch_sampler is None or (
-        batch_size is not None and type(batch_sampler).__name__ == "BatchSampler"
-    )
-    if plain_batches:
+    plain = batch_size is not None and type(batch_sampler).__name__ == "BatchSampler"
+    if batch_sampler is None or plain:
         batching = str(batch_size)
     else:
         inner_size = _quietly(lambda: batch_sampler.batch_size)
@@ -133,7 +120,8 @@ def key_of(
     else:
         collate = getattr(collate_fn, "__qualname__", None) or _class_name(collate_fn)
         collate = f"{getattr(collate_fn, '__module__', '')}.{collate}"
-    return Key(_machine(), _describe_dataset(dataset), batching, collate, backend)
+    script = _hash_of([*sys.argv, ""][0]) if backend == "auto" else ""
+    return Key(_machine(), _describe_dataset(dataset), batching, collate, backend, script)
 
 
 def recall(key: Key) -> Learned | None:
@@ -143,12 +131,13 @@ def recall(key: Key) -> Learned | None:
         if path.stat().st_size > _LARGEST_FILE:
             return None
         entry = json.loads(path.read_text())
-        if entry["version"] != _VERSION or entry["key"] != asdict(key):
+        if entry["version"] != _VERSION or entry["key"] != key._asdict():
             return None
         learned = Learned(**entry["learned"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # OptionError, too
+        return learned if learned.possible else None
+    # OptionError is a ValueError.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return learned if learned.possible else None
 
 
 def remember(key: Key, learned: Learned) -> Path | None:
@@ -156,7 +145,7 @@ def remember(key: Key, learned: Learned) -> Path | None:
 
     It is written beside its place and renamed: other processes see the old file or the new one.
     """
-    entry = {"version": _VERSION, "key": asdict(key), "learned": asdict(learned)}
+    entry = {"version": _VERSION, "key": key._asdict(), "learned": asdict(learned)}
     try:
         path = _file_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +154,7 @@ def remember(key: Key, learned: Learned) -> Path | None:
         return None
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(entry, indent=1) + "\n")
+            file.write(json.dumps(entry, indent=1, default=str) + "\n")
         os.replace(temporary, path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)
@@ -174,7 +163,7 @@ def remember(key: Key, learned: Learned) -> Path | None:
 
 
 def _file_of(key: Key) -> Path:
-    text = json.dumps(asdict(key), sort_keys=True)
+    text = json.dumps(key._asdict(), sort_keys=True)
     name = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
     return cache_folder() / "tuned" / f"{name}.json"
 
@@ -187,19 +176,21 @@ def _machine() -> str:
 
 def _describe_dataset(dataset: Any, depth: int = 0) -> str:
     parts = [_class_name(dataset), f"length {_quietly(lambda: len(dataset))}"]
+
+    def of(name: str) -> Any:
+        return _quietly(lambda: held(dataset, name))
+
     for name in _TRANSFORM_NAMES:
-        transform = _quietly(lambda name=name: held(dataset, name))
+        transform = of(name)
         if transform is not None:
-            parts.append(f"{name} {_stable_repr(transform)}")
+            text = _quietly(partial(repr, transform)) or _class_name(transform)
+            parts.append(f"{name} {_ADDRESS.sub('0x', text)[:_LONGEST_REPR]}")
     for name in _PATH_NAMES:
-        path = _quietly(lambda name=name: held(dataset, name))
+        path = of(name)
         if isinstance(path, (str, os.PathLike)):
-            absolute = os.path.abspath(os.fspath(path))
-            digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-            parts.append(f"{name} {digest}")
+            parts.append(f"{name} {_hash_of(path)}")
     if depth < _DEEPEST_NESTING:
-        inner = _quietly(lambda: held(dataset, "dataset"))
-        several = _quietly(lambda: held(dataset, "datasets"))
+        inner, several = of("dataset"), of("datasets")
         if inner is not None and inner is not dataset:
             parts.append(f"of ({_describe_dataset(inner, depth + 1)})")
         if isinstance(several, (list, tuple)):
@@ -208,28 +199,18 @@ def _describe_dataset(dataset: Any, depth: int = 0) -> str:
     return ", ".join(parts)
 
 
-def _stable_repr(value: object) -> str:
-    text = _quietly(lambda: repr(value)) or _class_name(value)
-    return _ADDRESS.sub("0x", text)[:_LONGEST_REPR]
+def _hash_of(path: str | os.PathLike[str]) -> str:
+    absolute = os.path.abspath(os.fspath(path))
+    return hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
 
 
 def _class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _quietly(read: Any) -> Any:
+def _quietly(read: Callable[[], Any]) -> Any:
     """Return what ``read`` returns, None if it raises: a dataset may be of any kind."""
     try:
         return read()
     except Exception:
         return None
-
-
-def _are_counts(options: object) -> bool:
-    return isinstance(options, dict) and all(
-        isinstance(name, str) and _is_count(value) for name, value in options.items()
-    )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

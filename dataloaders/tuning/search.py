@@ -1,10 +1,10 @@
-"""Decide which settings are tried and which is chosen, on rates alone: no clock, no loader.
+"""Decide which settings are tried and which is chosen, on the rates of trials alone.
 
-    workers   0   2   4   8   16        twice as many while that is 3 % faster
-                        6               what lies between, where it may do
-                        6   8   6   8   in turns, where single trials cannot tell two apart
+    workers   2   4   8   16      twice as many while that is 3 % faster
+              4   8   4   8       in turns, where single trials cannot tell two apart
 
-`Search.run` yields the trial that it asks for and is sent the `Trial` that was made.
+In the same way then, beside the best so far: the prefetch factor where batches differ in time,
+workers with fewer threads for the step, the backend's own numbers; last, pinning both ways.
 """
 
 from __future__ import annotations
@@ -13,25 +13,14 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeAlias
 
-from dataloaders.measuring.intervals import Interval
+from dataloaders.batches.tree import Batch
 from dataloaders.tuning.result import Trial
 from dataloaders.tuning.variant import Settings
 
-__all__ = [
-    "DEFAULT_PREFETCH",
-    "WORTH",
-    "Ask",
-    "Asks",
-    "ComputingStep",
-    "Need",
-    "Search",
-    "choose",
-    "contenders",
-]
-
-T = TypeVar("T")
+__all__ = ["DEFAULT_PREFETCH", "WORTH", "Make", "Search", "Spent"]
 
 WORTH = 0.03
 """The smallest relative gain that is worth a larger setting."""
@@ -46,113 +35,37 @@ _SATURATED = 1 / (1 + WORTH)
 # of 16 workers reaches 0.90 of their rate with 2 batches each where the deviation of a batch's time
 # is 0.3 of the mean, 0.80 where it is 0.5, and 0.97 and 0.94 with 8.
 _UNEVEN = 0.3
-_DEEPER = (8, 4)
+_PREFETCH = (2, 4, 8)
+
+Make: TypeAlias = Callable[[Settings, str], Generator[Batch, None, Trial]]
+Making: TypeAlias = Generator[Batch, None, None]
+Trying: TypeAlias = Generator[Batch, None, bool]
 
 
-class Ask(NamedTuple):
-    """A trial to be made.
-
-    Attributes:
-        settings: what is to be tried.
-        why: why.
-        copied: whether each batch is to be copied to the device, where there is no step.
-    """
-
-    settings: Settings
-    why: str
-    copied: bool = False
-
-
-Asks: TypeAlias = Generator[Ask, Trial, T]
-
-
-@dataclass(frozen=True)
-class Need:
-    """The rate from which faster loading is of no use.
-
-    Attributes:
-        samples_per_second: what is needed; None if faster is always better.
-        from_step: whether a step was measured; else the user gave the rate.
-    """
-
-    samples_per_second: Interval | None = None
-    from_step: bool = False
-
-    @property
-    def rate(self) -> float:
-        """Samples per second that suffice; infinite if faster is always better."""
-        if self.samples_per_second is None:
-            return math.inf
-        # A step's rate is measured, and the loop around it costs something too; a rate that the
-        # user gives is meant.
-        return self.samples_per_second.estimate * (1 - WORTH if self.from_step else 1)
-
-    def __str__(self) -> str:
-        if self.samples_per_second is None:
-            return ""
-        who = "the step takes" if self.from_step else "needed are"
-        return f"{who} {self.samples_per_second.estimate:,.0f} samples/s"
-
-
-def choose(rates: Mapping[Settings, float], need: Need, fallback: Settings) -> Settings:
-    """Return the smallest setting that suffices; ``fallback`` if there is none."""
-    least = _enough(rates, need)
-    return min((s for s, r in rates.items() if r >= least), key=lambda s: s.size, default=fallback)
-
-
-def contenders(rates: Mapping[Settings, float], need: Need) -> list[Settings]:
-    """Return the choice and at most two others that may be chosen if all are tried again.
-
-    Once the choice meets the need, those are smaller ones only. ``rates`` must not be empty.
-    """
-    least = _enough(rates, need)
-    choice = choose(rates, need, max(rates, key=rates.__getitem__))
-    met = rates[choice] >= need.rate
-    near = [
-        settings
-        for settings, rate in rates.items()
-        if rate > least * (1 - _NOISE) and not (met and settings.size > choice.size)
-    ]
-    near.sort(key=lambda settings: (settings != choice, -rates[settings]))
-    return near[:3]
+class Spent(Exception):
+    """Raised by what makes trials when there is no time for another one."""
 
 
 @dataclass
 class Search:
-    """Searches one loader's settings: `run` it, then ask for its `choice`.
+    """Searches one loader's settings: exhaust `run` or `compare`, then ask for the `choice`."""
 
-    Attributes:
-        given: the loader as it is.
-        alone: its setting without workers, which suffices where nothing else was tried.
-        need: what suffices.
-        most: the most workers; whoever makes the trials lowers it when one does not fit.
-        fewest: the fewest workers worth a trial: 2 without a step, beside which one could work.
-        cores: usable ones.
-        variation: deviation of the time of a batch over its mean.
-        shm_cap: for a prefetch factor, the most workers that shared memory holds; None: any.
-        options: by name, the numbers of the backend's options that may be tried.
-        pinning: whether there is a device to which pinned batches may be copied faster.
-        step: a step that computes on the cores that the workers need, or None.
-        trials: all that were made, in order.
-        pin_memory: what was chosen, and ``pin_gain``, how much faster that is.
-    """
-
-    given: Settings
-    alone: Settings
-    need: Need = field(default_factory=Need)
-    most: int = 0
-    fewest: int = 2
+    given: Settings  # the loader as it is
+    alone: Settings  # without workers, which suffices where nothing else was tried
+    make: Make  # makes a trial of settings, for a reason
+    needed: float = math.inf  # samples per second from which faster loading is of no use
+    most: int = 0  # workers; whoever makes the trials lowers it when one does not fit
+    fewest: int = 2  # workers worth a trial: 2 without a step, beside which one could work
     cores: int = 1
-    variation: float = 0.0
-    shm_cap: Callable[[int], int | None] = lambda prefetch: None
-    options: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    pinning: bool = False
-    step: ComputingStep | None = None
+    variation: float = 0.0  # deviation of the time of a batch over its mean
+    shm_cap: Callable[[int], int | None] = lambda prefetch: None  # workers for a prefetch factor
+    options: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of the backend
+    pinning: bool = False  # whether there is a device to which pinned batches may be copied faster
+    step_threads: int = 1  # that compute the step on the CPU; 1 where that takes next to nothing
+    worker_cores: float = 1.0  # CPU seconds per second of a worker that does not wait
+    ways: Sequence[Settings] = ()  # to compare, in the order of preference; the first is `given`
     trials: list[Trial] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.pin_memory, self.pin_gain = self.alone.pin_memory, 1.0
-        self._rates: dict[Settings, list[float]] = {}
+    _rates: dict[Settings, list[float]] = field(default_factory=dict)
 
     @property
     def rates(self) -> dict[Settings, float]:
@@ -161,14 +74,14 @@ class Search:
 
     @property
     def choice(self) -> Settings:
-        """The best by now, its pinning left as it was for all trials."""
-        return choose(self.rates, self.need, self.alone)
+        """The smallest setting by now that suffices."""
+        return self._choose(self.rates)
 
     @property
     def choice_for_auto(self) -> Settings:
-        """The best by now that leaves the step's threads as they are."""
-        kept = {one: rate for one, rate in self.rates.items() if one.step_threads is None}
-        return choose(kept, self.need, self.alone)
+        """The same of those that leave the step's threads as they are."""
+        rates = self.rates.items()
+        return self._choose({one: rate for one, rate in rates if one.step_threads is None})
 
     @property
     def limited(self) -> bool:
@@ -187,57 +100,68 @@ class Search:
 
     def meets(self, settings: Settings) -> bool:
         """Return whether ``settings`` was tried and gives what is needed."""
-        return self.rates.get(settings, 0.0) >= self.need.rate
+        return self.rates.get(settings, 0.0) >= self.needed
 
     def last_trial(self, settings: Settings) -> Trial | None:
         """Return the last trial of ``settings``; None if there was none."""
         return next((one for one in reversed(self.trials) if one.settings == settings), None)
 
-    def run(self, *, workers: bool = True) -> Asks[None]:
-        """Ask for one trial after the other; without ``workers`` for the backend's options only."""
+    def compare(self, why: Mapping[Settings, str]) -> Making:
+        """Try each of the ways twice, in turns, and those that are near once more."""
+        for looks in (1, 2):
+            for settings in self.ways:
+                last = self.last_trial(settings)
+                if last is None or last.failed is None:
+                    yield from self._try(settings, why[settings], looks)
+        yield from self._settle()
+
+    def run(self, *, workers: bool = True) -> Making:
+        """Double one number after the other; without ``workers`` the backend's options only."""
         if workers:
             if self.given.num_workers:
                 yield from self._try(self.given, "the loader as it is")
-            yield from self._search_workers()
-            yield from self._search_prefetch()
-            yield from self._search_step_threads()
-        if not self._rates and self.options:
+            if self.fewest <= self.most:
+                yield from self._climb(self.fewest, self._counts, self._at)
+            # Where cores are busy, no worker waits for room in its queue.
+            choice = self.choice
+            if self.variation > _UNEVEN and choice.num_workers and not self._is_enough(choice):
+                yield from self._climb(
+                    choice.prefetch_factor or 0,
+                    partial(self._queues, choice.num_workers),
+                    lambda depth: replace(choice, prefetch_factor=depth),
+                    " batches ahead",
+                )
+            yield from self._leave_cores()
+        if self.options and not self._rates:
             # In this process a trial of its options would open the dataset.
             yield from self._try(self._at(1), "the backend's options are tried with a worker")
-        if self._rates:
-            for name, values in self.options.items():
-                yield from self._search_option(name, values)
-        yield from self._search_pinning()
-
-    def _search_workers(self) -> Asks[None]:
-        first = min(self.fewest, self.most)
-        if first >= self.fewest:
-            yield from self._walk(first, lambda: range(self.fewest, self.most + 1), self._at)
-
-    def _search_prefetch(self) -> Asks[None]:
+        for name, values in self.options.items():
+            if self._rates:
+                yield from self._climb(
+                    values[0],
+                    partial(list, values),
+                    partial(_with_option, self.choice, name),
+                    f" {name}",
+                )
         choice = self.choice
-        if choice.num_workers == 0 or self.variation <= _UNEVEN or self._is_enough(choice):
-            return  # where cores are busy, no worker waits for room in its queue
-        for prefetch in _DEEPER:
-            cap = self.shm_cap(prefetch)
-            if cap is None or choice.num_workers <= cap:
-                deeper = replace(choice, prefetch_factor=prefetch)
-                yield from self._try(deeper, "batches differ in time: a longer queue evens it out")
-                yield from self._settle()
-                return
+        if self.pinning and 0 < choice.num_workers <= self.most:
+            # Without workers pinning is a copy more in the loop itself.
+            other = replace(choice, pin_memory=not choice.pin_memory)
+            yield from self._try(other, "not pinned" if choice.pin_memory else "pinned")
+            yield from self._settle()
 
-    def _search_step_threads(self) -> Asks[None]:
+    def _leave_cores(self) -> Making:
         """Try fewer threads for the step.
 
         The threads of one computation wait for each other, and spin meanwhile: one of them whose
         core a worker has taken keeps all of them waiting.
         """
         best = self.choice
-        if self.step is None or self.meets(best) or not self.most:
+        if self.step_threads == 1 or self.meets(best) or not self.most:
             return
-        count = best.num_workers or max(1, min(self.most, self.cores, self.step.workers_to_keep_up))
-        left = self.cores - math.ceil(count * self.step.cores_per_worker)
-        fewer = max(1, min(self.step.threads - 1, left))
+        count = best.num_workers or min(self.most, self.cores)
+        left = self.cores - math.ceil(count * self.worker_cores)
+        fewer = max(1, min(self.step_threads - 1, left))
         base = best if best.num_workers else self._at(count)
 
         def at(workers: int) -> Settings:
@@ -245,50 +169,23 @@ class Search:
 
         why = "fewer threads for the step leave cores to the workers"
         if (yield from self._try(at(count), why)) and self.rates[at(count)] >= self.rates[best]:
-            yield from self._walk(count, lambda: range(1, self.most + 1), at)
+            yield from self._climb(count, self._counts, at)
 
-    def _search_option(self, name: str, values: Sequence[int]) -> Asks[None]:
-        choice = self.choice
-        now = choice.numbers[name]
-        yield from self._walk(
-            now, lambda: values, lambda value: choice.with_option(name, value), f" {name}"
-        )
-
-    def _search_pinning(self) -> Asks[None]:
-        """Try the choice pinned and not pinned, each batch copied to the device."""
-        choice = self.choice
-        if not self.pinning or not 0 < choice.num_workers <= self.most:
-            return  # without workers pinning is a copy more in the loop itself
-        other = not choice.pin_memory
-        rates: dict[bool, list[float]] = {choice.pin_memory: [], other: []}
-        for _ in range(2):
-            for pinned, each in rates.items():
-                why = "pinned, with the copy to the device" if pinned else "the same, not pinned"
-                trial = yield Ask(replace(choice, pin_memory=pinned), why, copied=True)
-                if trial.samples_per_second is None or trial.failed is not None:
-                    return
-                self.trials.append(trial)
-                each.append(trial.samples_per_second.estimate)
-        gain = statistics.mean(rates[other]) / statistics.mean(rates[choice.pin_memory])
-        if gain >= 1 + WORTH:
-            self.pin_memory, self.pin_gain = other, gain
-
-    def _walk(
+    def _climb(
         self,
         now: int,
         values: Callable[[], Sequence[int]],
         at: Callable[[int], Settings],
         what: str = "",
-    ) -> Asks[None]:
-        """Double ``now`` while that pays, else halve it while that suffices; then try between.
+    ) -> Making:
+        """Double ``now`` while that pays.
 
         ``values`` are those that there are, smallest first; trials may make them fewer.
         """
-        if not (yield from self._try(at(now), "where it begins" + (what and f" with{what}"))):
+        if not (yield from self._try(at(now), f"where it begins{what and ' with'}{what}")):
             return
         if self.meets(at(now)):
             yield from self._settle()
-        below = above = 0  # the neighbours of `now` that were tried
         while values() and not self._is_enough(at(now)):
             more = next((value for value in values() if value >= 2 * now), values()[-1])
             if more <= now:
@@ -299,83 +196,81 @@ class Search:
                 continue  # there is no room for so many: the most that there is room for
             yield from self._settle()
             rates = self.rates
-            if rates.get(at(more), -1.0) < rates.get(at(now), 0.0) * (1 + WORTH):
-                above = more
+            if rates.get(at(more), 0.0) < rates.get(at(now), 0.0) * (1 + WORTH):
                 break
-            below, now = now, more
-        while values() and not below:
-            less = max((value for value in values() if 2 * value <= now), default=values()[0])
-            if less >= now or not (yield from self._try(at(less), f"half as many{what}")):
-                break
-            yield from self._settle()
-            if self.rates.get(at(less), -1.0) < _enough(self.rates, self.need):
-                below = less
-                break
-            above, now = 0, less
-        for low, high in ((below, now), (now, above)):
-            between = [value for value in values() if low < value < high]
-            if not low or not between:
-                continue
-            value = between[len(between) // 2]
-            lower, higher = (self.rates.get(at(each), 0.0) for each in (low, high))
-            # More of them do not make each of them faster.
-            may_do = lower * value / low >= _enough(self.rates, self.need)
-            if may_do and higher >= lower * (1 - _NOISE):
-                yield from self._try(at(value), f"between {low} and {high}{what}")
+            now = more
         yield from self._settle()
 
-    def _try(self, settings: Settings, why: str, looks: int = 1) -> Asks[bool]:
-        """Ask for a trial unless there were ``looks``; return whether ``settings`` can be used."""
-        fits = settings.num_workers <= self.most
+    def _try(self, settings: Settings, why: str, looks: int = 1) -> Trying:
+        """Make a trial unless there were ``looks``; return whether ``settings`` can be used."""
+        fits = bool(self.ways) or settings.num_workers <= self.most
         if fits and len(self._rates.get(settings, ())) < looks:
-            self.add((yield Ask(settings, why)))
+            self.add((yield from self.make(settings, why)))
         return settings in self._rates
 
-    def _settle(self) -> Asks[None]:
+    def _settle(self) -> Making:
         """Try in turns those that may be chosen, and a choice that just meets the need.
 
         One lucky trial must not decide.
         """
         while self._rates:
-            close = contenders(self.rates, self.need)
-            again = [
-                one
-                for one in close
-                if len(self._rates[one]) < _LOOKS and one.num_workers <= self.most
-            ]
-            over = self.rates[close[0]] / self.need.rate - 1  # -1 without a need
+            close = self._contenders()
+            again = [one for one in close if len(self._rates[one]) < _LOOKS]
+            again = [one for one in again if self.ways or one.num_workers <= self.most]
+            over = self.rates[close[0]] / self.needed - 1  # -1 without a need
             if not again or (len(close) == 1 and not 0 <= over < _NOISE):
                 return
             for settings in again:
                 if settings in self._rates:
                     yield from self._try(settings, "again, in turns", _LOOKS)
 
-    def _at(self, workers: int) -> Settings:
-        cap = self.shm_cap(DEFAULT_PREFETCH)
-        prefetch = DEFAULT_PREFETCH if cap is None or workers <= cap else 1
-        return Settings(workers, prefetch, self.alone.pin_memory, self.alone.backend)
+    def _contenders(self) -> list[Settings]:
+        """Return the choice and at most two others that may be chosen if all are tried again.
+
+        Once the choice meets the need, those are smaller ones only.
+        """
+        rates = self.rates
+        least, choice = self._enough(rates), self._choose(rates)
+        near = [
+            settings
+            for settings, rate in rates.items()
+            if rate > least * (1 - _NOISE)
+            and not (self.meets(choice) and self._order(settings) > self._order(choice))
+        ]
+        return sorted(near, key=lambda one: (one != choice, -rates[one]))[:3]
+
+    def _choose(self, rates: Mapping[Settings, float]) -> Settings:
+        least = self._enough(rates)
+        enough = (settings for settings, rate in rates.items() if rate >= least)
+        return min(enough, key=self._order, default=self.alone)
+
+    def _order(self, settings: Settings) -> tuple[int, ...]:
+        if self.ways:
+            return (self.ways.index(settings),)
+        return (settings.pin_memory != self.given.pin_memory, *settings.size)
+
+    def _enough(self, rates: Mapping[Settings, float]) -> float:
+        """Return the rate that suffices: what is needed, or within 3 % of the best."""
+        return min(max(rates.values(), default=0.0) * (1 - WORTH), self.needed)
 
     def _is_enough(self, settings: Settings) -> bool:
         """Return whether nothing larger can help: the need is met, or all cores are busy."""
         last = self.last_trial(settings)
         return self.meets(settings) or ((last and last.cpu_share) or 0.0) >= _SATURATED
 
+    def _at(self, workers: int) -> Settings:
+        depth = DEFAULT_PREFETCH if DEFAULT_PREFETCH in self._queues(workers) else 1
+        return Settings(workers, depth, self.alone.pin_memory, self.alone.backend)
 
-@dataclass(frozen=True)
-class ComputingStep:
-    """A step that computes on the CPU with torch's threads.
+    def _counts(self) -> Sequence[int]:
+        return range(self.fewest, self.most + 1)
 
-    Attributes:
-        threads: how many it has.
-        workers_to_keep_up: how many make a batch in the time of a step.
-        cores_per_worker: CPU seconds per second of a worker that does not wait for its queue.
-    """
-
-    threads: int
-    workers_to_keep_up: int
-    cores_per_worker: float
+    def _queues(self, workers: int) -> Sequence[int]:
+        """Return the prefetch factors with which so many workers fit into shared memory."""
+        caps = {depth: self.shm_cap(depth) for depth in _PREFETCH}
+        return [depth for depth, cap in caps.items() if cap is None or workers <= cap]
 
 
-def _enough(rates: Mapping[Settings, float], need: Need) -> float:
-    """Return the rate from which a setting suffices: what is needed, or within 3 % of the best."""
-    return min(max(rates.values(), default=0.0) * (1 - WORTH), need.rate)
+def _with_option(settings: Settings, name: str, value: int) -> Settings:
+    backend: Any = settings.backend
+    return replace(settings, backend=replace(backend, **{name: value}))

@@ -1,10 +1,10 @@
 """One setting, measured: start-up, then the steady rate in short blocks.
 
 Loading without workers is measured in a process of its own (`Loading`), so that nothing of the
-dataset is opened here before workers are forked. All else is measured where the step runs, on the
-thread of a loop that asks for batches: so the functions here are generators, which yield each
-batch that is to be stepped on and take the time until they are asked for the next one. `driven` is
-the loop where the step is a function.
+dataset is opened here before workers are forked. All else is measured on the thread of a loop that
+asks for batches: the functions here are generators, which yield each batch that is to be stepped on
+and take the time until they are asked for the next one. `driven` is the loop where the step is a
+function.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -28,10 +28,9 @@ from torch.utils.data._utils import worker as torch_worker
 from dataloaders.batches.tree import Batch, map_tensors, nbytes, samples_in, to_device
 from dataloaders.errors import CheckError
 from dataloaders.machine import resources
-from dataloaders.measuring.clocks import Clock, clock_of
+from dataloaders.measuring.clocks import Clock, HostTime, clock_of
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Interval, Timed, interval_of, ratio_draws
-from dataloaders.measuring.queues import counts_of
+from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 
 __all__ = [
     "Loading",
@@ -53,7 +52,7 @@ Steps: TypeAlias = Generator[Batch, None, T]
 
 _BLOCKS = 8  # in a trial, of at least a batch from each worker
 _STEP_BLOCK_S = 0.1
-# The first step is slow (lazy initialisation, allocators) and no matter of the steady state; the
+# The first step is slow (lazy initialisation, allocators) and not part of the steady state; the
 # second says how many make a block.
 _SLOW_BLOCKS = 2
 _HELD_BATCHES = 4
@@ -63,37 +62,23 @@ _JOIN_S = 10.0
 
 @dataclass
 class Seen:
-    """What a trial saw.
+    """What a trial saw."""
 
-    Attributes:
-        seconds_per_batch: in the steady state; with a step, of loading and stepping.
-        samples_per_batch: the mean.
-        startup_s: from ``iter()`` to the first batch.
-        cpu_per_batch: CPU seconds of this process and the workers.
-        variation: standard deviation over mean of the time inside ``next()``.
-        epochs: that were begun; the turns from one to the next are counted in.
-        batch_bytes: the tensors of the largest batch looked at.
-        batches: taken in all.
-        held: some of its batches, copied, if they were to be kept.
-        memory_per_worker: see `Trial`.
-    """
-
-    seconds_per_batch: Interval
-    samples_per_batch: float
-    startup_s: float
-    cpu_per_batch: float
-    variation: float
-    epochs: int
-    batch_bytes: int
-    batches: int = 0
-    held: list[Batch] = field(default_factory=list)
-    memory_per_worker: int | None = None
+    seconds_per_batch: Interval  # in the steady state; with a step, of loading and stepping
+    samples_per_batch: float  # the mean
+    startup_s: float  # from ``iter()`` to the first batch
+    cpu_per_batch: float  # CPU seconds of this process and the workers
+    variation: float  # standard deviation over mean of the time inside ``next()``
+    epochs: int  # that were begun; the turns from one to the next are counted in
+    batch_bytes: int  # the tensors of the largest batch looked at
+    batches: int = 0  # taken in all
+    held: list[Batch] = field(default_factory=list)  # some of them, copied, if wanted
+    memory_per_worker: int | None = None  # see `Trial`
 
     @property
     def samples_per_second(self) -> Interval:
         """The steady rate."""
-        cost, samples = self.seconds_per_batch, self.samples_per_batch
-        return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+        return _rate(self.samples_per_batch, self.seconds_per_batch)
 
     def followed_by(self, step: StepCost) -> Seen:
         """Return the same with ``step`` after each batch, on the thread that made the batch.
@@ -101,11 +86,7 @@ class Seen:
         While a batch is made a device works on: only what the step takes of the thread adds up.
         """
         load, whole = self.seconds_per_batch, step.seconds
-        ends = zip(
-            (load.low, load.estimate, load.high),
-            (whole.low, whole.estimate, whole.high),
-            strict=True,
-        )
+        ends = ((load.low, whole.low), (load.estimate, whole.estimate), (load.high, whole.high))
         return replace(
             self,
             seconds_per_batch=Interval(*(max(b, a + b * step.on_thread) for a, b in ends)),
@@ -115,19 +96,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes for a batch.
+    """What a step takes for a batch."""
 
-    Attributes:
-        seconds: of the clock.
-        cores: CPU seconds of this process per second, all of its threads together, and the share
-            of a second for which its main thread waited for a core.
-        on_thread: the part of ``seconds`` until the step returns, from 0 to 1; 1 unless a device
-            works on afterwards.
-    """
+    seconds: Interval  # of the clock
+    cores: float  # CPU seconds per second of all threads, and of waiting for a core
+    on_thread: float = 1.0  # the part of ``seconds`` until the step returns, before a device ends
 
-    seconds: Interval
-    cores: float
-    on_thread: float = 1.0
+    def samples_per_second(self, batch: float) -> Interval:
+        """Return the rate of batches of so many samples."""
+        return _rate(batch, self.seconds)
 
 
 def device_in_use() -> bool:
@@ -163,11 +140,8 @@ def driven(steps: Steps[T], step: Step) -> T:
 class Loading:
     """A look at a dataset (`dataloaders.observing`): what a loader without workers takes for it.
 
-    torch computes with one thread there, as in a worker.
-
-    Attributes:
-        loader: a variant of the user's, over the dataset that is looked at.
-        seconds, keep: as `observe` takes them.
+    torch computes with one thread there, as in a worker. ``loader`` is a variant of the user's;
+    ``seconds`` and ``keep`` are as `observe` takes them.
     """
 
     loader: torch.utils.data.DataLoader[Any]
@@ -199,15 +173,17 @@ def observe(
 
     Yields every batch if ``stepping``, none otherwise, and holds copies of some if ``keep``.
     Whatever the loader raises passes through. The loader's workers have ended when this returns or
-    raises, or is closed.
-
-    Args:
-        clock: the step's; None: that of the device in use.
+    raises, or is closed. ``clock`` is the step's; None: that of the device in use.
     """
-    with _Opened(loader) as opened:
-        count, prefetch = loader.num_workers, loader.prefetch_factor or 0
+    with _opened(loader) as (feed, workers):
+
+        def take() -> Batch:
+            batch = feed.next()
+            return batch if feed.copies_to is None else to_device(batch, feed.copies_to)
+
+        count, warmed = loader.num_workers, 1
         began = time.perf_counter()
-        batch = opened.take()
+        batch = take()
         startup_s = time.perf_counter() - began
         batch_bytes = nbytes(batch)
         held = [_copy(batch)] if keep else []
@@ -215,59 +191,51 @@ def observe(
             yield batch
         # Not yet the steady state: what workers made while nobody took anything. Without a step the
         # queue is empty again after one batch of each; a step may find it full.
-        # Threads of a backend have as many batches on their way as it tells.
-        for _ in range(count * (prefetch if stepping else 1) or opened.outstanding):
+        while warmed <= (count * (loader.prefetch_factor or 0 if stepping else 1) or feed.ahead):
             if time.perf_counter() - began > startup_s + seconds / 3:
                 break
-            batch = opened.take()
+            batch, warmed = take(), warmed + 1
             if stepping:
                 yield batch
-        clock, workers = clock or _clock(), opened.workers()
-        blocks: list[tuple[Any, Any, int]] = []
+        clock, processes = clock or _clock(), [psutil.Process(one.pid) for one in workers()]
+        marks: list[tuple[Any, Any, int]] = []
         # A batch that takes longer than a whole trial is not measured more often than needed.
-        slow = [Timed(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
+        slow = [(startup_s, 1)] if count == 0 and not stepping and startup_s > seconds else []
         waits: list[float] = []
-        samples, cpu, start = 0, _cpu_seconds(workers), time.perf_counter()
-        while len(blocks) + len(slow) < 2 or time.perf_counter() - start < seconds:
+        samples, cpu, start = 0, _cpu_seconds(processes), time.perf_counter()
+        while len(marks) + len(slow) < 2 or time.perf_counter() - start < seconds:
             taken, begin, began = 0, clock.mark(), time.perf_counter()
             # Workers that started together may go on delivering together: a block has turns of all.
             while taken % max(1, count) or time.perf_counter() - began < seconds / _BLOCKS:
                 before = time.perf_counter()
-                batch = opened.take()
+                batch = take()
                 waits.append(time.perf_counter() - before)
                 taken += 1
                 samples += samples_in(batch) or 1
                 if stepping:
                     yield batch
-            blocks.append((begin, clock.mark(), taken))
+            marks.append((begin, clock.mark(), taken))
             batch_bytes = max(batch_bytes, nbytes(batch))
             if keep and len(held) < min(_HELD_BATCHES, _HELD_BYTES // max(1, batch_bytes)):
                 held.append(_copy(batch))  # between blocks, where the copy costs no measured time
-        cpu = _cpu_seconds(workers) - cpu
+        cpu = _cpu_seconds(processes) - cpu
         clock.wait()
-        timed = slow + [Timed(clock.seconds(begin, end), taken) for begin, end, taken in blocks]
+        blocks = [(clock.seconds(begin, end), taken) for begin, end, taken in marks]
         mean_wait = statistics.fmean(waits)
+        count = len(waits)
         return Seen(
-            seconds_per_batch=_interval(timed),
-            samples_per_batch=samples / len(waits),
-            startup_s=startup_s,
-            cpu_per_batch=cpu / len(waits),
-            variation=statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0,
-            epochs=opened.feed.epoch + 1,
-            batch_bytes=batch_bytes,
-            batches=opened.taken,
-            held=held,
-            memory_per_worker=_memory_per_worker(workers),
-        )
+            _interval(slow + blocks), samples / count, startup_s, cpu / count,
+            statistics.pstdev(waits) / mean_wait if mean_wait > 0 else 0.0, feed.epoch + 1,
+            batch_bytes, warmed + count, held, _memory_per_worker(processes),
+        )  # fmt: skip
 
 
 def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) -> Steps[StepCost]:
     """Measure the step on batches that cost nothing, for ``seconds``; yields copies of ``held``."""
     most = max(1, min(64, _HELD_BYTES // max(1, nbytes(held[0]))))
     copies, turn, until = 1, 0, math.inf
-    blocks: list[Timed] = []
-    cores: list[float] = []
-    on_thread: list[float] = []
+    blocks: list[tuple[float, int]] = []
+    shares: list[tuple[float, float]] = []  # of a block's seconds: CPU, and until the step returned
     while len(blocks) < _SLOW_BLOCKS + 2 or time.perf_counter() < until:
         # Copies, made outside the timing: a step may write into its batch or pop its keys.
         batches = [_copy(held[(turn + number) % len(held)]) for number in range(copies)]
@@ -278,73 +246,54 @@ def observe_step(held: list[Batch], seconds: float, clock: Clock | None = None) 
         returned, end = time.perf_counter() - began, now.mark()
         now.wait()
         took = max(now.seconds(begin, end), 1e-9)
-        blocks.append(Timed(took, copies))
-        cores.append((_cpu_demand() - cpu) / took)
-        on_thread.append(min(1.0, returned / took))
+        blocks.append((took, copies))
+        shares.append(((_cpu_demand() - cpu) / took, min(1.0, returned / took)))
         if len(blocks) <= _SLOW_BLOCKS:
             copies = max(1, min(most, math.ceil(_STEP_BLOCK_S * copies / took)))
             until = time.perf_counter() + seconds
-    medians = (statistics.median(each[_SLOW_BLOCKS:]) for each in (cores, on_thread))
-    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), *medians)
+    cores, on_thread = map(statistics.median, zip(*shares[_SLOW_BLOCKS:], strict=True))
+    return StepCost(_interval(blocks[_SLOW_BLOCKS:]), cores, on_thread)
 
 
-class _Opened:
-    """A loader that is iterated without end; on leaving, the workers that it started have ended."""
+@contextmanager
+def _opened(
+    loader: torch.utils.data.DataLoader[Any],
+) -> Iterator[tuple[Feed, Callable[[], list[Any]]]]:
+    """Give a loader's feed, and what returns its workers; on leaving, these have ended."""
+    known = {child.pid for child in multiprocessing.active_children()}
+    made: list[Any] = []
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
-        self.loader = loader
-        self.feed = Feed(loader, self._iterate)
-        self.taken = 0
-        self._iterator: Any = None
-
-    def __enter__(self) -> _Opened:
-        self._known = {child.pid for child in multiprocessing.active_children()}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.feed.close()
-        iterator, self._iterator = self._iterator, None
-        self.loader._iterator = None
-        session = getattr(self.loader, "_session", None)
-        if session is not None:
-            session.close()
-        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
-        if callable(end):
-            end()
-        del iterator, end
-        if self.loader.num_workers:  # children are else the dataset's own affair
-            gc.collect()  # an iterator inside another one may sit in a reference cycle
-            for child in self._children():
-                child.join(_JOIN_S)
-
-    def take(self) -> Batch:
-        """Return the next batch, where the loader delivers it."""
-        batch = self.feed.next()
-        self.taken += 1
-        return batch if self.feed.copies_to is None else to_device(batch, self.feed.copies_to)
-
-    @property
-    def outstanding(self) -> int:
-        """Batches that are made or being made and were not taken; 0 where nobody tells."""
-        counts = counts_of(self._iterator)
-        return 0 if counts is None else counts[1]
-
-    def workers(self) -> list[psutil.Process]:
-        """Return the worker processes."""
-        pids = [child.pid for child in self._children()] if self.loader.num_workers else []
-        return [psutil.Process(pid) for pid in pids if pid is not None]
-
-    def _children(self) -> list[Any]:
-        return [c for c in multiprocessing.active_children() if c.pid not in self._known]
-
-    def _iterate(self) -> Iterator[Batch]:
+    def iterate() -> Iterator[Batch]:
         with warnings.catch_warnings():
             # torch's warning of more workers than cores: that is what is being tried.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             # And its comment on the pickling error that it raises next.
             warnings.filterwarnings("ignore", "Got pickle error")
-            self._iterator = iter(self.loader)
-        return self._iterator  # type: ignore[no-any-return]
+            made[:] = [iter(loader)]
+        return made[0]  # type: ignore[no-any-return]
+
+    def workers() -> list[Any]:
+        children = multiprocessing.active_children() if loader.num_workers else []
+        return [one for one in children if one.pid not in known]
+
+    feed = Feed(loader, iterate)
+    try:
+        yield feed, workers
+    finally:
+        feed.close()
+        loader._iterator = None
+        session = getattr(loader, "_session", None)
+        if session is not None:
+            session.close()
+        iterator = made.pop() if made else None
+        end = getattr(iterator, "_shutdown_workers", None) or getattr(iterator, "close", None)
+        if callable(end):
+            end()
+        del iterator, end
+        if loader.num_workers:  # children are else the dataset's own affair
+            gc.collect()  # an iterator inside another one may sit in a reference cycle
+        for child in workers():
+            child.join(_JOIN_S)
 
 
 def _clock() -> Clock:
@@ -366,10 +315,13 @@ def _copied(leaf: torch.Tensor) -> torch.Tensor:
     return clone.pin_memory() if device_in_use() and leaf.is_pinned() else clone
 
 
-def _interval(blocks: list[Timed]) -> Interval:
+def _rate(samples: float, cost: Interval) -> Interval:
+    return Interval(*(samples / seconds for seconds in (cost.high, cost.estimate, cost.low)))
+
+
+def _interval(blocks: list[tuple[float, int]]) -> Interval:
     """Return the mean of a batch with its 95 % interval, kept within what a rate can be."""
-    seconds = np.array([block.seconds for block in blocks])
-    steps = np.array([block.steps for block in blocks])
+    seconds, steps = np.array(blocks, dtype=float).T
     mean = float(seconds.sum() / steps.sum())
     found = interval_of(mean, ratio_draws(seconds, steps), len(blocks))
     estimate = max(found.estimate, 1e-9)
@@ -377,24 +329,16 @@ def _interval(blocks: list[Timed]) -> Interval:
 
 
 def _cpu_demand() -> float:
-    """Return the CPU seconds of this process, and those that its main thread waited for a core."""
-    try:
-        with open("/proc/self/schedstat") as file:
-            delayed = int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        delayed = 0.0
-    return time.process_time() + delayed
+    """Return the CPU seconds of this process, and those that this thread waited for a core."""
+    return time.process_time() + HostTime().held_up()[0]
 
 
 def _cpu_seconds(workers: list[psutil.Process]) -> float:
     """Return the CPU seconds of this process and its workers."""
     total = time.process_time()
     for process in workers:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:  # it has just died: the loader will say so
-            continue
-        total += times.user + times.system
+        with suppress(psutil.Error):  # it has just died: the loader will say so
+            total += sum(process.cpu_times()[:2])
     return total
 
 

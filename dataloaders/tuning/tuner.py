@@ -1,50 +1,65 @@
-"""One tuning run: measure one process and the step, then make the trials that a search asks for."""
+"""tune(): one process and the step measured, then the trials that a search asks for.
+
+tune(loader, step)     calls step(batch) on the batches of every trial
+Tuner(loader).run()    yields them, to a loop that is there already: a script's
+"""
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
+from dataloaders.errors import (
+    CapacityWarning,
+    CheckError,
+    DataLoadersError,
+    MissingDependency,
+    OptionError,
+)
+
+try:
+    import psutil  # noqa: F401
+    import rich  # noqa: F401
+except ImportError as error:
+    raise MissingDependency(
+        f"tuning needs psutil and rich, and {error.name} cannot be imported ({error}); "
+        "install them with: pip install 'gpu-dataloaders[check]'"
+    ) from error
+
 from dataloaders.backend import Tunable
-from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError
+from dataloaders.batches.tree import Batch, to_device
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
 from dataloaders.measuring.intervals import Interval
 from dataloaders.observing import Unobserved
 from dataloaders.observing import observe as look_at
+from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import batches_in
 from dataloaders.tuning import auto, learned
 from dataloaders.tuning.result import Progress, Settings, Trial, Tuning
-from dataloaders.tuning.search import (
-    DEFAULT_PREFETCH,
-    WORTH,
-    Ask,
-    Asks,
-    ComputingStep,
-    Need,
-    Search,
-)
+from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Making, Search, Spent
 from dataloaders.tuning.trial import (
     Loading,
     Seen,
-    StepCost,
+    Step,
     Steps,
     device_in_use,
+    driven,
     observe,
     observe_step,
 )
 from dataloaders.tuning.variant import Variants
 
-__all__ = ["Tuner"]
+__all__ = ["Tuner", "tune"]
 
+_ALONE = "one process: what a batch costs"
 _HANG_S = 60.0
 # CPU seconds of the step per second from which it may be torch's threads that compute it, and
 # the same beside a device: there one core is busy with launching the device's work.
@@ -56,73 +71,142 @@ _FREE_MEMORY = (
 )
 
 
-class Tuner:
-    """Runs one search: exhaust `steps`; `result` tells what is known, also before their end."""
+def tune(
+    loader: torch.utils.data.DataLoader[Any],
+    step: Step | None = None,
+    *,
+    budget_s: float = 30.0,
+    max_workers: int | None = None,
+    remember: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+) -> Tuning:
+    """Find a small ``num_workers``, ``prefetch_factor`` and ``pin_memory`` that suffice.
 
-    def __init__(
-        self,
-        loader: torch.utils.data.DataLoader[Any],
-        stepping: bool,
-        budget_s: float,
-        max_workers: int | None,
-        progress: Callable[[Progress], None] | None,
-        rate_needed: float | None,
-    ) -> None:
+    To suffice is to reach 97 % of what ``step`` needs, or of the best rate. ``num_workers`` is
+    doubled while that is 3 % faster. Settings that are near each other are tried three times, in
+    turns, and their medians compared. The smallest that suffices is chosen. Also tried: the
+    ``threads`` and ``depth`` of `Dali`, in place of workers; and fewer threads of torch for a step
+    that computes on the CPU (``Settings.step_threads``), chosen if they are 3 % faster than any
+    number of workers.
+
+    The loader is not iterated, its samplers and generator are copied, random states and torch's
+    threads are restored. The dataset is read in other processes only, so that nothing of it is
+    opened here: loading without workers is measured there, the step here, and both are added. Where
+    the dataset cannot be sent to a process, it is read here, and no workers are tried. ``step``
+    really runs: a step that trains, trains.
+
+    Args:
+        loader: any torch DataLoader. One over an iterable dataset is tried with more workers
+            than it has now only if ``max_workers`` is given: a dataset that does not share its
+            samples out among workers yields each of them several times.
+        step: run on every batch of every trial; None copies it to the CUDA device, if there is one.
+        budget_s: seconds after which no further trial starts.
+        max_workers: the most to try; None: 4 a usable core and at least 8. Fewer where memory or
+            shared memory end before that.
+        remember: keep the choice on disk, where ``num_workers="auto"`` and Dali look it up.
+        progress: called before every trial. After a KeyboardInterrupt, ``so_far`` of its last
+            argument is what was known.
+
+    Raises:
+        TypeError: ``loader`` is not a torch DataLoader.
+        OptionError: a number is out of its range, or ``step`` is no function.
+        CheckError: the loader yields nothing, or its sampler cannot be copied.
+        Exception: what the dataset, the collation or the step raises.
+
+    Warns:
+        CapacityWarning: the loader's own settings do not fit in shared memory; or memory or
+            shared memory has no room for more workers, which might be faster.
+    """
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        raise TypeError(
+            f"tune() takes a torch.utils.data.DataLoader and got {type(loader).__name__}; "
+            "for other iterables make a DataLoader of their dataset"
+        )
+    for wrong, name, value, rule in (
+        (not budget_s > 0, "budget_s", budget_s, "be a positive number of seconds"),
+        (max_workers is not None and max_workers < 0, "max_workers", max_workers, "be 0 or more"),
+        (step is not None and not callable(step), "step", step, "be a function of one batch"),
+    ):
+        if wrong:
+            raise OptionError(f"{name}={value!r}: must {rule}")
+    stepping = step is not None
+    tuner = Tuner(loader, budget_s, stepping=stepping, max_workers=max_workers, progress=progress)
+    return driven(tuner.run(remember), step or _copy_to_cuda)
+
+
+@dataclass
+class Tuner:
+    """Runs one search: exhaust `run`; `result` tells what is known, also before its end."""
+
+    loader: torch.utils.data.DataLoader[Any]
+    budget_s: float
+    _: KW_ONLY
+    stepping: bool = True  # on the batches; else they are only copied to the device
+    max_workers: int | None = None
+    progress: Callable[[Progress], None] | None = None
+    # Settings to compare, and why, in place of a search; the first ones are the loader's.
+    ways: Mapping[Settings, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        loader = self.loader
         self._began = time.perf_counter()
-        self._loader = loader
-        self._stepping = stepping
-        self._budget_s = budget_s
-        self._trial_s = max(0.2, min(0.75, budget_s / 20))
-        self._max_workers = max_workers
-        self._progress = progress
+        self._trial_s = max(0.2, min(0.75, self.budget_s / 20))
         self._cores = resources.usable_cores()
         self._batches = batches_in(loader)
         self._variants = Variants(loader)
-        self._notes = self._variants.notes
+        self._notes: list[str] = []
         self._reason = ""
         self._shortage: str | None = None  # of what more workers would need
         self._batch_bytes = 0
         self._least_s = 0.0  # what a trial takes at least: a start and two blocks
         self._timeout_s = _HANG_S
-        self._step: StepCost | None = None
+        self._need: Interval | None = None
         self._workers_usable = True
-        self._tunable = _tunable_of(loader)
+        self._tunable = None if self.ways else _tunable_of(loader)
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
         backend = None if self._tunable is None else self._tunable.backend
         count = loader.num_workers
         depth = (loader.prefetch_factor or DEFAULT_PREFETCH) if count else None
+        given = next(iter(self.ways), Settings(count, depth, pinned, backend))
         self._search = Search(
-            given=Settings(count, depth, pinned, backend),
-            alone=Settings(0, None, pinned, backend),
-            need=Need(None if rate_needed is None else Interval(*(rate_needed,) * 3)),
+            given,
+            given if self.ways else Settings(0, None, pinned, backend),
+            self._make,
             cores=self._cores,
             options={} if self._tunable is None else self._tunable.values,
             pinning=has_cuda and self._tunable is None,
+            ways=tuple(self.ways),
         )
+        self._steps_on = self.stepping or self._search.pinning
 
-    def steps(self) -> Steps[None]:
-        """Make the trials.
+    def run(self, remember: bool = True) -> Steps[Tuning]:
+        """Yield batches to a loop whose body is the step; return what was found.
 
-        Yields batches to be stepped on; without a step only those that are to be copied to the
-        device.
+        Everything runs on that loop's thread, when it asks for the next batch. If the loop ends
+        first, close the generator: then the workers of the trial under way end, and the random
+        states are put back.
         """
+        with random_states_kept(self.loader.generator):
+            yield from self._steps()
+        return self.result(remember)
+
+    def _steps(self) -> Steps[None]:
         search = self._search
-        first = Ask(search.alone, "one process: what a batch costs")
-        self._announce(f"{first.settings} ({first.why})")
+        if self.ways:
+            yield from self._in_time(search.compare(self.ways))
+            return
+        self._announce(search.alone, _ALONE)
         began = time.perf_counter()
-        loading, seen = yield from self._measure_alone(search.alone)
-        trial = self._trial(first, seen, began)
+        loading, seen = yield from self._measure_alone()
         # The dataset's own code in one process says what a worker has to do, and not how fast a
         # backend is that does the rest by itself.
-        search.add(trial, comparable=self._tunable is None)
+        alone = self._trial(search.alone, _ALONE, seen, began)
+        search.add(alone, comparable=self._tunable is None)
         self._warn(self._find_room(loading))
         self._reason = self._why_no_workers(seen.samples_per_second.estimate)
-        workers = not self._reason
-        if self._stepping:
-            search.step = self._computing_step(loading)
-        room = search.most
-        yield from self._make_all(search.run(workers=workers))
+        workers, room = not self._reason, search.most
+        yield from self._in_time(search.run(workers=workers))
         if workers and search.limited and search.most == room:
             self._warn(self._shortage)
         if self._tunable is not None and search.rates:
@@ -131,78 +215,64 @@ class Tuner:
     def result(self, remember: bool = False) -> Tuning:
         """Return what is known by now; ``remember`` writes it to disk."""
         search = self._search
-        best = search.choice
-        choice = replace(best, pin_memory=search.pin_memory)
-        rates, notes = search.rates, [*self._notes, *self._closing_notes(best)]
-        path = None
-        if remember:
-            path = self._remember()
-            if path is None:
-                notes.append(
-                    "the choice could not be kept: set DATALOADERS_CACHE to a folder that can be "
-                    "written to"
-                )
-        worth_it = None
-        if choice == search.given:
-            worth_it = False
-        elif search.given in rates:
-            rate = rates.get(best, 0.0) * search.pin_gain
-            worth_it = rate >= rates[search.given] * (1 + WORTH)
+        choice, rates = search.choice, search.rates
+        notes = [*self._notes, *self._closing_notes(choice)]
+        path = self._remember() if remember else None
+        if remember and path is None:
+            notes.append("the choice was not kept: set DATALOADERS_CACHE to a folder to write to")
+        reason, given, trials = self._reason or self._why(choice), search.given, (*search.trials,)
+        gain = rates.get(choice, 0.0) / rates[given] if given in rates else None
+        worth_it = choice != given and (None if gain is None else gain >= 1 + WORTH)
+        needed, seconds, size = self._need, self._seconds, self._batch_bytes
         return Tuning(
-            choice=choice,
-            reason=self._reason or self._why(best),
-            given=search.given,
-            worth_it=worth_it,
-            trials=tuple(search.trials),
-            needed_samples_per_second=search.need.samples_per_second,
-            seconds=self._seconds,
-            batch_bytes=self._batch_bytes,
-            notes=tuple(notes),
-            remembered=path,
+            choice, reason, given, worth_it, trials, needed, seconds, size, tuple(notes), path
         )
 
     # What is known before the search ------------------------------------------------------------
 
-    def _measure_alone(self, alone: Settings) -> Steps[tuple[Seen, Seen]]:
+    def _measure_alone(self) -> Steps[tuple[Seen, Seen]]:
         """Measure loading in one process, and the loop of loading and stepping."""
-        loading = yield from self._load_elsewhere(alone)
-        held = [self._variants.delivered(batch) for batch in loading.held]
-        seen = loading
+        search = self._search
+        loading = yield from self._load_elsewhere(search.alone)
         self._least_s = 3 * loading.seconds_per_batch.estimate
         self._timeout_s = max(_HANG_S, 20 * loading.startup_s)
-        if self._stepping:
-            self._announce("the step, on batches that cost nothing")
-            self._step = yield from observe_step(held, self._trial_s)
-            samples, cost = seen.samples_per_batch, self._step.seconds
-            takes = Interval(samples / cost.high, samples / cost.estimate, samples / cost.low)
-            self._search.need = Need(takes, from_step=True)
-            seen = loading.followed_by(self._step)
-        return loading, seen
+        if not self._steps_on:
+            return loading, loading
+        held = [self._variants.delivered(batch) for batch in loading.held]
+        step = yield from observe_step(held, self._trial_s)
+        if self.stepping:
+            self._need = step.samples_per_second(loading.samples_per_batch)
+            # It is measured, and the loop around it costs something too.
+            search.needed = self._need.estimate * (1 - WORTH)
+            least = _STEP_COMPUTES_BESIDE_DEVICE if device_in_use() else _STEP_COMPUTES
+            if step.cores >= least and self._tunable is None:
+                load_s = loading.seconds_per_batch.estimate
+                search.step_threads = torch.get_num_threads()
+                search.worker_cores = min(1.0, loading.cpu_per_batch / load_s)
+        return loading, loading.followed_by(step)
 
     def _load_elsewhere(self, alone: Settings) -> Steps[Seen]:
         """Measure loading in a process of its own, or here where the dataset cannot be sent to one.
 
         Then no workers are forked afterwards: they would share what the dataset opens here.
         """
-        look = Loading(self._variants.elsewhere(alone), self._trial_s, self._stepping)
-        why_here: Exception
+        look = Loading(self._variants.elsewhere(alone), self._trial_s, self._steps_on)
         try:
-            found = look_at(self._loader, look, timeout_s=self._loader.timeout or _HANG_S)
-        except Unobserved as error:
-            if self._loader.num_workers and error.started:
-                raise CheckError(f"the dataset cannot be read by a worker: {error}") from error
-            why_here = error
+            found = look_at(self.loader, look, timeout_s=self.loader.timeout or _HANG_S)
         except Exception as error:
-            if not _is_workers_fault(error):
+            if isinstance(error, Unobserved):
+                if self.loader.num_workers and error.started:
+                    text = f"the dataset cannot be read by a worker: {error}"
+                    raise CheckError(text) from error
+            elif not _is_workers_fault(error):
                 raise
-            why_here = error
+            self._workers_usable = False
+            self._notes.append(f"workers were not tried: {_text(error)}")
         else:
             if isinstance(found, CheckError):
                 raise found
             self._variants.skip(found.batches)
             return found
-        self._workers_usable = False
-        self._notes.append(f"workers were not tried: {_text(why_here)}")
         return (yield from look.steps())
 
     def _find_room(self, loading: Seen) -> str | None:
@@ -210,7 +280,7 @@ class Tuner:
 
         Returns why the loader as it is will fail, or None.
         """
-        search, loader, wanted = self._search, self._loader, self._max_workers
+        search, loader, wanted = self._search, self.loader, self.max_workers
         if wanted is None:
             wanted = auto.most_workers(self._cores)
             if isinstance(loader.dataset, IterableDataset):
@@ -232,7 +302,7 @@ class Tuner:
         search.most = most if self._workers_usable else 0
         # Beside a step one worker overlaps with it; and of a backend that has workers read for
         # it nothing is known without one.
-        search.fewest = 1 if self._stepping or self._tunable is not None else 2
+        search.fewest = 1 if self.stepping or self._tunable is not None else 2
         search.variation = loading.variation
         search.shm_cap = lambda prefetch: auto.shm_cap(size, prefetch)
         depth = loader.prefetch_factor or DEFAULT_PREFETCH
@@ -241,120 +311,98 @@ class Tuner:
 
     def _why_no_workers(self, samples_per_second: float) -> str:
         """Return why workers need not be tried, or ""."""
-        search, rate = self._search, f"one process gives {samples_per_second:,.0f} samples/s"
-        if self._max_workers == 0:
+        search, need = self._search, self._need
+        rate = f"one process gives {samples_per_second:,.0f} samples/s"
+        if self.max_workers == 0:
             return "max_workers=0: nothing else was tried"
         if not self._workers_usable:
             return "workers cannot be used for this dataset (see the note)"
-        if search.meets(search.alone):
-            return f"{search.need} and {rate}: workers will not help"
-        if isinstance(self._loader, DataLoader) and auto.in_memory(self._loader.dataset):
+        if need is not None and search.meets(search.alone):
+            return f"the step takes {need.estimate:,.0f} and {rate}: workers will not help"
+        if isinstance(self.loader, DataLoader) and auto.in_memory(self.loader.dataset):
             return f"the dataset is in memory and {rate}: workers would only add a copy"
-        if search.most == 1 < search.fewest and self._shortage is None:
-            return f"{rate}, and one worker could only do the same"
         return ""
-
-    def _computing_step(self, loading: Seen) -> ComputingStep | None:
-        step, threads = self._step, torch.get_num_threads()
-        least = _STEP_COMPUTES_BESIDE_DEVICE if device_in_use() else _STEP_COMPUTES
-        if step is None or threads == 1 or step.cores < least or self._tunable is not None:
-            return None
-        load_s = loading.seconds_per_batch.estimate
-        busy = min(1.0, loading.cpu_per_batch / load_s)
-        return ComputingStep(threads, math.ceil(load_s / step.seconds.estimate), busy)
 
     # Trials -------------------------------------------------------------------------------------
 
-    def _make_all(self, asks: Asks[None]) -> Steps[None]:
-        """Make the trials that a search asks for, until it has no more or the budget is spent."""
-        trial: Any = None
-        while (ask := _next_of(asks, trial)) is not None:
-            if self._budget_s - self._seconds <= self._least_s:
-                self._notes.append(
-                    "the budget ended before every useful trial was made: give budget_s more"
-                )
-                return
-            self._announce(f"{ask.settings} ({ask.why})")
-            trial = yield from self._make(ask)
+    def _in_time(self, making: Making) -> Making:
+        try:
+            yield from making
+        except Spent:
+            self._notes.append(
+                "the budget ended before every useful trial was made: give budget_s more"
+            )
 
-    def _make(self, ask: Ask) -> Steps[Trial]:
-        settings, began, threads = ask.settings, time.perf_counter(), torch.get_num_threads()
+    def _make(self, settings: Settings, why: str) -> Steps[Trial]:
+        if self.budget_s - self._seconds <= self._least_s:
+            raise Spent
+        self._announce(settings, why)
+        began, threads = time.perf_counter(), torch.get_num_threads()
         loader = self._variants.make(settings, self._timeout_s)
         try:
             if settings.step_threads is not None:
                 torch.set_num_threads(settings.step_threads)
-            seen = yield from observe(
-                loader, stepping=self._stepping or ask.copied, seconds=self._trial_s
-            )
+            seen = yield from observe(loader, stepping=self._steps_on, seconds=self._trial_s)
         except Exception as error:
-            if settings.num_workers == 0 or not _is_workers_fault(error):
-                raise
+            own = settings.num_workers == 0 or not _is_workers_fault(error)
+            if own and (not self.ways or settings == self._search.given):
+                raise  # the dataset's own; of another backend, it speaks against that
             self._search.most = 0
             self._notes.append(f"{settings} failed: {_text(error)}")
-            seconds = time.perf_counter() - began
-            return Trial(settings, ask.why, None, None, seconds=seconds, failed=_text(error))
+            return Trial(settings, why, None, None, failed=_text(error))
         finally:
             if settings.step_threads is not None:
                 torch.set_num_threads(threads)
-        return self._trial(ask, seen, began)
+        return self._trial(settings, why, seen, began)
 
-    def _trial(self, ask: Ask, seen: Seen, began: float) -> Trial:
+    def _trial(self, settings: Settings, why: str, seen: Seen, began: float) -> Trial:
         self._batch_bytes = max(self._batch_bytes, seen.batch_bytes)
+        rate, batches = seen.samples_per_second, self._batches
+        over_epoch = rate.estimate
+        kept = seen.epochs > 1 or self.loader.persistent_workers
+        if settings.num_workers and batches and not kept:
+            whole_s = seen.startup_s + (batches - 1) * seen.seconds_per_batch.estimate
+            over_epoch = batches * seen.samples_per_batch / max(whole_s, 1e-9)
+        cpu_share = seen.cpu_per_batch / seen.seconds_per_batch.estimate / self._cores
+        seconds, each = time.perf_counter() - began, seen.memory_per_worker
+        failed = self._too_large(settings, each)
         return Trial(
-            settings=ask.settings,
-            why=ask.why,
-            samples_per_second=seen.samples_per_second,
-            epoch_samples_per_second=self._over_epoch(ask.settings, seen),
-            startup_s=seen.startup_s,
-            seconds=time.perf_counter() - began,
-            cpu_share=seen.cpu_per_batch / seen.seconds_per_batch.estimate / self._cores,
-            memory_per_worker=seen.memory_per_worker,
-            failed=self._too_large(ask.settings, seen.memory_per_worker),
+            settings, why, rate, over_epoch, seen.startup_s, seconds, cpu_share, each, failed
         )
 
-    def _over_epoch(self, settings: Settings, seen: Seen) -> float:
-        """Return samples per second over an epoch, with the start of its workers."""
-        steady, batches = seen.samples_per_second.estimate, self._batches
-        inside = seen.epochs > 1 or self._loader.persistent_workers
-        if not (settings.num_workers and batches) or inside:
-            return steady
-        whole = seen.startup_s + (batches - 1) * seen.seconds_per_batch.estimate
-        return batches * seen.samples_per_batch / max(whole, 1e-9)
-
-    def _too_large(self, settings: Settings, memory_per_worker: int | None) -> str | None:
+    def _too_large(self, settings: Settings, per_worker: int | None) -> str | None:
         """Return why memory does not bear ``settings``, or None; add a note."""
-        if not memory_per_worker:
-            return None
         # As auto.resolve(), which would give a remembered setting fewer workers than this.
-        bears, each = auto.memory_cap(memory_per_worker), memory_per_worker / 2**20
-        if settings.num_workers <= bears:
+        bears = auto.memory_cap(per_worker) if per_worker else settings.num_workers
+        if not per_worker or settings.num_workers <= bears:
             return None
         self._search.most = min(self._search.most, bears)
-        self._notes.append(
-            f"{settings}: a worker takes {each:,.0f} MiB by the end of an epoch, and available "
-            f"memory bears {bears} of them: settings with more were ruled out. {_FREE_MEMORY}"
+        text = (
+            f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end of "
         )
-        return f"{settings.num_workers} x {each:,.0f} MiB do not fit in available memory"
+        text += f"an epoch, do not fit in available memory, which bears {bears} of them"
+        self._notes.append(f"{text}: settings with more were ruled out. {_FREE_MEMORY}")
+        return text
 
     # What is said -------------------------------------------------------------------------------
 
     def _why(self, best: Settings) -> str:
         """Return why ``best`` is the choice."""
         search, rates = self._search, self._search.rates
-        base, name = search.alone, "one process"
-        if self._tunable is not None:
-            base, name = search.given, "the loader as it is"
+        alone = self._tunable is None and not self.ways
+        base = search.alone if alone else search.given
+        name = "one process" if alone else "the loader as it is"
         rate, now = rates.get(best), rates.get(base)
         if rate is None:
             return "nothing is known yet"
-        if best == base and best == search.alone and self._tunable is None:
-            return f"nothing that was tried is 3 % faster than one process ({rate:,.0f} samples/s)"
+        if best == base and (alone or self.ways):
+            return f"nothing that was tried is 3 % faster than {name} ({rate:,.0f} samples/s)"
         gain = f"{rate:,.0f} samples/s over an epoch"
         gain += f", {rate / now:.2f} x {name}" if now and best != base else ""
         if search.meets(best):
-            return f"{gain}; {search.need}"
-        unmet = f"; {search.need}, which was not reached" if str(search.need) else ""
-        return f"{gain}, within 3 % of the best that was tried{unmet}"
+            return f"{gain}, which is what is needed"
+        need = f"; {self._need.estimate:,.0f} are needed" if self._need else ""
+        return f"{gain}, within 3 % of the best that was tried{need}"
 
     def _closing_notes(self, best: Settings) -> list[str]:
         """Return what else the user should know about the choice."""
@@ -366,24 +414,15 @@ class Tuner:
                     f"starting the workers takes {100 * share:.0f} % of each epoch; "
                     "persistent_workers=True pays that once"
                 )
-        if best.num_workers > self._cores:
-            notes.append(
-                f"these are more workers than the {self._cores} usable cores, of which torch may "
-                "warn; they mostly wait, and were measured"
-            )
-        if not isinstance(self._loader, DataLoader) and auto.in_memory(self._loader.dataset):
+        if not isinstance(self.loader, DataLoader) and auto.in_memory(self.loader.dataset):
             notes.append(
                 "the dataset is in memory: dataloaders.DataLoader fetches a batch of it by one "
                 "indexed gather, in one process"
             )
         if best.step_threads is not None:
-            others, known = search.choice_for_auto, search.rates
             notes.append(
                 f"torch.set_num_threads({best.step_threads}) is the process's: no loader changes "
-                f'it, and "auto" keeps to {others.arguments}, the best with '
-                f"{torch.get_num_threads()} threads ({known[others]:,.0f} samples/s; with both "
-                f"changes {known[best]:,.0f}). Put it into the script, tune again, and that is "
-                'what "auto" has'
+                f'it, and "auto" keeps to {search.choice_for_auto.arguments}'
             )
         return notes
 
@@ -392,27 +431,26 @@ class Tuner:
 
         "auto" is a loader's, which must not change the threads of the whole process.
         """
-        loader, choice = self._loader, self._search.choice_for_auto
-        trial = self._search.last_trial(choice)
-        assert trial is not None
-        assert trial.samples_per_second is not None
-        key = learned.key_of(
-            loader.dataset,
-            loader.batch_size,
-            loader.batch_sampler,
-            loader.collate_fn,
-            "" if choice.backend is None else choice.backend.name,
-        )
+        loader, choice = self.loader, self._search.choice_for_auto
+        trial, rates = self._search.last_trial(choice), self._search.rates
+        if trial is None or trial.samples_per_second is None:
+            return None
         found = learned.Learned(
             num_workers=choice.num_workers,
             prefetch_factor=choice.prefetch_factor,
-            pin_memory=self._search.pin_memory,
+            pin_memory=choice.pin_memory,
             samples_per_second=trial.samples_per_second.estimate,
             batch_bytes=self._batch_bytes,
             memory_per_worker=trial.memory_per_worker,
             options=choice.numbers or None,
+            day=time.strftime("%Y-%m-%d"),
         )
-        return learned.remember(key, found)
+        name = "" if choice.backend is None else choice.backend.name
+        if self.ways and choice.backend is not None:
+            name, gain = "auto", rates.get(choice, 1.0) / rates.get(self._search.given, 1.0)
+            found = replace(found, backend=auto.entry_of(choice.backend), gain=gain)
+        arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
+        return learned.remember(learned.key_of(*arguments, name), found)
 
     @property
     def _seconds(self) -> float:
@@ -421,20 +459,18 @@ class Tuner:
     def _warn(self, text: str | None) -> None:
         if text is not None:
             self._notes.append(text)
-            # Frames above: this, steps, tuning_steps, then driven and tune, or what runs a script's
-            # loop. The next one is the line that asked for tuning.
+            # Frames above: this, _steps, run, then driven and tune, or what runs a script's loop.
+            # The next one is the line that asked for tuning.
             warnings.warn(text, CapacityWarning, stacklevel=6)
 
-    def _announce(self, doing: str) -> None:
-        if self._progress is not None:
-            self._progress(Progress(self._seconds, self._budget_s, doing, self.result()))
+    def _announce(self, settings: Settings, why: str) -> None:
+        if self.progress is not None:
+            doing = f"{settings} ({why})"
+            self.progress(Progress(self._seconds, self.budget_s, doing, self.result()))
 
 
-def _next_of(asks: Asks[None], trial: Any) -> Ask | None:
-    try:
-        return asks.send(trial)
-    except StopIteration:
-        return None
+def _copy_to_cuda(batch: Batch) -> None:
+    to_device(batch, torch.device("cuda"))
 
 
 def _is_workers_fault(error: Exception) -> bool:

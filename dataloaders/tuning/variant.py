@@ -1,8 +1,8 @@
 """A loader like the given one with other settings, which leaves the given one alone.
 
 The batches of all trials come from one endless stream of indices, drawn from a copy of the
-loader's sampler. So a trial never starts over with samples that the trial before it has just
-brought into the page cache, and an epoch shorter than a trial does not end it.
+loader's sampler. So no trial starts over with samples that the one before it has brought into the
+page cache, and an epoch shorter than a trial does not end it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 
 from dataloaders.backend import Backend
 from dataloaders.batches.tree import Batch, map_tensors, to_device
 from dataloaders.errors import CheckError
 from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew
+from dataloaders.tuning import auto
 
 __all__ = ["Settings", "Variants", "with_settings"]
 
@@ -32,9 +33,8 @@ L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 class Settings:
     """What tuning chooses, under torch's names; ``prefetch_factor`` is None without workers.
 
-    ``backend`` has the options that were chosen; None where the loader's has none to choose.
-    ``step_threads`` is for ``torch.set_num_threads()``, which is the process's affair and no
-    loader's; None leaves the threads of the step as they are.
+    ``backend`` is None where it is left as it is. ``step_threads`` is for
+    ``torch.set_num_threads()``, which sets the process's threads; None leaves them as they are.
     """
 
     num_workers: int
@@ -45,12 +45,9 @@ class Settings:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """What orders settings: workers, the length of their queues, the backend's numbers.
-
-        Any that leaves the step's threads as they are is smaller than those that do not.
-        """
+        """What orders settings: the step's threads left alone, workers, queues, other numbers."""
         least = (self.num_workers, self.prefetch_factor or 0, *self.numbers.values())
-        return (0 if self.step_threads is None else 1, *least)
+        return (self.step_threads is not None, *least)
 
     @property
     def arguments(self) -> str:
@@ -59,18 +56,20 @@ class Settings:
         if self.prefetch_factor is not None:
             text += f", prefetch_factor={self.prefetch_factor}"
         text += ", pin_memory=True" if self.pin_memory else ""
-        return text if self.backend is None else f"{text}, backend={_call_of(self.backend)}"
+        if self.backend is None:
+            return text
+        call = _call_of(self.backend)
+        if not call.endswith("()"):
+            return f"{text}, backend={call}"
+        name = self.backend.name
+        return text if name == "stock" else f'{text}, backend="{name}"'
 
     @property
     def numbers(self) -> dict[str, int]:
         """The backend's options that are numbers."""
-        options = {} if self.backend is None else _options(self.backend)
+        own: Any = self.backend
+        options = {} if own is None else {one.name: getattr(own, one.name) for one in fields(own)}
         return {name: value for name, value in options.items() if type(value) is int}
-
-    def with_option(self, name: str, value: int) -> Settings:
-        """Return the same with another number for the backend's option ``name``."""
-        backend: Any = self.backend
-        return replace(self, backend=replace(backend, **{name: value}))
 
     def __str__(self) -> str:
         if self.step_threads is None:
@@ -81,17 +80,14 @@ class Settings:
 def with_settings(loader: L, settings: Settings, **attributes: Any) -> L:
     """Return a loader of ``loader``'s class with other settings and everything else shared.
 
-    ``step_threads`` is left out: threads are the process's. ``attributes`` are set on it as well.
-    Straight into ``__dict__``: torch's ``__setattr__`` refuses some names on a finished loader.
+    ``attributes`` are set on it as well. Written to ``__dict__``, because torch's ``__setattr__``
+    refuses some names on a finished loader.
     """
     state = loader.__getstate__() if isinstance(loader, DataLoader) else dict(vars(loader))
     changed: L = type(loader).__new__(type(loader))
     changed.__dict__.update(state, _iterator=None)
-    changed.__dict__.update(
-        num_workers=settings.num_workers,
-        prefetch_factor=settings.prefetch_factor,
-        pin_memory=settings.pin_memory,
-    )
+    numbers = ("num_workers", "prefetch_factor", "pin_memory")
+    changed.__dict__.update({name: getattr(settings, name) for name in numbers})
     if settings.num_workers == 0:
         changed.__dict__.update(timeout=0, persistent_workers=False)
         changed.multiprocessing_context = None
@@ -109,7 +105,7 @@ class Variants:
     """Loaders for trials: the given one's dataset and collation, samplers of their own.
 
     Raises:
-        CheckError: the sampler can neither be copied nor replaced.
+        CheckError: the sampler cannot be copied.
     """
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
@@ -118,21 +114,23 @@ class Variants:
         self._ours = isinstance(loader, DataLoader)
         self._attributes: dict[str, Any] = {"seed": None} if self._ours else {}
         self._indices: _Indices | None = None
-        self.notes: list[str] = []
         if self._iterable:
             self._attributes["generator"] = copy.deepcopy(loader.generator)
             return
         auto_collation = loader.batch_sampler is not None
         given = loader.batch_sampler if auto_collation else loader.sampler
+        one_shot = (given, loader.sampler, getattr(given, "sampler", None))
+        # One deepcopy, so that a generator that both use stays one generator.
+        shared = {id(loader.dataset): loader.dataset}
         try:
-            one_shot = (given, loader.sampler, getattr(given, "sampler", None))
             if any(isinstance(one, Iterator) for one in one_shot):
-                raise TypeError("an iterator would be at its end within the first trial")
-            # One deepcopy, so that a generator that both use stays one generator.
-            shared = {id(loader.dataset): loader.dataset}
+                raise TypeError("an iterator ends within the first trial")
             sampler, generator = copy.deepcopy((given, loader.generator), shared)
-        except Exception:  # a sampler of the user's may refuse in any way; generators do
-            sampler, generator = self._random_indices(), copy.deepcopy(loader.generator)
+        except Exception as error:  # a sampler of the user's may refuse in any way
+            raise CheckError(
+                f"tune() cannot copy the loader's {type(loader.sampler).__name__} ({error}); give "
+                "the loader a sampler that copy.deepcopy can copy"
+            ) from error
         self._indices = _Indices(sampler)
         self._attributes["generator"] = generator
         self._attributes["batch_sampler" if auto_collation else "sampler"] = self._indices
@@ -172,56 +170,29 @@ class Variants:
         if self._indices is not None:
             deque(itertools.islice(self._indices, batches), maxlen=0)
 
-    def _random_indices(self) -> Any:
-        """Return a sampler in place of one that cannot be copied."""
-        loader = self._loader
-        try:
-            size = len(loader.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            raise CheckError(
-                f"tune() cannot copy the loader's {type(loader.sampler).__name__}, and its dataset "
-                "has no length to draw indices from; give the loader a sampler that copy.deepcopy "
-                "can copy"
-            ) from None
-        self.notes.append(
-            "the sampler cannot be copied, so the trials drew their indices at random instead"
-        )
-        sampler = RandomSampler(range(size))
-        if loader.batch_sampler is None:
-            return sampler
-        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
-        return BatchSampler(sampler, batch_size, drop_last=False)
+
+def _call_of(backend: Backend) -> str:
+    shown = {
+        name: _call_of(value) if isinstance(value, Backend) else repr(value)
+        for name, value in auto.options_of(backend).items()
+    }
+    return f"{type(backend).__name__}({', '.join(map('='.join, shown.items()))})"
 
 
-def _options(backend: Backend) -> dict[str, Any]:
-    own: Any = backend  # every backend is a dataclass
-    return {field.name: getattr(own, field.name) for field in fields(own)}
-
-
-def _call_of(backend: Any) -> str:
-    """Return the call that makes it, without options that are as they are by default."""
-    default = {field.name: field.default for field in fields(backend)}
-    given = {n: v for n, v in _options(backend).items() if default[n] is MISSING or v != default[n]}
-    return f"{type(backend).__name__}({', '.join(f'{n}={v!r}' for n, v in given.items())})"
-
-
+@dataclass(frozen=True)
 class _TrialStart:
     """A worker_init_fn: files that the fork inherited, opened anew, then the user's own."""
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self._worker_init_fn = worker_init_fn
+    own: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
         open_files_anew()
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker_id)
+        if self.own is not None:
+            self.own(worker_id)
 
 
 class _Indices:
-    """An endless stream of indices: every ``iter()`` goes on where it was.
-
-    A pickled copy starts over.
-    """
+    """An endless stream of indices: every ``iter()`` continues it; a pickled copy starts over."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -235,9 +206,9 @@ class _Indices:
 
 
 def _endless(sampler: Any) -> Iterator[Any]:
-    empty = False
-    while not empty:
-        empty = True
+    drawn = True
+    while drawn:
+        drawn = False
         for indices in sampler:
-            empty = False
+            drawn = True
             yield indices

@@ -1,0 +1,217 @@
+"""``dataloaders tune --backends SCRIPT``, and ``backend="auto"``, which uses what it learned."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import dataloaders
+from backends.prefetch import Prefetch
+from backends.stock import Stock
+from dataloaders import DataLoader
+from dataloaders.cli import main
+from dataloaders.errors import BackendWarning, OptionError
+from dataloaders.tuning import Settings, auto, learned, tuner
+from helpers import warm
+
+SCRIPT = """
+import os, sys, time, torch
+from dataloaders import DataLoader
+from torch.utils.data import Dataset
+
+class Samples(Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        return self.transform(torch.full((4,), float(index)))
+
+def sleeps(sample):
+    time.sleep(0.004)
+    return sample
+
+def computes(sample):
+    end = time.thread_time() + 0.004
+    while time.thread_time() < end: pass
+    return sample
+
+loader = DataLoader(Samples(globals()[sys.argv[1]]), batch_size=4, **eval(sys.argv[2]))
+if "explain" in sys.argv:
+    print(loader.num_workers, type(loader.backend).__name__)
+    print(loader.explain())
+    sys.exit()
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for epoch in range(100):
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        time.sleep(0.001)
+        optimizer.step()
+"""
+AUTO = "dict(num_workers='auto', backend='auto')"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATALOADERS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def tuned(script, *options, transform="sleeps", loader="{}"):
+    result = script.parent / "tuning.json"
+    command = ["-m", "dataloaders", "tune", "--backends", "--json", result, *options]
+    done = warm.run([*command, script, "--", transform, loader], timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(result.read_text()), done.stdout
+
+
+def explained(script, loader=AUTO, transform="sleeps"):
+    done = warm.run([script, transform, loader, "explain"])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.measures
+@pytest.mark.parametrize("transform", ["sleeps", "computes"])
+def test_the_best_way_is_tried_printed_remembered_and_taken(transform, script):
+    before = explained(script, transform=transform)
+    assert 'backend="auto" is stock: nothing was learned for this dataset' in before
+    found, out = tuned(script, "--budget", 12, transform=transform)
+    choice = found["choice"]
+    assert found["trials"][0]["why"] == "the loader as it is"
+    assert found["trials"][1]["settings"] != found["trials"][0]["settings"]
+    tried = [each["settings"] for each in found["trials"]]
+    count = len({str(each) for each in tried})
+    assert tried[:count] == tried[count : 2 * count]  # in turns
+    assert choice["num_workers"] > 0
+    assert "what each change would gain, as predicted:" in out
+    assert f"DataLoader(..., num_workers={choice['num_workers']}" in out
+    assert 'backend="auto")' in out
+    after = explained(script, transform=transform)
+    assert after.startswith(f"{choice['num_workers']} str\n")
+    assert f'backend="auto" is {choice["backend"]["name"]}: learned on 2' in after
+    other = {"sleeps": "computes", "computes": "sleeps"}[transform]
+    assert "nothing was learned" in explained(script, transform=other)
+
+
+@pytest.mark.measures
+def test_a_cache_is_built_and_tried_only_where_its_path_is_given(script, tmp_path):
+    pytest.importorskip("h5py")
+    found, out = tuned(script, "--budget", 10)
+    assert "--cache FILE" in out
+    assert all(each["settings"]["backend"]["name"] != "h5" for each in found["trials"])
+    path = tmp_path / "train.h5"
+    found, out = tuned(script, "--budget", 12, "--cache", path)
+    assert path.exists()
+    assert found["choice"]["backend"]["name"] == "h5"
+    assert f"num_workers={found['choice']['num_workers']}" in out
+    assert 'backend="auto" is h5: learned on 2' in explained(script)
+    path.unlink()
+    assert "backend 'h5'" in explained(script)  # built again at the first iter()
+
+
+def test_what_was_found_is_remembered_for_the_script(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("time.sleep(0.004)", "").replace("sleep(0.001)", "sleep(0.02)"))
+    found, out = tuned(path, "--budget", 2)
+    assert found["trials"][0]["why"] == "the loader as it is"
+    assert found["trials"][0]["settings"] == found["given"]
+    assert ("nothing to change" in out) == (found["choice"] == found["given"])
+    assert f'backend="auto" is {found["choice"]["backend"]["name"]}: learned on 2' in explained(
+        path
+    )
+    assert main(["tune", "--cache", "x.h5", str(path)]) == 2
+    assert "--cache is for --backends" in capsys.readouterr().err
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+
+def learn(loader, backend, **more):
+    arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
+    found = learned.Learned(
+        1, 3, False, 100.0, backend=auto.entry_of(backend), gain=1.5, day="2026-11-23", **more
+    )
+    assert learned.remember(learned.key_of(*arguments, "auto"), found) is not None
+
+
+def test_what_was_learned_serves_and_explain_says_since_when(monkeypatch):
+    loader = DataLoader(Numbers(), 4, backend="auto")
+    expected = [batch.tolist() for batch in DataLoader(Numbers(), 4)]
+    assert [batch.tolist() for batch in loader] == expected
+    assert loader.explain().backend == "stock"
+    learn(loader, Prefetch(inner=Stock(), ahead=3))
+    loader = DataLoader(Numbers(), 4, num_workers="auto", prefetch_factor="auto", backend="auto")
+    assert (loader.num_workers, loader.prefetch_factor, loader.backend) == (1, 3, "auto")
+    plan = loader.explain()
+    assert plan.backend == "prefetch"
+    note = 'backend="auto" is prefetch: learned on 2026-11-23 with num_workers=1, 1.50 x the loader'
+    assert any(one.startswith(note) for one in plan.notes)
+    assert [batch.tolist() for batch in loader] == expected
+    monkeypatch.setattr(sys, "argv", ["another.py"])  # another script, another step
+    assert DataLoader(Numbers(), 4, backend="auto").explain().backend == "stock"
+
+
+def test_a_backend_that_is_gone_or_cannot_serve_any_more_is_stock(tmp_path):
+    h5 = pytest.importorskip("backends.h5")
+    loader = DataLoader(Numbers(), 4, backend="auto")
+    learn(loader, h5.H5(tmp_path / "gone.h5", build="never"))
+    with pytest.warns(BackendWarning, match="h5 cannot serve a loader any more: there is no cache"):
+        assert len(list(loader)) == 25
+    assert any("cannot serve a loader any more" in one for one in loader.explain().notes)
+    arguments = (loader.dataset, loader.batch_size, loader.batch_sampler, loader.collate_fn)
+    found = learned.Learned(0, None, False, 1.0, backend={"name": "elsewhere", "options": {}})
+    learned.remember(learned.key_of(*arguments, "auto"), found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(DataLoader(Numbers(), 4, backend="auto"))) == 25
+    assert "cannot be made: backend='elsewhere'" in str(loader.explain())
+
+
+def test_it_is_an_argument_of_wrap_and_run_too(script, monkeypatch):
+    loader = dataloaders.wrap(torch.utils.data.DataLoader(Numbers(), 4), backend="auto")
+    assert len(list(loader)) == 25
+    monkeypatch.setenv("DATALOADERS_BACKEND", "auto")
+    assert 'backend="auto" is stock' in str(DataLoader(Numbers()).explain())
+    command = ["-m", "dataloaders", "run", "--backend", "auto", script, "sleeps", "{}", "explain"]
+    assert 'backend="auto" is stock' in warm.run(command).stdout
+    with pytest.raises(OptionError, match="must be a name"):
+        DataLoader(Numbers(), backend=3)
+
+
+class Fails(Prefetch):
+    def open(self, loader):
+        raise RuntimeError("out of memory")
+
+
+def test_a_way_that_fails_is_reported_and_not_chosen():
+    loader = DataLoader(Numbers(), 4, backend="stock")
+    ways = {Settings(0, None, False, Stock()): "as it is", Settings(0, None, False, Fails()): "new"}
+    run = tuner.Tuner(loader, 4.0, ways=ways)
+    assert len(list(run.run())) > 10
+    found = run.result()
+    assert found.choice == found.given
+    failed = [each for each in found.trials if each.failed]
+    assert [each.failed for each in failed] == ["RuntimeError: out of memory"]
+    assert any("out of memory" in note for note in found.notes)
