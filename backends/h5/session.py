@@ -41,7 +41,7 @@ from dataloaders.transforms.find import find_chains
 from .batches import Batches, batches_of, is_proved
 from .team import Team
 
-__all__ = ["H5Session"]
+__all__ = ["H5Session", "whole_batches"]
 
 Open = Callable[[Specification], CachedDataset]
 
@@ -137,9 +137,7 @@ class H5Session(Session):
         plain = {"dataset": cached}
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
-        batches = batches_of(
-            cached, lambda cache: _is_observed_equal(view_of(loader, dataset=cache))
-        )
+        batches = whole_batches(cached, loader)
         if isinstance(batches, str):
             return plain
         self._collated = _Collated(batches, self._pool, Team(self._threads), self._puts_off)
@@ -165,25 +163,22 @@ class _Snapshot:
         return self._values == other._values and ids[0] == ids[1]
 
 
-def _look(loader: Any, look: Callable[[Any], Any]) -> Any:
-    """Call ``look`` with the loader's cache: here if it runs no code of the user's, else elsewhere.
+def whole_batches(cached: CachedDataset, loader: Specification) -> Batches | str:
+    """Return how batches of ``cached`` are made at once, if they equal torch's; or say why not.
 
-    Raises:
-        Unobserved: as `observe`.
+    The proof runs here if it runs no code of the user's, else in a worker of ``loader``.
     """
-    cached = loader.dataset
-    if isinstance(cached, CachedDataset) and cached.runs_only_torchvision:
-        with random_states_kept(cuda=False):
-            return look(cached)
-    return observe(loader, look)
 
+    def is_equal(cache: CachedDataset) -> bool:
+        if cache.runs_only_torchvision:
+            with random_states_kept(cuda=False):
+                return is_proved(cache)
+        try:
+            return observe(view_of(loader, dataset=cache), is_proved)
+        except Unobserved:
+            return False
 
-def _is_observed_equal(loader: Specification) -> bool:
-    """Whether batches of the loader's cache equal torch's."""
-    try:
-        return bool(_look(loader, is_proved))
-    except Unobserved:
-        return False
+    return batches_of(cached, is_equal)
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
