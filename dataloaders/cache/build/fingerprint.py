@@ -40,7 +40,7 @@ def fingerprint(dataset: Any, images: Choice = None, *, loader: Any = None) -> d
     """
     samples = length_of(dataset)
     study = Study(dataset, samples, skip=True, images=Images.of(images), encode=False)
-    found = studied(loader or worker_of(dataset), study)
+    found = studied(worker_of(dataset) if loader is None else loader, study)
     return fingerprint_of(study, found, dataset, samples)
 
 

@@ -146,8 +146,9 @@ class Source:
         if options.num_workers == 0:
             found = study()
         else:
-            loader = options.loader or worker_of(self.dataset, options.context)
-            if options.loader is None:
+            loader = options.loader
+            if loader is None:
+                loader = worker_of(self.dataset, options.context)
                 loader.worker_init_fn = options.worker_init_fn
             found = studied(loader, study)
         study.refuse_no_images(found)
