@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import _remove_worker_pids  # type: ignore[attr-defined]
+from torch._C import _remove_worker_pids
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
