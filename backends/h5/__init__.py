@@ -277,19 +277,13 @@ class H5(Backend):
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
     def _describe_rows(self) -> str:
-        if self.path is None:
-            return (
-                f"rows of a cache in {cache_folder() / 'h5'}{self._describe_images()}, "
-                "built at the first iter() if missing"
-            )
-        exists = Path(self.path).exists()
-        return f"rows of {os.fspath(self.path)}{self._describe_images()}" + (
-            "" if exists else ", built at the first iter()"
-        )
-
-    def _describe_images(self) -> str:
         kept = self._kept_images()
-        return "" if kept == str(Images()) else f" with images as {kept}"
+        images = "" if kept == str(Images()) else f" with images as {kept}"
+        if self.path is None:
+            folder = cache_folder() / "h5"
+            return f"rows of a cache in {folder}{images}, built at the first iter() if missing"
+        missing = "" if os.path.exists(self.path) else ", built at the first iter()"
+        return f"rows of {os.fspath(self.path)}{images}{missing}"
 
     def _kept_images(self) -> str:
         """Return how images are stored, or will be, as a text from `Images`."""

@@ -9,8 +9,8 @@ source.py       options; the dataset of a cache, opened without a look where one
 study.py        a few samples, read before           estimation.py   size, time, rows of a part
 fingerprint.py  what a cache is made of              rows.py         samples -> one part
 advice.py       why rows are large                   seeds.py        generators: seeded, drawn from
-reading.py      one sample -> cells                  failure.py      errors on their way from there
-workers.py      torch's workers make parts           locks.py        filelock, and who has it
-parts.py        the folder of parts                  joining.py      join(), merge()
-combining.py    the columns of parts as one's        progress.py     how far a build is
+reading.py      one sample -> cells, or its error    locks.py        filelock, and who has it
+workers.py      torch's workers make parts           joining.py      join(), merge()
+parts.py        the folder of parts                  progress.py     how far a build is
+combining.py    the columns of parts as one's
 """

@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dataloaders.cache.build.estimation import Estimate
-from dataloaders.cache.build.failure import told
 from dataloaders.cache.build.locks import Busy, builder_of, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
 from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.build.reading import told
 from dataloaders.cache.format.disk import size_of
 from dataloaders.errors import CacheError, CacheWarning
 from dataloaders.machine.resources import ranks_here

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.failure import told
 from dataloaders.cache.build.parts import Names, Part
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row, told
 from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant

@@ -18,8 +18,14 @@ from typing import Any
 import torch
 
 from dataloaders.batches.tree import leaves, same_bits
-from dataloaders.cache.build.failure import Failure, not_interrupted, told
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.build.reading import (
+    BYTES_PER_CELL,
+    Failure,
+    draws_refused,
+    not_interrupted,
+    read_row,
+    told,
+)
 from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole

@@ -17,8 +17,8 @@ from torch._C import _remove_worker_pids
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
-from dataloaders.cache.build.failure import Failure, not_interrupted
 from dataloaders.cache.build.parts import Part
+from dataloaders.cache.build.reading import Failure, not_interrupted
 from dataloaders.cache.build.rows import Maker
 from dataloaders.errors import add_note
 from dataloaders.observing import open_files_anew
@@ -126,9 +126,9 @@ class _Start:
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who builds has it, too, and ends this one
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)
         if self.is_fork:
             open_files_anew()
-            _prctl_pr_set_pdeathsig(signal.SIGKILL)
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
         if self.worker_init_fn is not None:
