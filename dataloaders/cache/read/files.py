@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.read.columns import ColumnReader, limited
+from dataloaders.cache.read.columns import ColumnReader
+from dataloaders.cache.read.limits import limited
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import expect_exactly, map_file
