@@ -83,24 +83,6 @@ def test_small_images_are_no_matter(tmp_path):
     assert said(folder(_photos(root, 60, 60), FIRST), tmp_path) == ""
 
 
-class Own:
-    """Images that are no files."""
-
-    def __init__(self):
-        self.transform = v2.Compose([FIRST, v2.ToImage()])
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return self.transform(picture(index, *LARGE))
-
-
-def test_what_has_no_files_cannot_be_packed(tmp_path):
-    advice = said(Own(), tmp_path)
-    assert advice.endswith('Smaller are images="jpeg", or a Resize in front of it')
-
-
 def test_precompute_warns_or_hands_it_on(photos, tmp_path):
     dataset = folder(photos, FIRST)
     with pytest.warns(CacheWarning, match=r"RandomResizedCrop .* 351\.6 KiB a row"):

@@ -293,6 +293,13 @@ def test_a_worker_that_dies_is_told_with_what_to_do(signalled, path):
     assert any("samples are kept" in note for note in notes), notes
 
 
+def test_overwriting_takes_no_part_that_an_earlier_build_has_left(path):
+    build(Made(lambda index: index, SIZE), path, rows=4, single_file=False)
+    path.unlink()
+    changed = Made(lambda index: -1 if index == 5 else index, SIZE)  # no look at a few shows it
+    assert build(changed, path, rows=4, overwrite=True)[5] == -1
+
+
 # Random samples
 
 

@@ -303,6 +303,23 @@ def suspicious(self, file, index):
     return rgb(file)
 
 
+def test_parts_with_equal_transforms_of_their_own(tmp_path):
+    def chain():
+        floats = v2.ToDtype(torch.float32, scale=True)
+        return v2.Compose([v2.RandomResizedCrop(9), v2.ToImage(), floats, v2.Normalize([0.5], [1])])
+
+    def sample(self, file, index):
+        return self.transform(rgb(file))
+
+    both = ConcatDataset([Bytes(sample, transform=chain()) for _ in range(2)])
+    cached = precompute(both, tmp_path / "a.h5", images="packed", num_workers=0)
+    for row in (0, SIZE):
+        torch.manual_seed(row)
+        ours = cached[row]
+        torch.manual_seed(row)
+        assert torch.equal(ours, both[row])
+
+
 def test_what_cannot_be_packed(tmp_path):
     path = tmp_path / "a.h5"
     with pytest.raises(CacheError, match="it has an image that Pillow did not open from a file"):

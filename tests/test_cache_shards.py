@@ -18,7 +18,7 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, join, precompute, verify
 from dataloaders.cache.build import ranks as ranks_module
 from dataloaders.cache.build.estimation import workers_for
-from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.build.study import Findings
 from dataloaders.cli import main
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import smooth, spoil

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from dataloaders.cache import CachedDataset, precompute
-from dataloaders.cache.build.locks import locked
 from dataloaders.cli import main
 from dataloaders.cli.cache_options import add_parsers
 from dataloaders.cli.photos import make_photos
@@ -309,8 +307,7 @@ def test_a_narrow_terminal_is_shown_all_of_it(command, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     build(command, "squares_data.py:squares", folder / "squares.h5")
     monkeypatch.setenv("COLUMNS", "30")
-    for words in (["info", folder / "squares.h5"], ["list"]):
-        assert "…" not in command(*words).out
+    assert "…" not in command("info", folder / "squares.h5").out
 
 
 def test_verify_finds_a_flipped_bit(command):
@@ -337,12 +334,6 @@ def test_what_a_cache_says_is_shown_as_text(command):
     assert done.out.replace("\n", "").isprintable()
     assert "tv_tensor:Mask:float32" in done.out
     assert done.out.count(r"\x1b]0;title\x07\ud800[red]:smile:") >= 5
-    folder = Path("cache/h5")
-    folder.mkdir(parents=True)
-    os.replace("a.h5", folder / "a.h5")
-    done = command("list")
-    assert done.status == 0, done.err
-    assert done.out.replace("\n", "").isprintable()
 
 
 def test_folders_and_pipes_are_no_damaged_caches(command):
@@ -374,74 +365,10 @@ def test_what_is_no_cache_is_told_and_not_opened(command):
         assert "absent.h5" in done.err
 
 
-def caches_in(folder):
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
-
-
-def test_the_users_folder_is_listed_and_pruned(command, tmp_path):
-    assert "no caches in" in command("list").out
-    folder = tmp_path / "cache" / "h5"
-    folder.mkdir(parents=True)
-    build(command, "squares_data.py:squares", folder / "old.h5")
-    build(command, "squares_data.py:squares", folder / "new.h5")
-    (folder / "half.parts").mkdir()
-    (folder / "half.parts" / "build.json").write_text("")
-    past = time.time() - 40 * 86_400
-    os.utime(folder / "old.h5", (past, past))
-    listed = command("list").out
-    assert "40 days ago" in listed
-    assert "6 samples of" in listed
-    assert "was interrupted" in listed
-    told = command("prune")
-    assert "would delete" in told.out
-    assert "--yes" in told.out
-    assert (folder / "old.h5").exists()
-    command("prune", "--yes")
-    assert caches_in(folder) == ["half.parts", "new.h5"]
-    command("prune", "--yes", "--unused", 0)
-    assert caches_in(folder) == []
-    assert "nothing in" in command("prune").out
-
-
-def test_links_that_lead_nowhere_and_odd_names_are_listed(command, tmp_path):
-    folder = tmp_path / "cache" / "h5"
-    folder.mkdir(parents=True)
-    (folder / "gone.h5").symlink_to(tmp_path / "not there")
-    (folder / "gone too.parts").symlink_to(tmp_path / "not there")
-    (folder / "[bold]a.h5").touch()
-    (folder / "not ours.h5").mkdir()
-    listed = command("list").out
-    assert "cannot be read: No such file" in listed
-    assert "gone too.h5" in listed
-    assert "[bold]a.h5" in listed
-    done = command("prune", "--unused", 0, "--yes")
-    assert done.status == 0
-    assert done.out.count("\ndeleted ") + done.out.startswith("deleted ") == 3
-    assert caches_in(folder) == ["not ours.h5"]
-
-
-def test_a_build_under_way_is_not_pruned(command, tmp_path):
-    folder = tmp_path / "cache" / "h5"
-    (folder / "abc.parts").mkdir(parents=True)
-    with locked(folder / "abc.h5"):
-        done = command("prune", "--unused", 0, "--yes")
-    assert done.status == 0
-    assert f"kept, since somebody builds it: {folder / 'abc.h5'}" in done.out
-    assert (folder / "abc.parts").is_dir()
-    (folder / "link.parts").symlink_to(tmp_path)
-    assert "would delete" in command("prune", "--unused", 0).out
-    assert "somebody" not in command("prune", "--unused", 0, "--yes").out
-    assert caches_in(folder) == []
-    assert (tmp_path / "squares_data.py").exists()
-
-
-def test_parts_are_listed_verified_merged_and_pruned(command, tmp_path):
-    folder = tmp_path / "cache" / "h5"
-    folder.mkdir(parents=True)
-    path = folder / "a.h5"
+def test_parts_are_listed_verified_and_merged(command, tmp_path):
+    path = tmp_path / "a.h5"
     dataset = [(torch.full((5,), row), row) for row in range(9)]
     precompute(dataset, path, num_workers=0, rows=4, single_file=False)
-    assert "9 samples in 3 parts" in command("list").out
     assert "in 3 parts:" in command("info", path).out
     done = command("merge", path, "one.h5")
     assert done.status == 0, done.err
@@ -459,8 +386,6 @@ def test_parts_are_listed_verified_merged_and_pruned(command, tmp_path):
     assert done.out.splitlines()[-1] == advice
     part.unlink()
     assert f"a.parts/{part.name}" in command("verify", path).out
-    assert command("prune", "--unused", 0, "--yes").status == 0
-    assert not path.with_suffix(".parts").exists()
 
 
 @pytest.mark.parametrize(
@@ -472,8 +397,6 @@ def test_parts_are_listed_verified_merged_and_pruned(command, tmp_path):
         (["merge"], ["as much disk again", "cache merge train.h5 one.h5"]),
         (["info"], ["(the head)", "(the tail)"]),
         (["verify"], ["any flipped bit is found", "Exit status 0: whole"]),
-        (["list"], ["$DATALOADERS_CACHE/h5", "~/.cache/gpu-dataloaders/h5", "interrupted"]),
-        (["prune"], ["$DATALOADERS_CACHE/h5", "noatime", "cache prune --unused 7 --yes"]),
     ],
 )
 def test_help_teaches(command, words, lessons):
@@ -509,10 +432,3 @@ def test_the_readme_shows_what_is_printed(command):
         assert lines
         assert [line for line in printed if not own.match(line)][: len(lines)] == lines
     assert re.search(r"about 12\.0 MiB and 0:00:0\d with .*; [\d.]+ .iB are free", shown[0])
-
-
-def test_numbers_that_cannot_be(command):
-    for number in ("-1", "nan", "often"):
-        done = command("prune", f"--unused={number}")
-        assert done.status == 2
-        assert f"{number}: give a number of days from 0 on" in done.err

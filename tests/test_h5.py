@@ -408,6 +408,14 @@ class Stream(IterableDataset):
         return iter(range(3))
 
 
+def test_the_plan_says_why_rows_of_a_cache_do_not_make_batches_at_once(tmp_path):
+    dataset = Made(lambda index: (torch.zeros(2), np.int64(index) if index % 2 else index), 6)
+    path = tmp_path / "a.h5"
+    precompute(dataset, path, num_workers=0)
+    why = "samples are made one by one: column '1': its rows are of several kinds"
+    assert why in str(DataLoader(dataset, 2, backend=H5(path)).explain())
+
+
 def test_the_plan(tmp_path):
     path = tmp_path / "train.h5"
     loader = DataLoader(Pair(), 4, backend=H5(path))

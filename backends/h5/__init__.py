@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,14 +33,15 @@ from dataloaders.backend import Backend, Session, Specification
 from dataloaders.cache import CachedDataset, Estimate, precompute
 from dataloaders.cache.build.advice import full_size
 from dataloaders.cache.build.builder import opened
-from dataloaders.cache.build.observed import Observed
 from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.cut import cuts_of, whole
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.cache.sample.packed import packed
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
 from dataloaders.machine.resources import usable_cores
+from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
 from dataloaders.specification import iterates_itself
 from dataloaders.transforms.read import read
@@ -48,7 +50,7 @@ from dataloaders.tuning.learned import cache_folder
 
 from .floats import MAKE_TENSORS
 from .pictures import steps_of
-from .session import H5Session
+from .session import H5Session, whole_batches
 
 __all__ = ["H5"]
 
@@ -111,7 +113,8 @@ class H5(Backend):
             obstacle = self._obstacle(loader)
             built = self.path is not None and os.path.exists(self.path)
             if obstacle is None and not built and Images.of(self.images).packed:
-                obstacle = Observed(loader).obstacle_to_packing()
+                with suppress(Unobserved):
+                    obstacle = observe(loader, obstacle_to_packing)
             if obstacle is not None:
                 return Plan(self.name, obstacle=obstacle)
             # Stock iterates the cache, which is not a dataset in memory even if the loader's is.
@@ -126,7 +129,7 @@ class H5(Backend):
                 if stage.name != "decode" or kept != str(Images())
             )
             notes = [note for note in plan.notes if not note.startswith("fetched")]
-            why = self._by_sample(loader)
+            why = self._by_sample(loader) or (self._unproved(loader) if built else None)
             if why is None:
                 notes.append("batches are made at once if a few rows prove the result equal")
                 if kept != str(Images()) and loader.num_workers == 0:
@@ -140,8 +143,6 @@ class H5(Backend):
             else:
                 notes.append(f"samples are made one by one: {why}")
             large = full_size(loader.dataset) if kept == str(Images()) else ""
-            if large and Observed(loader).obstacle_to_packing() is not None:
-                large = ""  # its images are no files
             return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
@@ -169,8 +170,7 @@ class H5(Backend):
             CacheError: the file belongs to another dataset, or cannot be built.
             BackendUnavailable: there is none, and ``build="never"``.
         """
-        observed = Observed(loader)
-        path = self._path(observed)
+        path = self._path(loader)
         exists = self._is_there(path)
         if self.build == "never" and not exists:
             raise BackendUnavailable(
@@ -178,9 +178,7 @@ class H5(Backend):
                 "dataloaders cache build"
             )
         if exists:
-            return opened(
-                path, images=self.images, observed=observed, check=self.check, expect=self.expect
-            )
+            return opened(loader, path, images=self.images, check=self.check, expect=self.expect)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
         from dataloaders.cli.progress import ProgressLine
 
@@ -261,29 +259,31 @@ class H5(Backend):
         steps = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
         return next((why for why in steps if isinstance(why, str)), None)
 
-    def _path(self, observed: Observed) -> Path:
+    def _unproved(self, loader: Specification) -> str | None:
+        """Say why batches of the cache that is there are not made at once; None: they are."""
+        with warnings.catch_warnings(), suppress(CacheError, Unobserved):  # iter() tells these
+            warnings.simplefilter("ignore")
+            batches = whole_batches(self.cached(loader), loader)
+            return batches if isinstance(batches, str) else None
+        return None
+
+    def _path(self, loader: Specification) -> Path:
         if self.path is not None:
             return Path(self.path)
         from dataloaders.cache.build.fingerprint import fingerprint
 
-        kept = fingerprint(observed.loader.dataset, self.images, observed=observed)
+        kept = fingerprint(loader.dataset, self.images, loader=loader)
         text = json.dumps(kept, sort_keys=True)
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
     def _describe_rows(self) -> str:
-        if self.path is None:
-            return (
-                f"rows of a cache in {cache_folder() / 'h5'}{self._describe_images()}, "
-                "built at the first iter() if missing"
-            )
-        exists = Path(self.path).exists()
-        return f"rows of {os.fspath(self.path)}{self._describe_images()}" + (
-            "" if exists else ", built at the first iter()"
-        )
-
-    def _describe_images(self) -> str:
         kept = self._kept_images()
-        return "" if kept == str(Images()) else f" with images as {kept}"
+        images = "" if kept == str(Images()) else f" with images as {kept}"
+        if self.path is None:
+            folder = cache_folder() / "h5"
+            return f"rows of a cache in {folder}{images}, built at the first iter() if missing"
+        missing = "" if os.path.exists(self.path) else ", built at the first iter()"
+        return f"rows of {os.fspath(self.path)}{images}{missing}"
 
     def _kept_images(self) -> str:
         """Return how images are stored, or will be, as a text from `Images`."""

@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ from dataloaders.batches.collation import collates_as_torch
 from dataloaders.batches.memory import HostMemory
 from dataloaders.batches.tree import Batch, same_bits
 from dataloaders.cache import CachedDataset
-from dataloaders.cache.read.columns import ColumnReader
-from dataloaders.cache.read.joined import JoinedColumn, groups
+from dataloaders.cache.read.files import Column, groups
 from dataloaders.cache.sample.sample import Structure, join
 from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.ways import Arithmetic, Way
@@ -54,7 +53,6 @@ Leaf: TypeAlias = Callable[["Rows"], Any]
 
 _PROVED_ROWS = 4
 _AT_ONCE = 1 << 18  # values: 1 MiB of floats
-Column: TypeAlias = "ColumnReader | JoinedColumn"
 Integers: TypeAlias = "npt.NDArray[np.int64]"
 Image: TypeAlias = "npt.NDArray[np.uint8]"
 """uint8 [C, H, W], in the file: read-only."""
@@ -228,34 +226,22 @@ def _leaf_of(column: Column, tail: Any) -> Leaf | str:
 
 
 class _Parts:
-    """The files that have a column, each with the values of its rows as an array.
-
-    Args:
-        column: the column; of one file, or of several that are joined.
-    """
+    """The files that have a column, each with the values of its rows as an array."""
 
     def __init__(self, column: Column) -> None:
-        self._column = column
+        self.column = column
         self._arrays: dict[int, npt.NDArray[Any] | None] = {}
 
     def locate(self, rows: Rows) -> tuple[Integers, Integers]:
         """Return the part of each row and its number there; looked up once for all columns."""
         if rows.located is None:
-            numbers = rows.numbers
-            if isinstance(self._column, JoinedColumn):
-                rows.located = self._column.shards.locate(numbers)
-            else:
-                rows.located = np.zeros_like(numbers), numbers
+            rows.located = self.column.files.locate(rows.numbers)
         return rows.located
-
-    def column(self, part: int) -> ColumnReader:
-        """Return the column in this part."""
-        return self._column.of(part) if isinstance(self._column, JoinedColumn) else self._column
 
     def array(self, part: int) -> npt.NDArray[Any] | None:
         """Return the rows of this part; None if they differ in shape or are compressed."""
         if part not in self._arrays:
-            column = self.column(part)
+            column = self.column.of(part)
             values = None
             if column.entry.fixed and column.entry.packing is None:
                 values = column.values
@@ -288,7 +274,7 @@ class _Values:
         for part, places in groups(parts):
             array, own = self._parts.array(part), numbers[places]
             if array is None:
-                column = self._parts.column(part)
+                column = self._parts.column.of(part)
                 for number, place in sorted(zip(own.tolist(), places.tolist(), strict=True)):
                     found = column.view(number)  # in the file's order: pieces are decoded once
                     assert found is not None  # its rows are of one kind
@@ -335,7 +321,7 @@ class _Images:
         images = []
         for part, number in zip(*(each.tolist() for each in self._parts.locate(rows)), strict=True):
             array = self._parts.array(part)
-            image = self._parts.column(part).view(number) if array is None else array[number]
+            image = self._parts.column.of(part).view(number) if array is None else array[number]
             if image is None:
                 raise NotThisBatch
             images.append(image)
@@ -368,16 +354,6 @@ class _Pictures:
         channels, dtype = self._known
         shape = (len(headers), channels, height, width)
         return _filled(made, shape, dtype, self._steps.floats, rows)
-
-
-class Waiting(Protocol):
-    """Images of a batch that are not made yet."""
-
-    def into(self, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` [n, C, H, W]."""
-
-    def through(self, way: Way, out: torch.Tensor, team: Team) -> None:
-        """Fill ``out`` with the result of ``way`` for these images."""
 
 
 class Windowed:
@@ -451,7 +427,11 @@ class Windowed:
 
 
 def _filled(
-    images: Waiting, shape: Sequence[int], dtype: torch.dtype, floats: Floats | None, rows: Rows
+    images: Windowed | Made,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    floats: Floats | None,
+    rows: Rows,
 ) -> Any:
     """Return ``images``; where ``floats`` are made of them, each as soon as it is copied."""
     with _left_to_samples():

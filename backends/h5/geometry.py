@@ -130,12 +130,18 @@ class Geometry:
 def geometry_of(members: Sequence[Member]) -> Geometry | str:
     """Return ``members`` as a `Geometry`, or say which one is not part of any and why."""
     operators: list[Operator] = []
+    is_cropped = False
     for member in members:
         operator = operator_of(member)
         if isinstance(operator, str):
             return f"{member} is not supported for a whole batch: {operator}"
         if not all(isinstance(each, _MOVES) for each in operator.primitives):
             return f"{member} does more than crop and flip"
+        is_crop = any(isinstance(each, Crop) for each in operator.primitives)
+        pads = [getattr(member.transform, name, None) for name in ("padding", "pad_if_needed")]
+        if is_crop and is_cropped and any(pads):
+            return f"{member} puts a border around a part of an image"
+        is_cropped |= is_crop
         operators.append(operator)
     return Geometry(operators)
 

@@ -12,15 +12,14 @@ batch. An image is released as soon as it is in the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from dataloaders.cache.read.columns import ColumnReader
-from dataloaders.cache.read.joined import JoinedColumn
+from dataloaders.cache.read.files import Column
 from dataloaders.cache.sample.cell import leaf_of
-from dataloaders.cache.sample.decode import is_encoded, undecoded
+from dataloaders.cache.sample.decode import Undecoded, is_encoded, undecoded
 from dataloaders.cache.sample.planes import has_planes, put_planes
 from dataloaders.recording.tail import planes
 from dataloaders.replaying.ways import Way
@@ -34,22 +33,9 @@ from dataloaders.transforms.trailing import CONVERTERS
 from .floats import MAKE_TENSORS, Floats, split
 from .team import Team
 
-__all__ = ["Header", "Made", "Steps", "header_of", "is_image", "steps_of"]
+__all__ = ["Made", "Steps", "header_of", "is_image", "steps_of"]
 
 _AS_LONG = 16  # copying a byte is this much faster than decoding it
-
-
-class Header(Protocol):
-    """An image whose size is known, and whose pixels are not decoded yet."""
-
-    mode: str
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height, in pixels."""
-
-    def decode(self) -> Any:
-        """Return the PIL image, which must not be changed."""
 
 
 class _Planes:
@@ -64,12 +50,16 @@ class _Planes:
         return leaf_of(self._kind, self._values)
 
 
+Header: TypeAlias = "Undecoded | _Planes"
+"""An image whose size is known, and whose pixels are not decoded yet."""
+
+
 def is_image(kind: str) -> bool:
     """Whether cells of this kind are PIL images, stored in any way."""
     return kind.startswith("image:") or is_encoded(kind)
 
 
-def header_of(column: ColumnReader | JoinedColumn, row: int) -> Header:
+def header_of(column: Column, row: int) -> Header:
     """Return the image of this row.
 
     Raises:

@@ -14,10 +14,8 @@ The dataset is looked at again at each ``iter()``, as torch reads it anew:
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from dataloaders.batches.tree import Batch
 from dataloaders.batches.whole import RowNumbers, SeededRows, ShowsDataset, WholeBatches
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.sample.cut import equal_state
-from dataloaders.cache.sample.sample import Classes, classes_in, namedtuples_in
+from dataloaders.cache.sample.sample import Classes, namedtuples_in
 from dataloaders.errors import CacheError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
@@ -41,7 +39,7 @@ from dataloaders.transforms.find import find_chains
 from .batches import Batches, batches_of, is_proved
 from .team import Team
 
-__all__ = ["H5Session"]
+__all__ = ["H5Session", "whole_batches"]
 
 Open = Callable[[Specification], CachedDataset]
 
@@ -137,9 +135,7 @@ class H5Session(Session):
         plain = {"dataset": cached}
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
-        batches = batches_of(
-            cached, lambda cache: _is_observed_equal(view_of(loader, dataset=cache))
-        )
+        batches = whole_batches(cached, loader)
         if isinstance(batches, str):
             return plain
         self._collated = _Collated(batches, self._pool, Team(self._threads), self._puts_off)
@@ -166,73 +162,40 @@ class _Snapshot:
         return self._values == other._values and ids[0] == ids[1]
 
 
-def _look(loader: Any, look: Callable[[Any], Any]) -> Any:
-    """Call ``look`` with the loader's cache: here if it runs no code of the user's, else elsewhere.
+def whole_batches(cached: CachedDataset, loader: Specification) -> Batches | str:
+    """Return how batches of ``cached`` are made at once, if they equal torch's; or say why not.
 
-    Raises:
-        Unobserved: as `observe`.
+    The proof runs here if it runs no code of the user's, else in a worker of ``loader``.
     """
-    cached = loader.dataset
-    if isinstance(cached, CachedDataset) and cached.runs_only_torchvision:
-        with random_states_kept(cuda=False):
-            return look(cached)
-    return observe(loader, look)
 
+    def is_equal(cache: CachedDataset) -> bool:
+        if cache.runs_only_torchvision:
+            with random_states_kept(cuda=False):
+                return is_proved(cache)
+        try:
+            return observe(view_of(loader, dataset=cache), is_proved)
+        except Unobserved:
+            return False
 
-def _is_observed_equal(loader: Specification) -> bool:
-    """Whether batches of the loader's cache equal torch's."""
-    try:
-        return bool(_look(loader, is_proved))
-    except Unobserved:
-        return False
+    return batches_of(cached, is_equal)
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
-    """Return the dataset's own namedtuple classes: the file has only their names and fields."""
+    """Return the namedtuple classes that are loaded: the file has only their names and fields.
+
+    Of several that are alike, the one of the dataset's own module is returned.
+    """
     wanted = namedtuples_in(cached.index.structure)
-    loaded = {key: _classes_loaded(*key) for key in wanted}
-    module = type(loader.dataset).__module__
-    for key, classes in loaded.items():  # several that are alike: the dataset's own module's
-        loaded[key] = [kind for kind in classes if kind.__module__ == module] or classes
-    if all(len(classes) == 1 for classes in loaded.values()):
-        return {key: classes[0] for key, classes in loaded.items()}
-    try:
-        names = observe(loader, _names_of_namedtuples)
-    except Unobserved as error:
-        raise CacheError(
-            f"{cached.path} holds namedtuples, and the dataset, which has their classes, cannot be "
-            f"read: {error}"
-        ) from error
-    return {name[:2]: kind for name in names if (kind := _class_called(*name)) is not None}
-
-
-def _names_of_namedtuples(dataset: Any) -> list[tuple[str, tuple[str, ...], str, str]]:
-    classes = classes_in(dataset[0])
-    return [(*key, kind.__module__, kind.__qualname__) for key, kind in classes.items()]
-
-
-def _class_called(name: str, fields: tuple[str, ...], module: str, qualname: str) -> Any:
-    """Find the class of that name in its module, also one within a function."""
-    with suppress(ImportError):
-        importlib.import_module(module)
-    classes = _classes_loaded(name, fields)
-    named = [kind for kind in classes if (kind.__module__, kind.__qualname__) == (module, qualname)]
-    return named[-1] if named else None
-
-
-def _classes_loaded(name: str, fields: tuple[str, ...]) -> list[Any]:
-    """Return the namedtuple classes of that name, found among all: those in functions too."""
+    found: Classes = {}
     kinds: list[Any] = [tuple]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return [
-        kind
-        for kind in kinds
-        if kind.__name__ == name
-        and getattr(kind, "_fields", None) == fields
+        key = kind.__name__, getattr(kind, "_fields", ())
         # Not classes that were made for want of the dataset's own.
-        and kind.__module__ != "dataloaders.cache.sample.sample"
-    ]
+        is_better = key not in found or kind.__module__ == type(loader.dataset).__module__
+        if key in wanted and kind.__module__ != "dataloaders.cache.sample.sample" and is_better:
+            found[key] = kind
+    return found
 
 
 class _Collated(WholeBatches):

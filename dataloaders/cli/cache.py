@@ -1,4 +1,4 @@
-"""``dataloaders cache``: build, join, merge, look at, check, list and delete caches."""
+"""``dataloaders cache``: build, join, merge, look at and check caches."""
 
 from __future__ import annotations
 
@@ -30,15 +30,9 @@ def carry_out(parsed: argparse.Namespace) -> int:
         return _merge(parsed.path, parsed.one_file, quiet=parsed.quiet)
     if parsed.action == "verify":
         return _verify(parsed.path, quiet=parsed.quiet)
-    if parsed.action == "info":
-        from dataloaders.cli import cache_info
+    from dataloaders.cli import cache_info
 
-        return cache_info.info(parsed.path)
-    from dataloaders.cli import cache_folder
-
-    if parsed.action == "list":
-        return cache_folder.show()
-    return cache_folder.prune(parsed.unused, delete=parsed.yes)
+    return cache_info.info(parsed.path)
 
 
 def _build(parsed: argparse.Namespace) -> int:
@@ -59,14 +53,20 @@ def _build(parsed: argparse.Namespace) -> int:
     speaks = rank is None or not parsed.wait or rank[0] == 0
     dataset = dataset_of(parsed.dataset, resize=parsed.resize, crop=parsed.crop)
     before = None if parsed.overwrite else _stamp(parsed.path)
-    with _Progress(quiet=parsed.quiet or not speaks) as progress:
+    with _line(quiet=parsed.quiet or not speaks) as line:
+
+        def announce(estimate: Estimate) -> None:
+            for text in filter(None, (str(estimate), estimate.advice)):
+                if speaks and not parsed.quiet:
+                    print(f"build  {text}", file=sys.stderr)
+
         cached = precompute(
             dataset,
             parsed.path,
             images=images_of(parsed.images, quality=parsed.quality, max_side=parsed.max_side),
             compress=parsed.compress and Compressed(parsed.compress, parsed.level),
-            progress=progress,
-            announce=progress.announce,
+            progress=lambda progress: line(_told(progress)),
+            announce=announce,
             **given,
         )
     if not speaks:
@@ -123,15 +123,22 @@ def _merge(path: str, one_file: str, *, quiet: bool) -> int:
 
 
 @contextmanager
-def _bytes_shown(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    from dataloaders.cache.format.disk import size_of
+def _line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     from dataloaders.cli.progress import ProgressLine
 
     line = ProgressLine(quiet=quiet)
     try:
-        yield lambda done, whole: line(f"{what}  {size_of(done)} of {size_of(whole)}")
+        yield line
     finally:
         line.close()
+
+
+@contextmanager
+def _bytes_shown(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    from dataloaders.cache.format.disk import size_of
+
+    with _line(quiet=quiet) as line:
+        yield lambda done, whole: line(f"{what}  {size_of(done)} of {size_of(whole)}")
 
 
 def _summary(cached: CachedDataset) -> str:
@@ -162,45 +169,24 @@ def _verify(path: str, *, quiet: bool) -> int:
     return 1
 
 
-class _Progress:
-    """A build's progress on stderr, in one line."""
+def _told(progress: BuildProgress) -> str:
+    """Return a build's progress in one line."""
+    from dataloaders.cache.format.disk import size_of
 
-    def __init__(self, *, quiet: bool) -> None:
-        from dataloaders.cli.progress import ProgressLine
-
-        self._quiet = quiet
-        self._line = ProgressLine(quiet=quiet)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.close()
-
-    def announce(self, estimate: Estimate) -> None:
-        """Show what it will take."""
-        if not self._quiet:
-            for text in filter(None, (str(estimate), estimate.advice)):
-                print(f"build  {text}", file=sys.stderr)
-
-    def __call__(self, progress: BuildProgress) -> None:
-        """Show ``progress``."""
-        from dataloaders.cache.format.disk import size_of
-
-        doing: str = progress.phase
-        if progress.waiting:
-            doing = "waiting for the process that builds it"
-        if progress.shards_left:
-            doing = f"waiting for {progress.shards_left} other ranks"
-        rate = progress.samples_per_second
-        text = f"{progress.samples_done:,} of {progress.samples:,} samples"
-        if rate:
-            text += f", {rate:,.0f}/s"
-        text += f", {size_of(progress.bytes_done)}"
-        if progress.bytes_expected:
-            text += f" of {'about ' if progress.phase == 'compute' else ''}"
-            text += size_of(progress.bytes_expected)
-        if progress.failed:
-            text += f", {progress.failed} left out"
-        left = progress.seconds_left
-        self._line(f"{doing}  {text}" + ("" if left is None else f", {left:,.0f} s left"))
+    doing: str = progress.phase
+    if progress.waiting:
+        doing = "waiting for the process that builds it"
+    if progress.shards_left:
+        doing = f"waiting for {progress.shards_left} other ranks"
+    text = f"{doing}  {progress.samples_done:,} of {progress.samples:,} samples"
+    if progress.samples_per_second:
+        text += f", {progress.samples_per_second:,.0f}/s"
+    text += f", {size_of(progress.bytes_done)}"
+    if progress.bytes_expected:
+        about = "about " if progress.phase == "compute" else ""
+        text += f" of {about}{size_of(progress.bytes_expected)}"
+    if progress.failed:
+        text += f", {progress.failed} left out"
+    if progress.seconds_left is not None:
+        text += f", {progress.seconds_left:,.0f} s left"
+    return text

@@ -11,7 +11,6 @@ import numpy as np
 
 from dataloaders.cache.format.attributes import told
 from dataloaders.cache.format.disk import size_of
-from dataloaders.cache.format.entries import ColumnEntry
 from dataloaders.cache.printable import printable
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cli.table import table
@@ -73,19 +72,17 @@ def _columns_table(cached: CachedDataset) -> str:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
         shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
         cells = [printable(column.name, 200), kinds, np.dtype(column.dtype).name, shape]
+        values = column.values.size * np.dtype(column.dtype).itemsize
         packed = reader.packed_bytes() if may_be_packed else None
-        taken = _bytes(column) + (packed or 0)
-        if packed is not None and column.packing is None:  # of a joined cache: in its shards
-            taken -= column.values.size * np.dtype(column.dtype).itemsize
-        cells.append(size_of(taken))
-        if packed is not None and column.packing is not None:
-            values = column.values.size * np.dtype(column.dtype).itemsize
-            cells.append(f"{column.packing.codec}, to 1/{values / max(1, packed):.1f}")
-        elif some_packed:
-            cells.append("")
+        others = sum(
+            np.dtype(dtype).itemsize * extent.size
+            for name, dtype, extent in column.parts()
+            if name != "values"
+        )
+        cells.append(size_of(others + (values if packed is None else packed)))
+        if some_packed:
+            packing = column.packing
+            ratio = values / max(1, packed or 1)
+            cells.append("" if packing is None else f"{packing.codec}, to 1/{ratio:.1f}")
         rows.append(cells)
     return table(headings, rows, right="in the file")
-
-
-def _bytes(column: ColumnEntry) -> int:
-    return sum(np.dtype(dtype).itemsize * place.size for _, dtype, place in column.parts())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 __all__ = ["BUILD", "add_parsers"]
@@ -90,29 +89,6 @@ any flipped bit is found, and what it hit is named. Exit status 0: whole; 1: dam
 for each damage. Delete the parts that it names and build again: only these are made anew.
 """
 
-_FOLDER = """\
-the user's cache folder: $DATALOADERS_CACHE/h5, else
-$XDG_CACHE_HOME/gpu-dataloaders/h5, else ~/.cache/gpu-dataloaders/h5
-"""
-
-_LIST = f"""\
-Name, size, last use and contents of the caches that backend="h5" built without a path, interrupted
-builds included, in {_FOLDER}
-"""
-
-_PRUNE = f"""\
-Deletes what was not used for some time from {_FOLDER}
-Says what it would delete; --yes does it. A build that is under way is kept. A cache that is deleted
-is built again when it is next asked for. The time of the last use is the file system's: where that
-does not keep it (noatime), it is the time when the cache was built.
-"""
-
-_PRUNE_EPILOG = """\
-examples:
-  dataloaders cache prune                    # what was not used for 30 days
-  dataloaders cache prune --unused 7 --yes
-"""
-
 
 def _shard(text: str) -> tuple[int, int]:
     rank, slash, of = text.partition("/")
@@ -127,16 +103,6 @@ def _pixels(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give a whole number of pixels from 1 on")
     return int(text)
-
-
-def _days(text: str) -> float:
-    try:
-        days = float(text)
-    except ValueError:
-        days = math.nan
-    if not days >= 0:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of days from 0 on")
-    return days
 
 
 def _option(help_: str, metavar: str | None = None, **how: Any) -> dict[str, Any]:
@@ -216,16 +182,6 @@ _ACTIONS: dict[str, tuple[str, str, str | None, Arguments]] = {
     ),
     "info": ("what is in a cache", _INFO, None, _PATH),
     "verify": ("find any flipped bit", _VERIFY, None, {**_PATH, "--quiet": _flag("no progress")}),
-    "list": ("caches in the user's cache folder", _LIST, None, {}),
-    "prune": (
-        "delete caches from the user's cache folder",
-        _PRUNE,
-        _PRUNE_EPILOG,
-        {
-            "--unused": _option("not used for so long (30)", "DAYS", type=_days, default=30.0),
-            "--yes": _flag("delete them"),
-        },
-    ),
 }
 
 

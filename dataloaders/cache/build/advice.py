@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from dataloaders.cache.build.findings import Findings
+from dataloaders.cache.build.study import Findings
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.sample.images import Images
 from dataloaders.transforms.find import find_chains
@@ -18,6 +18,9 @@ from dataloaders.transforms.read import Kind, Member
 __all__ = ["advice_for", "full_size"]
 
 _LARGE = 1 << 18  # bytes of a row: an image of 256 x 256 and a little more
+_SMALLER = (
+    'Smaller are images="packed" (the files as they are), images="jpeg", or a Resize in front of it'
+)
 _FIXED_SIZE = ("CenterCrop", "FiveCrop", "Resize", "TenCrop")
 
 
@@ -36,13 +39,13 @@ def advice_for(dataset: Any, found: Findings, images: Images) -> str:
     member = _first_live(dataset)
     if member is None or size < _LARGE:
         return ""
-    return f"{_told(member)}, {size_of(size)} a row. {_remedies(found.has_files)}"
+    return f"{_told(member)}, {size_of(size)} a row. {_SMALLER}"
 
 
 def full_size(dataset: Any) -> str:
     """The same without reading a sample: of a dataset whose images are files."""
     member = _first_live(dataset)
-    return "" if member is None else f"{_told(member)}. {_remedies(True)}"
+    return "" if member is None else f"{_told(member)}. {_SMALLER}"
 
 
 def _first_live(dataset: Any) -> Member | None:
@@ -62,8 +65,3 @@ def _told(member: Member) -> str:
         f"{member} is {what}, and nothing before it makes images smaller: it and all after it "
         "stay live, and images are stored as large as they are decoded"
     )
-
-
-def _remedies(has_files: bool) -> str:
-    files = 'images="packed" (the files as they are), ' if has_files else ""
-    return f'Smaller are {files}images="jpeg", or a Resize in front of it'

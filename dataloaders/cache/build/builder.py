@@ -20,13 +20,11 @@ from typing import Any, Literal
 from dataloaders.cache.build.estimation import ONE_FILE_BYTES, Estimate, rows_of_part
 from dataloaders.cache.build.joining import combined, is_joined
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.observed import Observed
-from dataloaders.cache.build.options import Options, silent
 from dataloaders.cache.build.parts import BuildFolder, Part, missing_in
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
-from dataloaders.cache.build.rows import Job, Made, Maker, other_structure
-from dataloaders.cache.build.source import Source
+from dataloaders.cache.build.rows import Maker, other_structure
+from dataloaders.cache.build.source import Options, Source, silent
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed, compressed_of
@@ -186,45 +184,30 @@ def estimate(
     single_file: bool | None = None,
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
-    options = Options(
-        images=images,
-        num_workers=num_workers,
-        allow_random=True,
-        on_error="skip",
-        context=multiprocessing_context,
-        one_file=single_file,
-    )
+    options = Options(num_workers, images, context=multiprocessing_context, one_file=single_file)
     target = Path(os.path.realpath(path))
     _refuse_no_folder(target)
     return Source(dataset, options).estimate(target.parent, BuildFolder(target).rows)
 
 
-def opened(
-    path: Path,
-    *,
-    images: Choice,
-    observed: Observed,
-    check: Literal["contents"] | None = None,
-    expect: Mapping[str, Any] | None = None,
-) -> CachedDataset:
-    """Return the finished cache at ``path``, compared with the dataset.
+def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
+    """Return the finished cache at ``path``, compared with the dataset of ``loader``.
 
     The dataset is observed only where ``check`` asks for it, or where the file does not say how
     samples go through the transforms.
+
+    Args:
+        loader: whose worker observes the dataset.
+        path: of the cache.
+        options: ``images``, ``check`` and ``expect`` as `precompute` takes them.
 
     Raises:
         CacheError: the file is of something else (names what changed), or the dataset cannot be
             observed.
     """
-    options = Options(
-        num_workers="auto",
-        images=images,
-        on_error="skip",
-        observed=observed,
-        check=check,
-        expect=expect,
+    return Source(loader.dataset, Options(loader=loader, **options)).open(
+        Path(os.path.realpath(path))
     )
-    return Source(observed.loader.dataset, options).open(Path(os.path.realpath(path)))
 
 
 def _warn(told: Estimate) -> None:
@@ -331,7 +314,7 @@ class _Builder:
         folder.sweep(self._range)
         parts = folder.finished(self._range)
         if not options.skip:
-            folder.drop(part for part in parts if part.index.failed is not None)
+            folder.drop(part for part in parts if part.failed)
             parts = folder.finished(self._range)
         told = source.estimate(self.path.parent, folder.rows)
         if told.is_copied:  # with checksums of its own: what flipped since would not be seen later
@@ -355,10 +338,10 @@ class _Builder:
     def _settle(self) -> None:
         options, source = self._options, self.source
         token = ""
-        if self._before is not None:
-            # What is there is read until the new cache is finished, and what lacks a part keeps the
-            # names of the others.
-            token = f"-{os.urandom(4).hex()}" if options.overwrite else self._token_there()
+        if options.overwrite:  # no part of an earlier build is taken for one of this, by any rank
+            token = f"-{os.urandom(4).hex()}"
+        elif self._before is not None:  # a cache that lacks a part keeps the names of the others
+            token = self._token_there()
         self.folder.settle(
             source.known.fingerprint,
             source.length,
@@ -383,7 +366,8 @@ class _Builder:
             compress=options.compress,
             attributes=known.found.attributes,
         )
-        job = Job(
+        maker = Maker(
+            known.cut,
             known.found.calls,
             options.allow_random,
             options.skip,
@@ -399,27 +383,22 @@ class _Builder:
         if not self.source.length and not parts:
             tasks = [range(0)]
         pace = Pace(len(self._range), told.bytes)
-        failed = sum(
-            0 if part.index.failed is None else part.index.failed[0].size for part in parts
-        )
-        done = sum(len(part.samples) for part in parts)
-        options.report(pace.computing(done, failed, sum(p.index.file_bytes for p in parts)))
-        like = [
-            (part.samples.start, part.index.structure)
-            for part in parts
-            if part.index.structure is not None
-        ]
+        options.report(pace.computing(parts))
+        first = next((part for part in parts if part.index.rows), None)
 
-        def finished(made: Made) -> None:
-            if made.structure is not None:
-                like.append((made.samples.start, made.structure))
-                if like[0][1] != made.structure:
-                    raise other_structure(*like[0], *like[-1])
-            options.report(pace.computing(len(made.samples), made.failed, made.bytes))
+        def finished(part: Part) -> None:
+            nonlocal first
+            if part.index.rows:
+                first = first or part
+                one, other = first.index.structure, part.index.structure
+                if one != other:
+                    who = f"samples {first.samples.start} and {part.samples.start}"
+                    raise other_structure(who, one, other)
+            options.report(pace.computing([part]))
 
         if tasks:
             make_parts(
-                Maker(known.cut, job),
+                maker,
                 tasks,
                 finished,
                 dataset=self.source.dataset,
@@ -431,9 +410,13 @@ class _Builder:
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
         options = self._options
-        failed = [part for part in parts if part.index.failed is not None]
-        if failed and not any(part.index.rows for part in parts):
-            raise self._nothing_left(failed[0])
+        failed = next((part for part in parts if part.failed), None)
+        if failed is not None and not any(part.index.rows for part in parts):
+            number, why = CachedDataset(failed.path).failed[0]
+            raise CacheError(
+                f"none of the {self.source.length} samples could be read; the first failed with "
+                f"{why!r} (sample {number})"
+            )
         size = sum(part.index.file_bytes for part in parts)
         one_file = size <= ONE_FILE_BYTES if options.one_file is None else options.one_file
         if len(parts) == 1:
@@ -447,13 +430,6 @@ class _Builder:
             combined(self.path, parts, one_file=one_file, progress=report)
         is_joined = len(parts) > 1 and not one_file
         self.folder.keep_only([part.path.name for part in parts] if is_joined else [])
-
-    def _nothing_left(self, part: Part) -> CacheError:
-        number, why = CachedDataset(part.path).failed[0]
-        return CacheError(
-            f"none of the {self.source.length} samples could be read; the first failed with "
-            f"{why!r} (sample {number})"
-        )
 
     def _make_own(self, parts: list[Part]) -> None:
         """Have a cache of this rank's samples, beside its parts."""

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataloaders.cache.build.rows import other_structure
 from dataloaders.cache.format.entries import MOST_VARIANTS, ColumnEntry
 from dataloaders.cache.format.hdf5 import Source
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import path_of
 from dataloaders.cache.read.columns import ColumnReader, mapped
 from dataloaders.cache.sample.decode import is_encoded
-from dataloaders.cache.sample.sample import column_names
 from dataloaders.errors import CacheError
 
 __all__ = ["Combined", "MappedPart"]
@@ -68,23 +68,13 @@ class Combined:
         self._parts = [part for part in parts if part.index.rows]
         self._copied = copied
         self.rows = sum(part.index.rows for part in self._parts)
-        if self._parts:
-            self._refuse_other_structures()
+        for part in self._parts:
+            one, other = self._parts[0].index.structure, part.index.structure
+            if one != other:
+                names = f"{self._parts[0].name} and {part.name}"
+                raise other_structure(f"the samples of the parts {names}", one, other)
         count = len(self._parts[0].index.columns) if self._parts else 0
         self.entries = [self._entry(number) for number in range(count)]
-
-    def _refuse_other_structures(self) -> None:
-        first = self._parts[0]
-        for part in self._parts:
-            if part.index.structure != first.index.structure:
-                names = [column_names(each.index.structure or 0) for each in (first, part)]
-                shown = [", ".join(each[:8]) for each in names]
-                raise CacheError(
-                    f"the samples of the parts {first.name} and {part.name} are built differently: "
-                    f"{len(names[0])} leaves ({shown[0]}) and {len(names[1])} ({shown[1]}); a "
-                    "cache needs the same keys and lengths in all of them. Return what varies as "
-                    "one tensor, array, str or plain list"
-                )
 
     def _entry(self, number: int) -> ColumnEntry:
         columns = [part.index.columns[number] for part in self._parts]
@@ -95,7 +85,7 @@ class Combined:
         there = [
             (part, each)
             for part, each in zip(self._parts, columns, strict=True)
-            if not _is_none(each)
+            if not each.is_none
         ]
         if not there:
             return ColumnEntry.of_rows(name, "|u1", variants, (0,), self.rows)
@@ -124,7 +114,7 @@ class Combined:
     def _count(self, part: MappedPart, number: int) -> int:
         """How many values of this column a part gives to a variable one."""
         entry = part.index.columns[number]
-        if _is_none(entry):
+        if entry.is_none:
             return 0
         if entry.shape is None:
             return entry.values.size
@@ -200,10 +190,10 @@ class Combined:
         there = _there(entry, codes)
         shapes = np.zeros((len(rows), whole.dimensions), "<u8")
         if entry.shape is not None:
-            counts = np.full(len(rows), 0 if _is_none(entry) else math.prod(entry.shape), np.int64)
+            counts = np.full(len(rows), 0 if entry.is_none else math.prod(entry.shape), np.int64)
             if self._copied:
                 counts[~there] = 0
-            if not _is_none(entry):
+            if not entry.is_none:
                 shapes[there, : len(entry.shape)] = entry.shape
             return counts, shapes
         assert entry.offsets is not None
@@ -242,11 +232,6 @@ def _pixels(columns: Sequence[ColumnEntry]) -> int | None:
     encoded = [each for each in columns if any(is_encoded(kind) for kind, _ in each.variants)]
     pixels = [each.most_pixels for each in encoded]
     return None if None in pixels else max(filter(None, pixels), default=None)
-
-
-def _is_none(column: ColumnEntry) -> bool:
-    """Whether every row is None: then its dtype and shape mean nothing."""
-    return all(kind == "none" for kind, _ in column.variants)
 
 
 def _damaged(column: ColumnEntry, part: MappedPart, what: str) -> CacheError:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from dataloaders.cache.build.findings import Findings
-from dataloaders.cache.build.rows import PART_BYTES
+from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS
+from dataloaders.cache.build.study import Findings
 from dataloaders.cache.format.disk import free_bytes, size_of
-from dataloaders.errors import CacheError
 
 __all__ = [
     "ONE_FILE_BYTES",
     "Estimate",
     "estimate_of",
-    "refuse_small_disk",
     "rows_of_part",
     "workers_for",
 ]
@@ -95,12 +93,12 @@ def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> in
 
 
 def rows_of_part(found: Findings, samples: int) -> int:
-    """Return the samples of a part: as many as fit into a worker's memory.
+    """Return the samples of a part: as many as fit into a worker's memory, and half a minute.
 
     What becomes one file is made of more and smaller parts, so that all workers have some.
     """
     memory = statistics.fmean(found.proved) if found.proved else 1.0
-    rows = max(1, int(PART_BYTES / max(1.0, memory)))
+    rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (_seconds(found) or 1e-9))))
     if _mean(found.bytes) * samples > ONE_FILE_BYTES:
         return rows
     parts = min(_MOST_PARTS, round(_seconds(found) * samples / _PART_SECONDS))
@@ -147,36 +145,6 @@ def estimate_of(
         rows=rows,
         advice=advice,
     )
-
-
-def refuse_small_disk(
-    estimate: Estimate, folder: Path, written: int, *, others: int = 0, ranks: int = 0
-) -> None:
-    """Nothing if there is room.
-
-    Args:
-        estimate: of this build.
-        folder: that is written to.
-        written: bytes that are there already.
-        others: bytes that other ranks are still to write on the same disk.
-        ranks: how many these are.
-
-    Raises:
-        CacheError: there is hardly room; says how much is needed and how much is free.
-    """
-    needed = round(estimate.low_needed) - written + others
-    if needed > estimate.disk_free:
-        meanwhile = ""
-        times = estimate.disk_needed / max(1, estimate.bytes)
-        if times > 1:
-            meanwhile = f", and {times:.2g} times that while its parts are copied into one file"
-        beside = f", of which {size_of(others)} for {ranks} other ranks," if others else ""
-        raise CacheError(
-            f"{estimate.samples} samples will take about {size_of(estimate.bytes)}{meanwhile}: "
-            f"{size_of(max(needed, 0))} more are needed{beside} and "
-            f"{size_of(estimate.disk_free)} are free in {folder}; make room, give a path on "
-            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
-        )
 
 
 def _seconds(found: Findings) -> float:

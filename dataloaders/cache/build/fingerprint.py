@@ -7,12 +7,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
-from dataloaders.cache.build.findings import Findings
-from dataloaders.cache.build.observed import Observed
-from dataloaders.cache.build.study import Study
+from dataloaders.cache.build.study import Findings, Study, studied
 from dataloaders.cache.sample.cut import Cut
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.errors import OptionError
+from dataloaders.observing import worker_of
 
 __all__ = [
     "PACKAGES",
@@ -27,9 +26,7 @@ PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "nu
 """By the name of a fingerprint's entry, the package whose version it is."""
 
 
-def fingerprint(
-    dataset: Any, images: Choice = None, *, observed: Observed | None = None
-) -> dict[str, Any]:
+def fingerprint(dataset: Any, images: Choice = None, *, loader: Any = None) -> dict[str, Any]:
     """What a cache of ``dataset`` depends on, by name; all of it JSON.
 
     ``dataset`` (its class), ``length``, ``head`` (the transforms whose output is kept), ``images``
@@ -43,7 +40,7 @@ def fingerprint(
     """
     samples = length_of(dataset)
     study = Study(dataset, samples, skip=True, images=Images.of(images), encode=False)
-    found = (observed or Observed.of(dataset)).findings(study)
+    found = studied(worker_of(dataset) if loader is None else loader, study)
     return fingerprint_of(study, found, dataset, samples)
 
 
@@ -78,25 +75,22 @@ def length_of(dataset: Any) -> int:
     Raises:
         OptionError: it has no samples by index, or no length.
     """
-    name = type(dataset).__name__
-    if isinstance(dataset, (IterableDataset, MapDataPipe)):
-        raise OptionError(
-            f"{name} has no samples by index, and a cache is built of these; give a map-style "
-            "dataset, with __len__ and __getitem__"
-        )
+    name, why, length = type(dataset).__name__, "", 0
     try:
-        length = len(dataset)
+        if isinstance(dataset, (IterableDataset, MapDataPipe)):
+            why = "has no samples by index"
+        else:
+            length = len(dataset)
     except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
+        why = f"has no len() ({error})"
+    if not why and not hasattr(type(dataset), "__getitem__"):
+        why = "has no __getitem__"
+    if why:
         raise OptionError(
-            f"{name} has no len() ({error}), and a cache is built of samples by index; give a "
-            "map-style dataset, with __len__ and __getitem__"
-        ) from error
-    if not hasattr(type(dataset), "__getitem__"):
-        raise OptionError(
-            f"{name} has no __getitem__, and a cache is built of samples by index; give a "
-            "map-style dataset"
+            f"{name} {why}, and a cache is built of samples by index; give a map-style dataset, "
+            "with __len__ and __getitem__"
         )
-    return int(length)
+    return length
 
 
 def _class_of(dataset: Any) -> str:

@@ -24,17 +24,14 @@ from dataloaders.cache.build.parts import (
     remove_unfinished,
     unfinished,
 )
-from dataloaders.cache.format.attributes import attributes_in, differences
+from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.entries import Shard
-from dataloaders.cache.format.fields import Malformed
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
-from dataloaders.cache.read.columns import mapped
-from dataloaders.cache.read.mapping import MappedFile
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import first_of, folder_of, open_shard
+from dataloaders.cache.read.shards import first_of, open_shard
 from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
@@ -90,34 +87,22 @@ def merge(
     source, target = Path(os.path.realpath(path)), Path(os.path.realpath(one_file))
     if target.exists():
         raise CacheError(f"{target} exists; delete it, or give another path")
-    index = CachedDataset(source).index
-    files = index.shards or [Shard(source.name, index.rows, index.samples, index.file_bytes, "")]
+    cached = CachedDataset(source)
+    for shard in cached.index.shards:
+        os.close(open_shard(source.parent, shard, source))
     parts, first = [], 0
-    for file in files:
-        path_of_file = source.parent / file.name
-        if index.shards:
-            os.close(open_shard(folder_of(source), file, source))
-        parts.append(
-            Part(path_of_file, range(first, first + file.samples), Index.parse(str(path_of_file)))
-        )
-        first += file.samples
-    refuse_small_disk_for_copy(index.all_bytes, target)
-    with locked(target):
-        return combined(target, parts, one_file=True, progress=progress)
-
-
-def refuse_small_disk_for_copy(size: int, target: Path) -> None:
-    """Do nothing if there is room for so many bytes.
-
-    Raises:
-        CacheError: there is not.
-    """
-    free = free_bytes(target.parent)
+    for part in cached.shards or [source]:
+        index = Index.parse(str(part))
+        parts.append(Part(part, range(first, first + index.samples), index))
+        first += index.samples
+    size, free = cached.index.all_bytes, free_bytes(target.parent)
     if size > free:
         raise CacheError(
             f"one file takes a copy of {size_of(size)}, and {size_of(free)} are free in "
             f"{target.parent}; make room, give a path on another disk, or keep the parts"
         )
+    with locked(target):
+        return combined(target, parts, one_file=True, progress=progress)
 
 
 def is_joined(path: Path) -> bool:
@@ -146,8 +131,13 @@ def combined(
     Raises:
         CacheError: as `join`.
     """
-    if one_file:
-        _refuse_damage(parts)
+    if one_file:  # a copy of a flipped bit would have a checksum that fits
+        for part in parts:
+            if damages := verify(part.path):
+                raise CacheError(
+                    f"the part {part.path} is damaged: {damages[0].what}; delete it, and build "
+                    "again"
+                )
     remove_unfinished(target)
     path = unfinished(target)
     done = whole = 0
@@ -160,24 +150,27 @@ def combined(
 
     try:
         with writing(target.parent):
-            maps = _mapped(parts, target)
-            about = _about(parts, maps)
+            opened = [CachedDataset(part.path) for part in parts]
+            names = [os.path.relpath(part.path, target.parent) for part in parts]
+            maps = [
+                MappedPart(name, each.index, each.data)
+                for name, each in zip(names, opened, strict=True)
+            ]
+            about = _about(parts, opened)
             columns = Combined(maps, copied=one_file)
             whole = sum(
                 extent.size * np.dtype(dtype).itemsize
                 for entry in columns.entries
                 for _, dtype, extent in entry.sized()
             )
-            structure = next((each.index.structure for each in maps if each.index.rows), None)
-            numbers = range(0 if one_file else len(columns.entries))
             write_cache(
                 path,
                 about,
-                structure,
+                next((each.index.structure for each in maps if each.index.rows), None),
                 columns.rows,
                 columns.entries,
                 columns.blocks,
-                sources=None if one_file else {n: columns.sources(n) for n in numbers},
+                sources=None if one_file else columns.sources,
                 shards=() if one_file else [_shard(each) for each in maps],
                 progress=told,
             )
@@ -188,105 +181,48 @@ def combined(
     return Index.parse(str(target))
 
 
-def _refuse_damage(parts: Sequence[Part]) -> None:
-    """Raise CacheError if a bit of a part has flipped: its copy would have a checksum that fits."""
-    for part in parts:
-        if damages := verify(part.path):
-            raise CacheError(
-                f"the part {part.path} is damaged: {damages[0].what}; delete it, and build again"
-            )
-
-
 def _shard(part: MappedPart) -> Shard:
     index = part.index
     return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
 
 
-def _mapped(parts: Sequence[Part], target: Path) -> list[MappedPart]:
-    """Return the parts, mapped."""
-    found = []
-    for part in parts:
-        descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = MappedFile(part.path, descriptor, part.index.file_bytes).data
-        finally:
-            os.close(descriptor)
-        found.append(MappedPart(os.path.relpath(part.path, target.parent), part.index, data))
-    return found
-
-
-def _about(parts: Sequence[Part], maps: Sequence[MappedPart]) -> About:
-    first = parts[0]
-    for part in parts:
-        differs = _difference(first.index, part.index)
-        if differs:
+def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
+    first, start = parts[0], parts[0].samples.start
+    says, attributes = _common(first.index), opened[0].attributes
+    failed: list[tuple[int, str]] = []
+    for part, cached in zip(parts, opened, strict=True):
+        index, other = part.index, _common(part.index)
+        changed = [
+            f"{name} is {str(says.get(name, 'nothing'))[:200]} in one and "
+            f"{str(other.get(name, 'nothing'))[:200]} in the other"
+            for name in {**says, **other}
+            if says.get(name) != other.get(name)
+        ]
+        changed += differences(attributes, cached.attributes)
+        if changed:
             raise CacheError(
                 f"the parts {first.path.name} and {part.path.name} are from different builds: "
-                f"{differs}; build all of them of one dataset, with the same packages"
+                f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
             )
-    says = _common(first.index.fingerprint)
-    failed: list[tuple[int, str]] = []
-    for part in parts:
-        if part.index.failed is not None:
-            shift = part.samples.start - first_of(part.index)
-            failed += [(shift + number, text) for number, text in CachedDataset(part.path).failed]
-    start = parts[0].samples.start
+        attributes = {n: each for n, each in attributes.items() if n in cached.attributes}
+        shift = part.samples.start - start - first_of(index)
+        failed += [(shift + number, text) for number, text in cached.failed]
     samples = sum(part.index.samples for part in parts)
+    fingerprint = {n: e for n, e in says.items() if n in first.index.fingerprint}
     if samples != says.get("length", samples):  # of one rank
-        says["first"] = start
+        fingerprint["first"] = start
     return About(
         samples=samples,
-        failed=[(number - start, text) for number, text in failed],
-        fingerprint=says,
+        failed=failed,
+        fingerprint=fingerprint,
         head=first.index.head,
         tail=first.index.tail,
         compress=Compressed.like(says.get("compress")),
-        attributes=_attributes(maps),
+        attributes=attributes,
     )
 
 
-def _common(fingerprint: Any) -> dict[str, Any]:
-    """Return the entries that the parts of one build share."""
-    return {name: each for name, each in fingerprint.items() if name not in ("first", "shard")}
-
-
-def _difference(one: Index, other: Index) -> str:
-    """Say what two parts were not built alike from; "" if nothing."""
-    ours = {**_common(one.fingerprint), "head": list(one.head), "tail": list(one.tail)}
-    theirs = {**_common(other.fingerprint), "head": list(other.head), "tail": list(other.tail)}
-    for name in {**ours, **theirs}:
-        if ours.get(name) != theirs.get(name):
-            values = [str(each.get(name, "nothing"))[:200] for each in (ours, theirs)]
-            return f"{name} is {values[0]} in one and {values[1]} in the other"
-    return ""
-
-
-def _attributes(parts: Sequence[MappedPart]) -> dict[str, Any]:
-    """Return what all parts say of the dataset's classes.
-
-    Raises:
-        CacheError: one of them says something else.
-    """
-    texts: dict[bytes, str] = {}
-    for part in parts:
-        place = part.index.attributes
-        text = b"" if place is None else mapped(part.data, "|u1", place).tobytes()
-        texts.setdefault(text, part.name)
-    said = {}
-    for text, name in texts.items():
-        try:
-            said[name] = attributes_in(text) if text else {}
-        except Malformed as error:
-            raise CacheError(
-                f"the part {name} is damaged: what it says of classes: {error}"
-            ) from error
-    (first, found), *others = said.items()
-    for name, other in others:
-        changed = differences(found, other)
-        if changed:
-            raise CacheError(
-                f"the parts {first} and {name} are from different builds: {'; '.join(changed)}; "
-                "build all of them of one dataset"
-            )
-        found = {key: value for key, value in found.items() if key in other}
-    return found
+def _common(index: Index) -> dict[str, Any]:
+    """Return the entries of the fingerprint that the parts of one build share."""
+    says = {**index.fingerprint, "head": list(index.head), "tail": list(index.tail)}
+    return {name: each for name, each in says.items() if name not in ("first", "shard")}

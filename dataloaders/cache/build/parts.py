@@ -93,6 +93,11 @@ class Part:
     samples: range
     index: Index
 
+    @property
+    def failed(self) -> int:
+        """How many samples were left out."""
+        return 0 if self.index.failed is None else self.index.failed[0].size
+
 
 def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
     """Return what of ``samples`` no part has, in order."""
@@ -309,15 +314,16 @@ def complete_builds(target: Path) -> list[Part]:
                 )
             samples = range(begins, begins + index.samples)
             builds.setdefault(match[2], []).append(Part(folder / name, samples, index))
-    lacking = {}
-    for token, parts in builds.items():
+    complete, missing = [], list[range]()
+    for parts in builds.values():
         length = parts[0].index.fingerprint.get("length")
-        whole = range(length if type(length) is int else 0)
-        lacking[token] = missing_in(whole, parts)
-    complete = [token for token, missing in lacking.items() if not missing]
+        lacks = missing_in(range(length if type(length) is int else 0), parts)
+        missing += lacks
+        if not lacks:
+            complete.append(parts)
     if not complete:
-        told = [f"{each.start} to {each.stop - 1}" for lacks in lacking.values() for each in lacks]
-        what = f"samples {', '.join(told[:8])} are missing" if told else "it has no parts"
+        told = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
+        what = f"samples {', '.join(told)} are missing" if told else "it has no parts"
         raise CacheError(
             f"{folder} is not complete: {what}; copy the other parts there, or build them"
         )
@@ -325,4 +331,4 @@ def complete_builds(target: Path) -> list[Part]:
         raise CacheError(
             f"{folder} has the parts of {len(complete)} builds; delete those of the old ones"
         )
-    return builds[complete[0]]
+    return complete[0]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from dataloaders.cache.build.parts import Part
 
 __all__ = ["BuildProgress", "Pace"]
 
@@ -54,10 +57,10 @@ class Pace:
         self._before: int | None = None
         self._told = BuildProgress("compute", False, samples, 0, 0, 0, expected, 0.0, None, None)
 
-    def computing(self, samples: int, failed: int, size: int) -> BuildProgress:
-        """Return the progress of the phase that reads samples, after so many more."""
+    def computing(self, parts: Sequence[Part]) -> BuildProgress:
+        """Return the progress of the phase that reads samples, with these parts more."""
         seconds = time.monotonic() - self._started
-        done = self._told.samples_done + samples
+        done = self._told.samples_done + sum(len(part.samples) for part in parts)
         if self._before is None:
             self._before = done
         made = done - self._before
@@ -65,8 +68,8 @@ class Pace:
         self._told = replace(
             self._told,
             samples_done=done,
-            failed=self._told.failed + failed,
-            bytes_done=self._told.bytes_done + size,
+            failed=self._told.failed + sum(part.failed for part in parts),
+            bytes_done=self._told.bytes_done + sum(part.index.file_bytes for part in parts),
             seconds=seconds,
             samples_per_second=rate,
             seconds_left=(self._told.samples - done) / rate if rate else None,

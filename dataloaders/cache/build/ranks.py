@@ -20,11 +20,12 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from dataloaders.cache.build.estimation import Estimate, refuse_small_disk
-from dataloaders.cache.build.failure import told
+from dataloaders.cache.build.estimation import Estimate
 from dataloaders.cache.build.locks import Busy, builder_of, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
 from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.build.reading import told
+from dataloaders.cache.format.disk import size_of
 from dataloaders.errors import CacheError, CacheWarning
 from dataloaders.machine.resources import ranks_here
 
@@ -116,7 +117,7 @@ class Ranks:
             waiting=True,
             samples=folder.names.length,
             samples_done=sum(len(part.samples) for part in parts),
-            failed=sum(part.index.failed[0].size for part in parts if part.index.failed),
+            failed=sum(part.failed for part in parts),
             bytes_done=sum(part.index.file_bytes for part in parts),
             bytes_expected=0,
             seconds=seconds,
@@ -156,8 +157,19 @@ class Ranks:
         left = self._left(ranks)
         left.pop(self._rank - ranks.start)
         others = round(told.low_needed / max(1, told.samples) * sum(left))
+        needed = round(told.low_needed) - written + others
+        if needed <= told.disk_free:
+            return
         busy = sum(each > 0 for each in left)
-        refuse_small_disk(told, self._path.parent, written, others=others, ranks=busy)
+        beside = f", of which {size_of(others)} for {busy} other ranks," if others else ""
+        copied = ", and twice that while its parts are copied into one file"
+        raise CacheError(
+            f"{told.samples} samples will take about {size_of(told.bytes)}"
+            f"{copied if told.is_copied else ''}: {size_of(max(needed, 0))} more are "
+            f"needed{beside} and {size_of(told.disk_free)} are free in {self._path.parent}; make "
+            "room, give a path on another disk, or keep smaller samples (Resize and CenterCrop in "
+            "the transform, uint8)"
+        )
 
     def wait(self, finish: Callable[[], None]) -> None:
         """Wait until the parts of all ranks are there; one of them calls ``finish``.

@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.failure import told
-from dataloaders.cache.build.parts import Names
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.build.parts import Names, Part
+from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row, told
 from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
@@ -30,20 +29,23 @@ from dataloaders.cache.sample.sample import Cell, Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 
-__all__ = ["PART_BYTES", "Gathered", "Job", "Made", "Maker"]
+__all__ = ["PART_BYTES", "PART_SECONDS", "Gathered", "Maker", "other_structure"]
 
 PART_BYTES = 96 << 20
 """Rows are written when they take more memory than this."""
 
-_PART_SECONDS = 30.0
+PART_SECONDS = 30.0
+"""... or took longer than this."""
+
 _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use themselves
 
 
 @dataclass(frozen=True)
-class Job:
-    """What all parts of a build have in common.
+class Maker:
+    """Callable that makes the parts of some samples: one, unless it takes too much room or time.
 
-    Attributes:
+    Args:
+        cut: gives the rows.
         calls: how each row must have gone through the transforms; None: however it did.
         allow_random: whether rows may draw from the process-wide generators, which are then seeded
             for each by its number.
@@ -53,6 +55,7 @@ class Job:
         about: what each part says of itself, but for its samples.
     """
 
+    cut: Cut
     calls: tuple[Call, ...] | None
     allow_random: bool
     skip: bool
@@ -60,68 +63,40 @@ class Job:
     names: Names
     about: About
 
-
-@dataclass(frozen=True)
-class Made:
-    """A part that is finished.
-
-    Attributes:
-        samples: their numbers, those left out included.
-        failed: how many of them were left out.
-        bytes: of the file.
-        structure: of each row; None without rows.
-    """
-
-    samples: range
-    failed: int
-    bytes: int
-    structure: Structure | None
-
-
-@dataclass(frozen=True)
-class Maker:
-    """Callable that makes the part of some samples, or of the first of them.
-
-    Args:
-        cut: gives the rows.
-        job: what to do with them.
-    """
-
-    cut: Cut
-    job: Job
-
-    def __call__(self, samples: range) -> Made:
-        """Return what was made; its file is on the disk.
+    def __call__(self, samples: range) -> list[Part]:
+        """Return what was made; its files are on the disk.
 
         Raises:
             CacheError: the samples cannot be kept in one cache, or the disk is full.
             Exception: the sample's own.
         """
-        job = self.job
-        rows, failed = Gathered(), list[tuple[int, str]]()
-        with random_states_kept(cuda=False):
-            stop = self._read(samples, rows, failed)
-        samples = range(samples.start, stop)
-        with writing(job.names.folder):
-            index = write_part(rows, samples, failed, job)
-        return Made(samples, len(failed), index.file_bytes, rows.structure)
+        made: list[Part] = []
+        left = samples
+        while left or not made:  # of no samples there is a part, too
+            rows, failed = Gathered(), list[tuple[int, str]]()
+            with random_states_kept(cuda=False):
+                stop = self._read(left, rows, failed)
+            with writing(self.names.folder):
+                made.append(self._written(rows, range(left.start, stop), failed))
+            left = range(stop, samples.stop)
+        return made
 
     def _read(self, samples: range, rows: Gathered, failed: list[tuple[int, str]]) -> int:
         """Take rows until they are enough; return the number of the first sample not read."""
-        job, cut, encoder = self.job, self.cut, Encoder(self.job.images)
-        detector = None if job.allow_random else DrawDetector(_NO_SAMPLE)
-        until = time.monotonic() + _PART_SECONDS
+        cut, encoder = self.cut, Encoder(self.images)
+        detector = None if self.allow_random else DrawDetector(_NO_SAMPLE)
+        until = time.monotonic() + PART_SECONDS
         for index in samples:
             if rows.memory > PART_BYTES or time.monotonic() > until:
                 return index
-            if job.allow_random:
+            if self.allow_random:
                 seed_for(index)
             row: tuple[Structure, list[Cell]] | None = None
             try:
-                structure, cells = read_row(cut, index, job.calls)
+                structure, cells = read_row(cut, index, self.calls)
                 row = structure, encoder.cells(index, structure, cells)
             except Exception as error:
-                if not job.skip:
+                if not self.skip:
                     raise
                 failed.append((index, told(error)))
             # Also if it failed: which samples are left out must not depend on what is drawn.
@@ -131,37 +106,20 @@ class Maker:
                 rows.add(index, *row)
         return samples.stop
 
-
-def write_part(rows: Gathered, samples: range, failed: list[tuple[int, str]], job: Job) -> Any:
-    """Write these rows as the part of ``samples``, synced and at its name; return its index."""
-    about = job.names.of_part(job.about, samples, failed)
-    path = job.names.path(samples.start)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        index = write_cache(
-            unfinished, about, rows.structure, rows.rows, rows.entries(), rows.blocks
-        )
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync(path.parent)
-    return index
-
-
-@dataclass
-class _Column:
-    cells: list[Cell] = field(default_factory=list)
-
-    @property
-    def there(self) -> list[Cell]:
-        """Those that are not None."""
-        return [cell for cell in self.cells if cell.kind != "none"]
-
-    def variants(self) -> dict[Variant, int]:
-        found: dict[Variant, int] = {}
-        for cell in self.cells:
-            found.setdefault(_variant(cell), len(found))
-        return found
+    def _written(self, rows: Gathered, samples: range, failed: list[tuple[int, str]]) -> Part:
+        """Write these rows as the part of ``samples``, synced and at its name."""
+        about = self.names.of_part(self.about, samples, failed)
+        path = self.names.path(samples.start)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            index = write_cache(
+                unfinished, about, rows.structure, rows.rows, rows.entries(), rows.blocks
+            )
+            unfinished.rename(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        sync(path.parent)
+        return Part(path, samples, index)
 
 
 class Gathered:
@@ -176,7 +134,7 @@ class Gathered:
     def __init__(self) -> None:
         self.structure: Structure | None = None
         self.rows = self.memory = 0
-        self._columns: list[_Column] = []
+        self._columns: list[list[Cell]] = []
         self._numbers: list[int] = []
         self._names: list[str] = []
         self._entries: list[ColumnEntry] = []
@@ -189,11 +147,13 @@ class Gathered:
         """
         if self.structure is None:
             self.structure, self._names = structure, column_names(structure)
-            self._columns = [_Column() for _ in self._names]
+            self._columns = [[] for _ in self._names]
         elif structure != self.structure:
-            raise other_structure(self._numbers[0], self.structure, number, structure)
+            raise other_structure(
+                f"samples {self._numbers[0]} and {number}", self.structure, structure
+            )
         for column, cell in zip(self._columns, cells, strict=True):
-            column.cells.append(cell)
+            column.append(cell)
             self.memory += cell.values.nbytes + BYTES_PER_CELL
         self._numbers.append(number)
         self.rows += 1
@@ -210,19 +170,15 @@ class Gathered:
         ]
         return self._entries
 
-    def _entry(self, name: str, column: _Column) -> ColumnEntry:
-        dtype = self._dtype(name, column)
-        variants = tuple(column.variants())
+    def _entry(self, name: str, cells: list[Cell]) -> ColumnEntry:
+        dtype = self._dtype(name, cells)
+        variants = tuple(dict.fromkeys(map(_variant, cells)))
         if len(variants) > MOST_VARIANTS:
             raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
-        there = column.there
-        pixels = max((cell.pixels for cell in there), default=0) or None
-        shapes = {cell.values.shape for cell in there}
-        if not there:
-            shape: tuple[int, ...] | None = (0,)  # a column that takes no bytes
-        else:
-            one = next(iter(shapes))
-            shape = one if len(shapes) == 1 and len(one) <= MOST_FIXED else None
+        there = [cell for cell in cells if cell.kind != "none"]
+        shapes = {cell.values.shape for cell in there} or {(0,)}  # a column that takes no bytes
+        one = next(iter(shapes))
+        shape = one if len(shapes) == 1 and len(one) <= MOST_FIXED else None
         sizes = [cell.values.size for cell in there] if shape is None else []
         return ColumnEntry.of_rows(
             name,
@@ -232,27 +188,24 @@ class Gathered:
             self.rows,
             size=sum(sizes),
             most_values=max(sizes, default=0),
-            most_pixels=pixels,
+            most_pixels=max((cell.pixels for cell in there), default=0) or None,
         )
 
-    def _dtype(self, name: str, column: _Column) -> str:
-        first: tuple[int, Cell] | None = None
-        for number, cell in zip(self._numbers, column.cells, strict=True):
-            if cell.kind == "none":
-                continue
-            if first is None:
-                first = number, cell
-            elif cell.values.dtype.str != first[1].values.dtype.str:
+    def _dtype(self, name: str, cells: list[Cell]) -> str:
+        there = [each for each in zip(self._numbers, cells, strict=True) if each[1].kind != "none"]
+        dtypes = [cell.values.dtype.str for _, cell in there]
+        for (number, cell), dtype in zip(there, dtypes, strict=True):
+            if dtype != dtypes[0]:
                 raise CacheError(
-                    f"column {name!r} holds {first[1].values.dtype.str} ({first[1].kind}) in "
-                    f"sample {first[0]} and {cell.values.dtype.str} ({cell.kind}) in sample "
-                    f"{number}; convert them to one type in the dataset"
+                    f"column {name!r} holds {dtypes[0]} ({there[0][1].kind}) in sample "
+                    f"{there[0][0]} and {dtype} ({cell.kind}) in sample {number}; convert them to "
+                    "one type in the dataset"
                 )
-        return "|u1" if first is None else first[1].values.dtype.str
+        return dtypes[0] if dtypes else "|u1"
 
     def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
         """Yield the arrays that make up one dataset of a column, after `entries`."""
-        entry, cells = self._entries[number], self._columns[number].cells
+        entry, cells = self._entries[number], self._columns[number]
         if part == "values":
             zeros = np.zeros(entry.shape or (), entry.dtype)
             for cell in cells:
@@ -270,16 +223,16 @@ class Gathered:
                     shapes[row, : cell.values.ndim] = cell.values.shape
             yield shapes
         else:
-            numbers = self._columns[number].variants()
-            yield np.array([numbers[_variant(cell)] for cell in cells], "|u1")
+            codes = {variant: code for code, variant in enumerate(entry.variants)}
+            yield np.array([codes[_variant(cell)] for cell in cells], "|u1")
 
 
-def other_structure(first: int, structure: Structure, number: int, other: Structure) -> CacheError:
+def other_structure(who: str, one: Structure | None, other: Structure | None) -> CacheError:
     """Return the error for two samples that are built differently."""
     return CacheError(
-        f"samples {first} and {number} are built differently: {_shown(structure)} and "
-        f"{_shown(other)}; a cache needs the same keys in the same order, and the same "
-        "lengths, in all of them. Return what varies as one tensor, array, str or plain list"
+        f"{who} are built differently: {_shown(one)} and {_shown(other)}; a cache needs the same "
+        "keys in the same order, and the same lengths, in all of them. Return what varies as one "
+        "tensor, array, str or plain list"
     )
 
 
@@ -287,6 +240,6 @@ def _variant(cell: Cell) -> Variant:
     return cell.kind, 0 if cell.kind == "none" else cell.values.ndim
 
 
-def _shown(structure: Structure) -> str:
-    names = column_names(structure)
+def _shown(structure: Structure | None) -> str:
+    names = column_names(structure or 0)
     return f"{len(names)} leaves ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

@@ -12,14 +12,20 @@ import json
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dataloaders.batches.tree import leaves, same_bits
-from dataloaders.cache.build.failure import not_interrupted, told
-from dataloaders.cache.build.findings import Findings
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row
+from dataloaders.cache.build.reading import (
+    BYTES_PER_CELL,
+    Failure,
+    draws_refused,
+    not_interrupted,
+    read_row,
+    told,
+)
 from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole
@@ -37,10 +43,11 @@ from dataloaders.cache.sample.sample import (
     split,
 )
 from dataloaders.errors import CacheError
+from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 
-__all__ = ["Study", "obstacle_to_packing", "same_samples"]
+__all__ = ["Findings", "Study", "obstacle_to_packing", "studied"]
 
 _PROVED = 4
 _MEASURED = 16
@@ -50,6 +57,68 @@ _SECONDS = 1.0
 _UNREAD = "no sample could be read"
 
 _Cells = tuple[Structure, list[Cell]]
+
+
+@dataclass
+class Findings:
+    """What `Study` found.
+
+    Attributes:
+        choice: which of its cuts holds; the last one stands for whole samples.
+        calls: how its rows go through the transforms.
+        at_leaves: whether each part that a tail is applied to is one leaf.
+        reason: why it is not a better one; "" if it is the best.
+        drawn: the first sample whose row drew from process-wide generators, and their names.
+        random: what differs between two readings of one row; "" if nothing does.
+        digests: of the rows that were read, by sample; or "random", or "failed".
+        bytes: of each row that was read, its images encoded.
+        proved: what each row takes in memory of those that are always read; the same each time.
+        columns: the names of all columns, and whether a PIL image was in it.
+        seconds: that reading and encoding each row took.
+        attributes: what the dataset says of its classes, as `attributes_of` gives it.
+    """
+
+    choice: int = -1
+    calls: tuple[Call, ...] | None = None
+    at_leaves: bool = True
+    reason: str = ""
+    drawn: tuple[int, tuple[str, ...]] | None = None
+    random: str = ""
+    digests: dict[int, str] = field(default_factory=dict)
+    bytes: list[int] = field(default_factory=list)
+    proved: list[int] = field(default_factory=list)
+    columns: dict[str, bool] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def studied(loader: Any, study: Study) -> Findings:
+    """Return what ``study`` finds in a worker of ``loader``.
+
+    Raises:
+        CacheError: the dataset cannot be read in another process; says why.
+        Exception: a sample's own.
+    """
+    try:
+        found = observe(loader, _Studying(study))
+    except Unobserved as error:
+        name = type(loader.dataset).__name__
+        raise CacheError(f"{name} could not be studied: {error}") from error
+    if isinstance(found, Failure):
+        found.reraise()
+    assert isinstance(found, Findings)
+    return found
+
+
+@dataclass(frozen=True)
+class _Studying:
+    study: Study
+
+    def __call__(self, dataset: Any) -> Findings | Failure:
+        try:
+            return self.study()
+        except BaseException as error:  # a sample may call sys.exit()
+            return Failure.of(not_interrupted(error))
 
 
 class Study:
@@ -115,8 +184,6 @@ class Study:
         if reasons:
             found.reason = reasons[-1]
         self._measure(found)
-        if found.calls and any(found.columns.values()):
-            found.has_files = obstacle_to_packing(self._dataset) is None
         return found
 
     def _prove_packed(self, found: Findings) -> None:
@@ -260,7 +327,6 @@ class Study:
         found.seconds.append(time.perf_counter() - begun)
         paths = leaf_paths(structure)
         found.at_leaves &= all(path in paths for _, path in found.calls or ())
-        found.cells = len(cells)
         found.bytes.append(sum(cell.values.nbytes for cell in cells))
         if not must:
             return

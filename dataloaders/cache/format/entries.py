@@ -128,6 +128,11 @@ class ColumnEntry:
         """Whether every row has the same shape."""
         return self.shape is not None
 
+    @property
+    def is_none(self) -> bool:
+        """Whether every row is None: then its dtype and shape mean nothing."""
+        return all(kind == "none" for kind, _ in self.variants)
+
     def parts(self) -> Iterable[tuple[str, str, Extent]]:
         """Yield what of it has a place in the file: name, dtype and place."""
         for name, dtype, extent in self.sized():

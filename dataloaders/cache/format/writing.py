@@ -73,7 +73,7 @@ def write_cache(
     columns: Sequence[ColumnEntry],
     blocks: Blocks,
     *,
-    sources: Mapping[int, tuple[Source, ...]] | None = None,
+    sources: Callable[[int], tuple[Source, ...]] | None = None,
     shards: Sequence[Shard] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Index:
@@ -86,7 +86,7 @@ def write_cache(
         rows: how many there are.
         columns: each with the sizes of what it has, and no places.
         blocks: called with a column's number and the name of what it has.
-        sources: by the number of a column, where its values are instead.
+        sources: called with the number of a column: where its values are instead.
         shards: the files that they are in.
         progress: called with the bytes of values that were written since it was last called.
 
@@ -124,7 +124,7 @@ def write_cache(
             name = path_of(entry, part)
             chunked = own = None
             if part == "values":
-                own = None if sources is None else sources.get(number, ())
+                own = None if sources is None else sources(number)
                 if entry.packing is not None:
                     assert about.compress is not None
                     chunked = _chunked(entry, about.compress, blocks, number)

@@ -1,10 +1,9 @@
 """Read a cache: rows out of mapped files, restored to what the dataset gave.
 
-    train.h5 ──reader.py──> columns.py ──────────────────────────> leaves ──> sample
-                        └─> joined.py ──part of a row──> columns.py ──┘
+    train.h5 ──reader.py──> files.py ──part of a row──> columns.py ──> leaves ──> sample
 
-reader.py   CachedDataset                     columns.py       the leaves of one column
-joined.py   the columns of all parts          shards.py        opening the parts that a file names
+reader.py   CachedDataset                     columns.py       the leaves of one column of one file
+files.py    all files, mapped; their columns  shards.py        opening the parts that a file names
 pieces.py   values out of compressed chunks   limits.py        what a row may take in memory
-mapping.py  a mapped file                     verification.py  verify(): finds any flipped bit
+verification.py  verify(): finds any flipped bit
 """

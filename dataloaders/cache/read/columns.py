@@ -70,6 +70,11 @@ class ColumnReader:
             )
         return self._mapped
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values, decompressed."""
+        return self.entry.values.size * np.dtype(self.entry.dtype).itemsize
+
     def packed_bytes(self) -> int | None:
         """Bytes that the compressed values take in the file; None: they are not compressed."""
         return None if self._pieces is None else self._pieces.packed_bytes()

@@ -1,8 +1,4 @@
-"""What a value of a sample may take in memory, where whoever opens a file says so.
-
-ColumnEntry that says more ──> an error, before a row is read
-one that does not say      ──> the same with the limit in it, to which each row is held
-"""
+"""What a value of a sample may take in memory, where whoever opens a file says so."""
 
 from __future__ import annotations
 
@@ -20,13 +16,11 @@ from dataloaders.errors import CacheError
 __all__ = ["limited"]
 
 _BYTES_PER_PIXEL = 4  # as Pillow has colours in memory
-
-_MEMORY_PER_BYTE = {"json": 64, "str": 4}
-"""Bytes in memory that one byte of the file may become: of JSON, ``[],`` is a list."""
+_MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of what the file has: of JSON, ``[],`` is a list
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
-    """``entry`` with no row of more than ``largest`` bytes, if that is not None.
+    """``entry`` with no row of more than ``largest`` bytes in memory, if that is not None.
 
     Raises:
         CacheError: the file says that it has larger ones.
@@ -35,20 +29,15 @@ def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
         return entry
     width = np.dtype(entry.dtype).itemsize
     width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
-    says = entry.most_values if entry.shape is None else math.prod(entry.shape)
-    _refuse(entry, width * (says or 0), largest)
-    if entry.shape is None and says is None:
-        entry = replace(entry, most_values=largest // width)
-    if any(is_encoded(kind) for kind, _ in entry.variants):
-        _refuse(entry, _BYTES_PER_PIXEL * (entry.most_pixels or 0), largest)
-        if entry.most_pixels is None:
-            entry = replace(entry, most_pixels=largest // _BYTES_PER_PIXEL)
-    return entry
-
-
-def _refuse(entry: ColumnEntry, says: int, largest: int) -> None:
+    values = entry.most_values if entry.shape is None else math.prod(entry.shape)
+    says = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
     if says > largest:
         raise CacheError(
             f"column {shown(entry.name)} has values that take {size_of(says)} in memory, and "
             f"largest={largest} allows {size_of(largest)}; give more if you trust the file"
         )
+    if values is None:
+        entry = replace(entry, most_values=largest // width)
+    if entry.most_pixels is None and any(is_encoded(kind) for kind, _ in entry.variants):
+        entry = replace(entry, most_pixels=largest // _BYTES_PER_PIXEL)
+    return entry

@@ -27,14 +27,12 @@ from dataloaders.cache.format.entries import ColumnEntry
 from dataloaders.cache.format.fields import Malformed
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import shown
-from dataloaders.cache.read.columns import ColumnReader, mapped
-from dataloaders.cache.read.joined import JoinedColumn, Shards
-from dataloaders.cache.read.limits import limited
-from dataloaders.cache.read.mapping import MappedFile
+from dataloaders.cache.read.columns import mapped
+from dataloaders.cache.read.files import Column, Files, MappedFile
 from dataloaders.cache.read.shards import first_of, folder_of
 from dataloaders.cache.sample.sample import Classes, join, leaf_paths
 from dataloaders.errors import CacheError
-from dataloaders.machine.page_cache import DiskWatch, expect_exactly, tells_truth, will_read
+from dataloaders.machine.page_cache import DiskWatch, tells_truth, will_read
 from dataloaders.transforms.read import Kind, read
 
 __all__ = ["CachedDataset"]
@@ -65,6 +63,8 @@ class CachedDataset(Dataset[Any]):
     Attributes:
         path: the absolute path.
         index: the file's description of itself.
+        data: all bytes of the file, mapped.
+        readers: each column's values, for whoever makes whole batches of them.
         namedtuples: classes for namedtuples in samples, by name and fields; a missing class is
             created with the same name and fields.
 
@@ -112,24 +112,15 @@ class CachedDataset(Dataset[Any]):
         descriptor = open_file(str(self.path))
         try:
             self.index = Index.parse(descriptor, str(self.path))
-            self._file = MappedFile(self.path, descriptor, self.index.file_bytes)
+            file = MappedFile(self.path, descriptor, self.index.file_bytes)
         finally:
             os.close(descriptor)
-        data = self._file.data
-        rows = self.index.rows
-        self._columns: list[ColumnReader | JoinedColumn]
-        self._shards = Shards(self.path, self.index, self.largest) if self.index.shards else None
-        if self._shards is not None:
-            self._columns = [
-                JoinedColumn(limited(entry, self.largest), number, self._shards)
-                for number, entry in enumerate(self.index.columns)
-            ]
-        else:
-            self._columns = [
-                ColumnReader(limited(entry, self.largest), rows, data)
-                for entry in self.index.columns
-            ]
-        self._data = data
+        self.data = file.data
+        self._files = Files(self.path, self.index, file, self.largest)
+        self.readers = tuple(
+            Column(entry, number, self._files, self.largest)
+            for number, entry in enumerate(self.index.columns)
+        )
         self._attributes: dict[str, Any] | None = None
         self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
         self._find_leaves()
@@ -171,7 +162,7 @@ class CachedDataset(Dataset[Any]):
         """Return the samples of these rows, in this order."""
         found = [self._row(row) for row in rows]
         self.about_to_read(found)
-        columns = [column.leaves(found) for column in self._columns]
+        columns = [column.leaves(found) for column in self.readers]
         if not columns:
             return [self._sample([]) for _ in found]
         return [self._sample(list(leaves)) for leaves in zip(*columns, strict=True)]
@@ -202,8 +193,8 @@ class CachedDataset(Dataset[Any]):
     def leaves(self, row: int) -> list[Any]:
         """The leaves of this row as they were kept, before any tail, in the columns' order."""
         found = self._row(row)
-        self._refuse_cut_short([found])
-        return [column.leaf(found) for column in self._columns]
+        self._files.refuse_cut_short([found])
+        return [column.leaf(found) for column in self.readers]
 
     def will_read(self, first: int, last: int) -> None:
         """Have the kernel start to read rows ``first`` to ``last - 1`` from disk, without waiting.
@@ -213,7 +204,7 @@ class CachedDataset(Dataset[Any]):
         """
         first, last = max(0, first), min(last, self.index.rows)
         if first < last:
-            for column in self._columns:
+            for column in self.readers:
                 for values in column.stretches(first, last):
                     will_read(values, look=self._looks)
 
@@ -226,39 +217,24 @@ class CachedDataset(Dataset[Any]):
         Raises:
             CacheError: a file is shorter than it was: what is not there cannot be touched.
         """
-        self._refuse_cut_short(rows)
+        self._files.refuse_cut_short(rows)
         reads = self._disk.reads()
         if reads != self._exact:
             self._exact = reads
-            if self._shards is None:
-                expect_exactly(self._data, reads)
-            else:
-                self._shards.expect_exactly(reads)
+            self._files.expect_exactly(reads)
         if reads:
             for row in rows:
                 self.will_read(row, row + 1)
 
-    def _refuse_cut_short(self, rows: Sequence[int]) -> None:
-        """Look at each file that has some of ``rows``; what happens to it later is not seen."""
-        if self._shards is None:
-            self._file.refuse_cut_short()
-        else:
-            self._shards.refuse_cut_short(rows)
-
     @property
     def row_bytes(self) -> float:
         """The bytes of a row in the file, on average; 0 without rows."""
-        if self._shards is not None:
+        if self.index.shards:
             return self.index.all_bytes / max(1, self.index.rows)
         parts = (part for column in self.index.columns for part in column.parts())
         total = sum(extent.size * np.dtype(dtype).itemsize for _, dtype, extent in parts)
-        total += sum(column.packed_bytes() or 0 for column in self._columns)
+        total += sum(column.packed_bytes() or 0 for column in self.readers)
         return total / max(1, self.index.rows)
-
-    @property
-    def readers(self) -> tuple[ColumnReader | JoinedColumn, ...]:
-        """Each column's values, for whoever makes whole batches of them."""
-        return tuple(self._columns)
 
     @property
     def calls(self) -> tuple[tuple[int, Callable[[Any], Any]], ...]:
@@ -288,7 +264,7 @@ class CachedDataset(Dataset[Any]):
         if self._attributes is None:
             place = self.index.attributes
             try:
-                text = b"" if place is None else mapped(self._data, "|u1", place).tobytes()
+                text = b"" if place is None else mapped(self.data, "|u1", place).tobytes()
                 self._attributes = attributes_in(text) if text else {}
             except Malformed as error:
                 raise CacheError(
@@ -354,9 +330,9 @@ class CachedDataset(Dataset[Any]):
         if self.index.failed is None:
             return []
         rows, messages = self.index.failed
-        numbers = mapped(self._data, "<u8", rows).tolist()
+        numbers = mapped(self.data, "<u8", rows).tolist()
         try:
-            texts = json.loads(mapped(self._data, "|u1", messages).tobytes().decode("utf-8"))
+            texts = json.loads(mapped(self.data, "|u1", messages).tobytes().decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise self._failed_damaged() from error
         if (
@@ -382,22 +358,22 @@ class CachedDataset(Dataset[Any]):
             CacheError: there is no such column, its rows differ in shape or stand in several files,
         or it is compressed.
         """
-        for column in self._columns:
+        for column in self.readers:
             if column.entry.name == name:
                 if not column.entry.fixed:
                     raise CacheError(
                         f"the rows of column {name!r} in {self.path} have different shapes; read "
                         "them one by one"
                     )
-                if isinstance(column, JoinedColumn):
+                if self.index.shards:
                     raise CacheError(
                         f"the rows of column {name!r} in {self.path} stand in "
                         f"{len(self.index.shards)} shards, so they are not one array; read "
                         "rows by their numbers, or each shard's: [CachedDataset(shard).column("
                         f"{name!r}) for shard in cached.shards]"
                     )
-                return column.values
-        names = ", ".join(shown(column.entry.name) for column in self._columns[:8])
+                return column.of(0).values
+        names = ", ".join(shown(column.entry.name) for column in self.readers[:8])
         raise CacheError(f"{self.path} has no column {name!r}; it has {names or 'none'}")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataloaders.cache.sample.decode import decoded, is_encoded
-from dataloaders.cache.sample.file import EncodedFile
+from dataloaders.cache.sample.decode import EncodedFile, decoded, is_encoded
 from dataloaders.cache.sample.palette import PALETTE, contents, files
 from dataloaders.cache.sample.planes import PLANES, has_planes, planes_of
 from dataloaders.errors import CacheError, MissingDependency

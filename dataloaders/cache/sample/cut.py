@@ -11,11 +11,15 @@ Normalize), it is before that run: a row then takes a quarter of the room.
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+import numpy as np
+import torch
 
 from dataloaders.errors import CacheError
 from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
@@ -290,12 +294,22 @@ def cut_at(
     return Cut(copy, tuple(tails), made, _told(before), _told(after), type(dataset).__name__)
 
 
+class _Pickler(pickle.Pickler):
+    """Without the addresses of tensors, as v2.RandomResizedCrop has one."""
+
+    def reducer_override(self, value: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor)
+        return (np.asarray, (value.detach().cpu().numpy(),)) if is_tensor else NotImplemented
+
+
 def equal_state(transforms: Any) -> bytes | None:
     """Equal for equal transforms; None where that cannot be told."""
+    file = io.BytesIO()
     try:
-        return pickle.dumps(transforms)
+        _Pickler(file).dump(transforms)
     except Exception:  # a lambda, an open file: anything
         return None
+    return file.getvalue()
 
 
 def _told(parts: list[tuple[Found, Sequence[Member]]]) -> tuple[str, ...]:

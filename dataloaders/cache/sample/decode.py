@@ -11,15 +11,19 @@ whatever goes wrong is one kind of error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
-from dataloaders.cache.sample.file import FORMATS, opened, refuse_larger
 from dataloaders.cache.sample.palette import restored
 
-__all__ = ["KEPT", "Undecoded", "decoded", "is_encoded", "undecoded"]
+__all__ = ["KEPT", "EncodedFile", "Undecoded", "decoded", "is_encoded", "undecoded"]
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
 
 KEPT: dict[str, dict[str, tuple[str, ...]]] = {
     "JPEG": {"L": ("L",), "RGB": ("RGB",), "CMYK": ("CMYK",)},
@@ -108,17 +112,17 @@ def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = Non
         ImportError: Pillow is not installed.
     """
     if kind == "file:RGB":
-        image = opened(_bytes(values), FORMATS)
-        refuse_larger(image, most_pixels)
+        image = _opened(_bytes(values), FORMATS)
+        _refuse_larger(image, most_pixels)
         return Undecoded(image, "RGB")
     family, name, mode = kind.split(":")
     if family != "encoded":
         raise KeyError(family)
     modes = KEPT[name][mode]
-    image = opened(_bytes(values), (name,))
+    image = _opened(_bytes(values), (name,))
     if image.format != name or image.mode not in modes:
         raise ValueError(f"it is a {image.format} of mode {image.mode}")
-    refuse_larger(image, most_pixels)
+    _refuse_larger(image, most_pixels)
     return Undecoded(image, mode)
 
 
@@ -134,3 +138,56 @@ def _bytes(values: npt.NDArray[Any]) -> bytes:
     if values.ndim != 1 or values.dtype.str != "|u1":
         raise ValueError("not bytes")
     return values.tobytes()
+
+
+@dataclass(frozen=True)
+class EncodedFile:
+    """An image as the file that it came from."""
+
+    data: bytes
+
+    @property
+    def pixels(self) -> int:
+        """Width times height, as its header says.
+
+        Raises:
+            ValueError: it cannot be opened.
+        """
+        width, height = _opened(self.data, FORMATS).size
+        return int(width * height)
+
+    def check(self) -> None:
+        """Nothing if it can be decoded to its end; of a JPEG faster than decoding it.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        image = _opened(self.data, FORMATS)
+        image.draft("RGB", (1, 1))  # all of the data is read, and an eighth of each side is made
+        try:
+            image.convert("RGB")
+        except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+            raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
+
+
+def _opened(data: bytes, formats: Sequence[str]) -> Any:
+    """A PIL image whose pixels are not decoded yet, of one of these formats.
+
+    Raises:
+        ValueError: it is of another one, damaged, or larger than Pillow allows.
+        ImportError: Pillow is not installed.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(data), formats=tuple(formats))
+    except UnidentifiedImageError as error:
+        raise ValueError(f"it is no file of format {', '.join(formats)}") from error
+    except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+        raise ValueError(f"it cannot be opened ({type(error).__name__}: {error})") from error
+
+
+def _refuse_larger(image: Any, most_pixels: int | None) -> None:
+    width, height = image.size
+    if most_pixels is not None and width * height > most_pixels:
+        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import map_children
 from dataloaders.cache.sample.cut import Cut, Run, cut_at, sample_of
-from dataloaders.cache.sample.file import EncodedFile
+from dataloaders.cache.sample.decode import EncodedFile
 from dataloaders.errors import CacheError
 from dataloaders.recording import hooks
 from dataloaders.recording.context import Recorder, recording

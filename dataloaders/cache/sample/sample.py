@@ -39,7 +39,6 @@ __all__ = [
     "Classes",
     "Structure",
     "cell_of",
-    "classes_in",
     "column_names",
     "fits",
     "join",
@@ -107,20 +106,6 @@ def namedtuples_in(structure: Structure | None) -> set[tuple[str, tuple[str, ...
         found.add((name, tuple(field for field, _ in members)))
     inners = members if kind in ("list", "tuple") else [inner for _, inner in members]
     return found.union(*map(namedtuples_in, inners))
-
-
-def classes_in(sample: Any) -> Classes:
-    """The namedtuple classes of ``sample``, for `join`."""
-    found: Classes = {}
-    if isinstance(sample, dict):
-        for inner in sample.values():
-            found.update(classes_in(inner))
-    elif isinstance(sample, (list, tuple)):
-        if hasattr(sample, "_fields"):
-            found[type(sample).__name__, type(sample)._fields] = type(sample)
-        for inner in sample:
-            found.update(classes_in(inner))
-    return found
 
 
 def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
