@@ -187,8 +187,11 @@ class Tuner:
         first, close the generator: then the workers of the trial under way end, and the random
         states are put back.
         """
-        with random_states_kept(self.loader.generator):
-            yield from self._steps()
+        try:
+            with random_states_kept(self.loader.generator):
+                yield from self._steps()
+        finally:
+            del self._search.make  # a cycle, which would keep the loader and its session
         return self.result(remember)
 
     def _steps(self) -> Steps[None]:
