@@ -67,44 +67,45 @@ class Gatherer:
                     table = self._tables[id(dataset)] = Table(dataset)
                 index = table.lookup(dataset.indices, index)
             return self._gather(dataset.dataset, index)
+        rows = None if index is None else as_index(index)
+        if rows is None and index is not None:
+            raise NotGatherable("an index is not an integer")
         if kind is StackDataset:
             children = dataset.datasets
             if type(children) is dict:
-                return {key: self._gather(child, index) for key, child in children.items()}
+                return {key: self._gather(child, rows) for key, child in children.items()}
             if type(children) is tuple:
-                return [self._gather(child, index) for child in children]
+                return [self._gather(child, rows) for child in children]
             raise NotGatherable(f"the StackDataset holds a {type(children).__name__}")
         if kind is TensorDataset:
             if not dataset.tensors:
                 raise NotGatherable("the TensorDataset has no tensors")
             # default_collate turns a list of tuples into a list of columns.
-            rows = None if index is None else as_index(index)
-            index = index if rows is None else rows
-            return [self._rows(tensor, index) for tensor in dataset.tensors]
+            return [self._rows(tensor, rows) for tensor in dataset.tensors]
         if kind is torch.Tensor:
-            return self._rows(dataset, index)
+            return self._rows(dataset, rows)
         if kind is not np.ndarray:
             raise NotGatherable(f"{kind.__name__} is not an in-memory dataset that is known")
         if not _is_plain_array(dataset):
             raise NotGatherable("the array is not a plain, writable one")
-        return self._rows(torch.from_numpy(dataset), index)
+        return self._rows(torch.from_numpy(dataset), rows)
 
-    def _rows(self, tensor: torch.Tensor, index: Index | None) -> torch.Tensor:
+    def _rows(self, tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         why = _not_plain(tensor)
-        rows = None if index is None else as_index(index)
-        if why is not None or (rows is None and index is not None):
-            raise NotGatherable(why or "an index is not an integer")
+        if why is not None:
+            raise NotGatherable(why)
         if rows is None:
             return tensor
-        shape = (len(rows), *tensor.shape[1:])
         elements = len(rows) * (tensor.numel() // len(tensor))
-        if get_worker_info() is None:
-            if not (self._memory and self._memory.pays_for(elements * tensor.element_size())):
-                return tensor.index_select(0, rows)
-            out = self._memory.empty(shape, tensor.dtype)
-        else:  # as torch's collation in a worker: straight into the shared memory that is sent
+        memory, shape = self._memory, (len(rows), *tensor.shape[1:])
+        if get_worker_info() is not None:
+            # As torch's collation in a worker: straight into the shared memory that is sent.
             whole = tensor._typed_storage()  # type: ignore[no-untyped-call]
             out = tensor.new(whole._new_shared(elements, device=tensor.device)).resize_(shape)
+        elif memory is not None and memory.pays_for(elements * tensor.element_size()):
+            out = memory.empty(shape, tensor.dtype)
+        else:
+            return tensor.index_select(0, rows)
         return torch.index_select(tensor, 0, rows, out=out)
 
 

@@ -189,8 +189,9 @@ class HostPool:
         # A small tensor may use a large buffer (the last, short batch of an epoch), but a caller
         # that keeps many small tensors must not keep a large buffer for each.
         slack = best.nbytes - _whole_pages(nbytes)
-        lent_slack = sum(each.nbytes - each.needed for each in self._buffers if each.needed)
-        return None if slack and lent_slack + slack > self._peak() // 2 else best
+        if slack:
+            slack += sum(each.nbytes - each.needed for each in self._buffers if each.needed)
+        return None if slack > self._peak() // 2 else best
 
     def _note_peak(self) -> None:
         needed = sum(buffer.needed for buffer in self._buffers)
@@ -207,14 +208,15 @@ class HostPool:
 
     def _shrink(self, most_free: int) -> None:
         """Release free buffers down to the bounds, the least recently used first."""
-        most_free = min(most_free, self._peak() - self._lent_bytes())
         free = [buffer for buffer in self._buffers if not buffer.needed]
-        excess = sum(buffer.nbytes for buffer in free) - most_free
-        for buffer in sorted(free, key=lambda each: each.freed_at):
-            if excess <= 0:
-                return
-            self._buffers.remove(buffer)
-            excess -= buffer.nbytes
+        if not free:
+            return
+        excess = sum(buffer.nbytes for buffer in free)
+        excess -= min(most_free, self._peak() - self._lent_bytes())
+        free.sort(key=lambda each: each.freed_at, reverse=True)
+        while free and excess > 0:
+            excess -= free[-1].nbytes
+            self._buffers.remove(free.pop())
 
     def _forked(self) -> None:
         """In a forked child: take a new lock, and drop the parent's free buffers."""

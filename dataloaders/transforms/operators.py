@@ -157,11 +157,11 @@ class _RandomCrop(Operator):
             fill = transform.fill
             zero = fill is None or (isinstance(fill, (int, float)) and fill == 0)
             if transform.padding_mode != "constant" or not zero:
-                raise NotRead("only borders of zeros are")
+                raise NotRead("only borders of zeros are read")
         # torchvision's crop of a tensor must reach into it.
         height, width = self._size
         if min(self._padding) < 0 or max(left, right) >= width or max(top, bottom) >= height:
-            raise NotRead("only a padding from 0 to below size is")
+            raise NotRead("only a padding from 0 to below size is read")
         self.primitives = (Crop(v2),)
 
     def draw(self, draws: Draws, sizes: Sizes) -> list[Action]:
@@ -198,7 +198,7 @@ class _RandomResizedCrop(Operator):
         self._size = _pair_of(transform.size)
         self._scale, self._ratio = _range_of(transform.scale), _range_of(transform.ratio)
         if self._ratio[0] == 0:
-            raise NotRead("only ratios above 0 are")
+            raise NotRead("only ratios above 0 are read")
         # In float32, as torchvision takes it.
         self._log_ratio = torch.log(torch.tensor(transform.ratio)).tolist()
         resize = Resize(v2, _mode_of(transform.interpolation), transform.antialias)
@@ -315,14 +315,14 @@ def _pair_of(size: Sequence[Any]) -> tuple[int, int]:
     """Return (height, width)."""
     height, width = map(operator.index, size)
     if height < 1 or width < 1:
-        raise NotRead("only sizes of at least 1 x 1 are")
+        raise NotRead("only sizes of at least 1 x 1 are read")
     return height, width
 
 
 def _range_of(values: Sequence[Any]) -> tuple[float, float]:
     low, high = map(float, values)
     if not 0 <= low <= high < float("inf"):
-        raise NotRead("only ranges (low, high) not below 0 are")
+        raise NotRead("only ranges (low, high) not below 0 are read")
     return low, high
 
 
