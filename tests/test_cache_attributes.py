@@ -19,8 +19,8 @@ from dataloaders.cache.format.attributes import attributes_in, attributes_of, en
 from dataloaders.cli import main
 from dataloaders.errors import CacheError
 from helpers.cached import spoil
+from helpers.hostile import say_less
 from helpers.numbered import Made
-from helpers.older import say_less
 from helpers.photos import write_folder
 
 

@@ -114,6 +114,16 @@ def test_small_columns_are_not_compressed(tmp_path):
     assert build(tmp_path / "a.h5", [], compress=Compressed("zstd")).columns == ()
 
 
+@BOTH
+def test_a_row_of_several_pieces(tmp_path, codec):
+    rows = [np.arange(number * 50_000, dtype="<u4") // 9 for number in range(4)]
+    build(tmp_path / "a.h5", rows, compress=Compressed(codec))
+    cached = CachedDataset(tmp_path / "a.h5")
+    assert (
+        [bits(row) for row in cached] == [bits(row) for row in cached[:]] == list(map(bits, rows))
+    )
+
+
 def test_what_does_not_get_smaller_is_kept_as_it_is(tmp_path):
     samples = [np.random.default_rng(row).integers(0, 256, 70_000, np.uint8) for row in range(30)]
     plain = build(tmp_path / "plain.h5", samples)

@@ -124,23 +124,10 @@ def test_the_guard_sees_what_must_not_happen(tmp_path):
     assert seen["error"] == ["KeyError outside the package"]
 
 
-def run(*words):
-    return subprocess.run(
-        [sys.executable, FUZZ, *map(str, words)],
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
-
-
-@pytest.mark.nightly
-def test_an_input_is_repeated(tmp_path):
-    (tmp_path / "a.h5").write_bytes(b"no cache")
-    done = run("file", "--input", tmp_path / "a.h5")
-    assert (done.returncode, done.stdout) == (0, "file: 0 findings\n"), done.stderr
-
-
 @pytest.mark.skipif(find_spec("atheris") is None, reason="Atheris is not installed")
 def test_a_few_seconds_of_fuzzing(tmp_path):
-    done = run("file", "--seconds", 3, "--folder", tmp_path)
+    command = [sys.executable, str(FUZZ), "file", "--seconds", "3", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout
-    assert int(done.stdout.splitlines()[-1].split()[1]) > 50
+    assert int(done.stdout.split()[-1]) > 50
     assert list((tmp_path / "file" / "corpus").iterdir())

@@ -91,20 +91,6 @@ def test_each_is_made_once_by_whoever_is_free(team):
     assert [number for number, name in seen if name == slow] == [0]
 
 
-def test_after_an_error_no_other_is_begun(team):
-    begun = []
-    together = threading.Barrier(3, timeout=20)
-
-    def one(number):
-        begun.append(number)
-        together.wait()
-        raise IndexError("any of the first three")
-
-    with pytest.raises(IndexError, match="any of the first three"):
-        team.each(30, LARGE, one)
-    assert sorted(begun) == [0, 1, 2]
-
-
 def test_in_a_child_and_in_a_copy_there_are_threads_of_its_own(team):
     team.split(3, LARGE, lambda begin, end: None)
     copied = pickle.loads(pickle.dumps(team))
