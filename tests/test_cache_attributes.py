@@ -116,7 +116,7 @@ def test_of_several_datasets_what_all_agree_on(tmp_path):
     for number, (dataset, found) in enumerate(
         (
             (ConcatDataset([Subset(one, [0]), ConcatDataset([same, one])]), both),
-            (ConcatDataset([one, other]), {"classes": ["a", "b"]}),
+            (ConcatDataset([one, same, other]), {"classes": ["a", "b"]}),
             (ConcatDataset([one, numbers()]), {}),
             (own, {"classes": ["of the subset"]}),
         )

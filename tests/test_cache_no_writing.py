@@ -14,6 +14,7 @@ from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
 from helpers import warm
 from helpers.forbidding import KNOWN
+from helpers.numbered import Made
 from helpers.photos import picture
 
 pytestmark = pytest.mark.skipif(not KNOWN, reason="the numbers of the system calls are not known")
@@ -63,16 +64,11 @@ def folder(tmp_path_factory):
     for rank in range(3):
         precompute(Pictures(), folder / "joined.h5", num_workers=0, shard=(rank, 3), wait=rank == 2)
     if all(map(find_spec, ("zstandard", "hdf5plugin"))):
-        precompute(Numbers(), folder / "zstd.h5", num_workers=0, compress="zstd")
+        precompute(numbers, folder / "zstd.h5", num_workers=0, compress="zstd")
     return folder
 
 
-class Numbers(Dataset[Any]):
-    def __len__(self):
-        return 30
-
-    def __getitem__(self, index):
-        return torch.arange(4000 + 100 * index) // (index + 1)
+numbers = Made(lambda index: torch.arange(4000 + 100 * index) // (index + 1), 30)
 
 
 def ran(folder, code):
@@ -158,7 +154,7 @@ def test_through_loaders_and_the_backend(folder):
 
 def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     path = tmp_path / "a.h5"
-    cached = precompute(Numbers(), path, num_workers=0)
+    cached = precompute(numbers, path, num_workers=0)
     whole = path.read_bytes()
     with open(path, "r+b") as file:
         file.truncate(len(whole) // 2)

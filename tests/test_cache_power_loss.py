@@ -10,34 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaders.cache import precompute
+from helpers.numbered import Made
 
 SIZE, ROWS = 48, 4
 
 
-class Samples:
-    """Images of several shapes; the last but two fails where it is told to."""
-
-    def __init__(self, fails=False):
-        self.fails = fails
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, index):
-        if self.fails and index == SIZE - 3:
-            raise ValueError("stop")
-        shape = (3, 30, 41 + index % 7)
-        image = np.random.default_rng(index).integers(1, 256, shape, dtype=np.uint8)
-        return {"image": torch.from_numpy(image), "name": f"sample {index}"}
+def sample(index):
+    shape = (3, 30, 41 + index % 7)
+    image = np.random.default_rng(index).integers(1, 256, shape, dtype=np.uint8)
+    return {"image": torch.from_numpy(image), "name": f"sample {index}"}
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """A build that was interrupted, and the file that it is to become."""
     folder = tmp_path_factory.mktemp("begun")
-    with pytest.raises(ValueError, match="stop"):
-        precompute(Samples(True), folder / "a.h5", num_workers=0, rows=ROWS)
-    whole = precompute(Samples(), folder / "whole.h5", num_workers=0)
+    dataset = Made(sample, SIZE)
+    dataset.failing = frozenset([SIZE - 3])
+    with pytest.raises(ValueError, match="no sample 45 today"):
+        precompute(dataset, folder / "a.h5", num_workers=0, rows=ROWS)
+    whole = precompute(Made(sample, SIZE), folder / "whole.h5", num_workers=0)
     return folder / "a.h5", whole.path.read_bytes()
 
 
@@ -71,5 +63,5 @@ def test_what_never_reached_the_disk_is_made_again(begun, tmp_path_factory, data
             os.truncate(part, data.draw(st.integers(1, size - 1)))
     if data.draw(st.booleans()):
         (folder / "build.json").unlink()
-    precompute(Samples(), path, num_workers=0)
+    precompute(Made(sample, SIZE), path, num_workers=0)
     assert path.read_bytes() == whole
