@@ -131,6 +131,14 @@ def test_any_memory_order(value):
     assert bits(back)[1:] == bits(value.detach() if hasattr(value, "detach") else value)[1:]
 
 
+def test_a_leaf_is_a_copy():
+    for value in (torch.zeros(3), np.zeros(3), np.zeros(3, bool), torch.zeros(3).bool()):
+        (cell,) = split(value)[1]
+        leaf_of(cell.kind, cell.values)[0] = 1
+        assert not value.any()
+        assert not cell.values.any()
+
+
 def test_what_is_a_list_and_what_is_one_leaf():
     assert split([1, [2.5, "a", None, {"b": True}]])[0] == 0
     assert split([])[0] == 0
@@ -184,6 +192,12 @@ class Odd:
 def test_what_cannot_be_kept_is_named(sample, message):
     with pytest.raises(CacheError, match=message):
         split(sample)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_of_the_older_kind_is_named():
+    with pytest.raises(CacheError, match=r"is a Tensor of .*return nested tensors as a list"):
+        split(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
 
 
 def test_a_sample_without_an_end():
