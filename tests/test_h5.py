@@ -236,11 +236,12 @@ def test_columns_of_all_kinds():
 
 def test_without_a_seed_order_is_torchs_and_crops_follow_its_base_seed():
     dataset = cropped()
-    loader = DataLoader(dataset, 5, shuffle=True, backend=H5())
+    loader = DataLoader(dataset, 5, backend=H5())
     assert AT_ONCE in str(loader.explain())
     first = epoch(loader)
     assert_same(epoch(loader), first)
     assert not torch.equal(epoch(loader, 2)[0]["image"], first[0]["image"])
+    first = epoch(DataLoader(dataset, 5, shuffle=True, backend=H5()))
     theirs = torch.utils.data.DataLoader(dataset, 5, shuffle=True, num_workers=1)
     for ours, wanted in zip(first, epoch(theirs), strict=True):
         assert torch.equal(ours["label"], wanted["label"])
