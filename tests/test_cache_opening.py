@@ -1,7 +1,6 @@
 """A finished cache opens at once: no process, no sample read, and what changed is named."""
 
 import os
-from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.processes import run_script
-
-Pair = namedtuple("Pair", ["image", "label"])
 
 
 class Pictures(Dataset[Any]):
@@ -36,11 +33,6 @@ class Pictures(Dataset[Any]):
             raise FileNotFoundError(f"image {index} was moved away")
         values = np.random.default_rng(index + self.shift).integers(0, 256, (9, 9, 3), np.uint8)
         return self.transform(Image.fromarray(values)), index
-
-
-class Pairs(Pictures):
-    def __getitem__(self, index):
-        return Pair(*super().__getitem__(index))
 
 
 def chain(size=8, mean=0.5):
@@ -68,8 +60,7 @@ def first_batch(dataset, backend=None, **settings):
     return next(iter(DataLoader(dataset, batch_size=12, backend=backend, seed=3, **settings)))
 
 
-@pytest.mark.parametrize("build", ["if_missing", "never"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("build", "num_workers"), [("if_missing", 1), ("never", 0)])
 def test_batches_are_those_of_the_dataset_though_no_sample_can_be_read(
     path, tmp_path, build, num_workers
 ):
@@ -82,24 +73,11 @@ def test_batches_are_those_of_the_dataset_though_no_sample_can_be_read(
     assert torch.equal(labels, wanted[1])
 
 
-def test_the_live_transforms_are_those_of_today(path, tmp_path):
-    cached = precompute(Pictures(tmp_path, chain(mean=0.1)), path)
-    (tmp_path / "gone").unlink()
-    dataset = Pictures(tmp_path, chain(mean=0.1))
-    for row in range(12):
-        torch.manual_seed(row)
-        image = cached[row][0]
-        torch.manual_seed(row)
-        assert torch.equal(image, dataset[row][0])
-
-
-def test_a_changed_head_is_named(path, tmp_path):
-    rule = r"head: \[\"CenterCrop\(size=\(8, 8\)\)\"\] when it was built.*size=\(7, 7\)"
-    with pytest.raises(CacheError, match=rule):
-        precompute(Pictures(tmp_path, chain(size=7)), path)
-
-
 def test_contents_are_compared_when_asked(path, tmp_path):
+    with pytest.raises(OptionError, match=r"check='all'"):
+        precompute(Pictures(tmp_path), path, check="all")
+    with pytest.raises(OptionError, match=r"H5\(check='all'\)"):
+        H5(check="all")
     (tmp_path / "gone").unlink()
     shifted = Pictures(tmp_path, shift=1)
     precompute(shifted, path)  # as documented: not looked at
@@ -109,13 +87,6 @@ def test_contents_are_compared_when_asked(path, tmp_path):
     with pytest.raises(CacheError, match=rule):
         first_batch(shifted, H5(path, check="contents"))
     assert len(precompute(Pictures(tmp_path), path, check="contents")) == 12
-
-
-def test_another_check_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match=r"check='all': it must be None or \"contents\""):
-        precompute(Pictures(tmp_path), tmp_path / "a.h5", check="all")
-    with pytest.raises(OptionError, match=r"H5\(check='all'\): must be None or 'contents'"):
-        H5(check="all")
 
 
 def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, monkeypatch):
@@ -134,13 +105,6 @@ def test_another_version_is_a_warning_and_an_error_if_expected(tmp_path, monkeyp
         precompute(dataset, path, expect={"PIL": "11.0"})
     with pytest.raises(CacheError, match=rule):
         first_batch(dataset, H5(path, expect={"PIL": "11.0"}))
-
-
-def test_namedtuples_come_back_as_the_datasets_own(tmp_path):
-    dataset = Pairs(tmp_path)
-    precompute(dataset, tmp_path / "a.h5", num_workers=0)
-    dataset.gone.touch()
-    assert type(first_batch(dataset, H5(tmp_path / "a.h5"))) is Pair
 
 
 def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path):
@@ -170,54 +134,21 @@ def test_a_script_without_a_main_guard_opens_it_under_forkserver(tmp_path):
 
 @pytest.mark.parametrize("value", [[[]] * 200_000, "\N{GRINNING FACE}" + "a" * 400_000])
 def test_largest_counts_what_objects_take_in_memory(tmp_path, value):
-    class Lists(Dataset[Any]):
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, index):
-            return value
-
-    precompute(Lists(), tmp_path / "a.h5", num_workers=0)
+    precompute([value], tmp_path / "a.h5", num_workers=0)
     assert os.path.getsize(tmp_path / "a.h5") < 1 << 20
     with pytest.raises(CacheError, match=r"values that take .* in memory, and largest=1048576"):
         CachedDataset(tmp_path / "a.h5", largest=1 << 20)
 
 
-@pytest.fixture
-def parts(tmp_path):
-    """The files of a cache of 40 parts."""
-    path = tmp_path / "a.h5"
-    precompute(list(range(40)), path, num_workers=0, rows=1, single_file=False)
-    return [path, *sorted((tmp_path / "a.parts").iterdir())]
-
-
-def test_a_row_of_a_part_that_was_cut_short_is_an_error(parts):
-    cached = CachedDataset(parts[0])
+def test_a_row_of_a_part_that_was_cut_short_is_an_error(tmp_path):
+    precompute(list(range(9)), tmp_path / "a.h5", num_workers=0, rows=1, single_file=False)
+    cached = CachedDataset(tmp_path / "a.h5")
     assert [cached[row] for row in (0, 3)] == [0, 3]
-    os.truncate(parts[4], 4096)
+    os.truncate(tmp_path / "a.parts" / "00003.h5", 4096)
     for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
         with pytest.raises(CacheError, match=r"00003\.h5 was cut short while it was open"):
             read(3)
     assert cached[0] == 0
-
-
-def test_opening_looks_at_parts_and_opens_none(parts, tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        import sys
-        from dataloaders.cache import CachedDataset
-
-        opened = []
-        sys.addaudithook(
-            lambda event, args: opened.append(args[0]) if event == "open" else None
-        )
-        cached = CachedDataset("a.h5")
-        print(sum(str(path).endswith(".h5") for path in opened))
-        print(sum(cached[:]))
-        """,
-    )
-    assert done.stdout.split() == ["2", "780"], done.stderr  # the file, and the first part
 
 
 def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path):
@@ -228,10 +159,10 @@ def test_a_cache_may_have_more_parts_than_a_process_may_open_files(tmp_path):
         from dataloaders.cache import CachedDataset, merge, precompute, verify
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        cached = precompute(list(range(100)), "a.h5", num_workers=0, rows=1, single_file=False)
+        cached = precompute(list(range(70)), "a.h5", num_workers=0, rows=1, single_file=False)
         print(len(cached.shards), sum(cached[:]), verify("a.h5"))
         merge("a.h5", "b.h5")
         print(sum(CachedDataset("b.h5")[:]))
         """,
     )
-    assert done.stdout.split() == ["100", "4950", "[]", "4950"], done.stderr
+    assert done.stdout.split() == ["70", "2415", "[]", "2415"], done.stderr

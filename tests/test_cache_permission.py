@@ -4,7 +4,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from helpers.processes import run_script
@@ -37,81 +36,66 @@ if os.getuid() == 0:  # who may look anywhere; what is root's own cannot be impo
 """
 
 
-@pytest.fixture
-def closed():
-    """A folder that nobody but root may look into, in one that everybody may."""
-    with tempfile.TemporaryDirectory() as open_to_all:
-        os.chmod(open_to_all, 0o777)
-        folder = Path(open_to_all) / "closed"
-        folder.mkdir()
-        folder.chmod(0)
-        yield folder
-        folder.chmod(0o700)
-
-
-def told(folder, source, **environment):
-    done = run_script(folder, AS_SOMEBODY_ELSE + source, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_a_folder_that_may_not_be_looked_into(closed, tmp_path):
-    photos = closed.parent / "photos" / "cat"
-    photos.mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(photos / "1.png")
-    here = closed.parent
-    lines = told(
-        tmp_path,
-        f"""
-from dataloaders.cache import precompute
-from dataloaders.errors import CacheError
-for path in ({str(closed / "a.h5")!r}, {str(closed / "deeper" / "a.h5")!r}):
-    try:
-        precompute(Numbers(), path, num_workers=0)
-    except CacheError as error:
-        print(error)
-command("build", {str(photos.parent)!r}, {str(closed / "a.h5")!r}, "--workers", "0")
-command("build", {str(photos.parent)!r}, {str(here / "a.h5")!r}, "--workers", "0", "--quiet")
-command("build", {str(closed)!r}, {str(here / "b.h5")!r})
-command("build", {str(closed / "data.py") + ":data"!r}, {str(here / "b.h5")!r})
-""",
-    )
-    rule = "cannot be read (Permission denied); give a path in a folder that you may read"
-    assert lines[0].startswith(f"{closed} {rule}")
-    assert lines[1].startswith(f"{closed / 'deeper'} {rule}")
-    assert lines[2].startswith(f"2 dataloaders cache: {closed} {rule}")
-    assert lines[3].startswith(f"{here / 'a.h5'}: 1 samples")
-    assert lines[4].strip() == "0"
-    assert lines[5].startswith(f"2 dataloaders cache: {str(closed)!r} is no folder of images: ")
-    assert "Permission denied" in lines[5]
-    assert lines[6].startswith(f"2 dataloaders cache: {str(closed / 'data.py')!r} does not exist")
-
-
 BUILD = """
 from dataloaders import DataLoader
+from dataloaders.cache import precompute
 from dataloaders.errors import DataLoadersError
-for words in ({"backend": "h5"}, {"num_workers": "auto"}):
+def attempt(make):
     try:
-        print(sum(len(batch) for batch in DataLoader(Numbers(), batch_size=4, **words)))
+        print(make())
     except DataLoadersError as error:
         print(error)
+def with_caches_of_the_user():
+    for words in ({"backend": "h5"}, {"num_workers": "auto"}):
+        attempt(lambda: sum(map(len, DataLoader(Numbers(), batch_size=4, **words))))
+
+here, closed = os.environ["HERE"], os.environ["CLOSED"]
+for path in (f"{closed}/a.h5", f"{closed}/deeper/a.h5"):
+    attempt(lambda: precompute(Numbers(), path, num_workers=0))
+command("build", f"{here}/photos", f"{closed}/a.h5", "--workers", "0")
+command("build", f"{here}/photos", f"{here}/a.h5", "--workers", "0", "--quiet")
+command("build", closed, f"{here}/b.h5")
+command("build", f"{closed}/data.py:data", f"{here}/b.h5")
+os.environ["DATALOADERS_CACHE"] = f"{closed}/cache"
+with_caches_of_the_user()
+for name in ("HOME", "XDG_CACHE_HOME", "DATALOADERS_CACHE"):
+    os.environ.pop(name, None)
+with_caches_of_the_user()
+command("list")
 """
 
 
-def test_a_cache_folder_that_cannot_be_made(closed, tmp_path):
-    folder = closed / "cache"
-    first, second = told(tmp_path, BUILD, DATALOADERS_CACHE=str(folder))
-    assert first.startswith(f"{folder / 'h5'} cannot be created or read (Permission denied); ")
-    assert first.endswith('written to, or give H5("train.h5") as the backend')
-    assert second == "8"
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user that there is not")
-def test_a_user_without_a_home(tmp_path):
-    source = "for name in ('HOME', 'XDG_CACHE_HOME', 'DATALOADERS_CACHE'):\n"
-    source += "    os.environ.pop(name, None)\n"
-    first, second, third = told(tmp_path, f'{source}{BUILD}\ncommand("list")\n')
-    rule = "no folder for caches is known, since this user has no home; set DATALOADERS_CACHE to"
-    assert first.startswith(rule)
-    assert second == "8"
-    assert third.startswith(f"2 dataloaders cache: {rule}")
+def test_folders_that_may_not_be_looked_into_and_a_user_without_a_home(tmp_path):
+    with tempfile.TemporaryDirectory() as open_to_all:
+        here = Path(open_to_all)
+        here.chmod(0o777)
+        (here / "photos" / "cat").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(here / "photos" / "cat" / "1.png")
+        closed = here / "closed"
+        closed.mkdir()
+        closed.chmod(0)
+        places = {"HERE": str(here), "CLOSED": str(closed)}
+        done = run_script(tmp_path, AS_SOMEBODY_ELSE + BUILD, env=places)
+        closed.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    rule = "cannot be read (Permission denied); give a path in a folder that you may read"
+    begins = [
+        f"{closed} {rule}",
+        f"{closed / 'deeper'} {rule}",
+        f"2 dataloaders cache: {closed} {rule}",
+        f"{here / 'a.h5'}: 1 samples",
+        "0",
+        f"2 dataloaders cache: {str(closed)!r} is no folder of images: ",
+        f"2 dataloaders cache: {str(closed / 'data.py')!r} does not exist",
+        f"{closed / 'cache' / 'h5'} cannot be created or read (Permission denied); ",
+        "8",
+    ]
+    lines = done.stdout.splitlines()
+    for line, begin in zip(lines, begins, strict=False):
+        assert line.startswith(begin)
+    assert lines[7].endswith('written to, or give H5("train.h5") as the backend')
+    if os.getuid() == 0:  # only root became a user that there is not
+        rule = "no folder for caches is known, since this user has no home; set DATALOADERS_CACHE"
+        assert lines[9].startswith(rule)
+        assert lines[10] == "8"
+        assert lines[11].startswith(f"2 dataloaders cache: {rule}")

@@ -10,35 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloaders.cache import precompute
+from helpers.numbered import Made
 
 SIZE, ROWS = 48, 4
 
 
-class Samples:
-    """Images of one shape or of several; the last but two fails where it is told to."""
-
-    def __init__(self, varying, fails=False):
-        self.varying, self.fails = varying, fails
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, index):
-        if self.fails and index == SIZE - 3:
-            raise ValueError("stop")
-        width = 41 + (index % 7 if self.varying else 0)
-        image = np.random.default_rng(index).integers(1, 256, (3, 30, width), dtype=np.uint8)
-        return {"image": torch.from_numpy(image), "name": f"sample {index}"}
+def sample(index):
+    shape = (3, 30, 41 + index % 7)
+    image = np.random.default_rng(index).integers(1, 256, shape, dtype=np.uint8)
+    return {"image": torch.from_numpy(image), "name": f"sample {index}"}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["one shape", "several shapes"])
-def begun(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
     """A build that was interrupted, and the file that it is to become."""
     folder = tmp_path_factory.mktemp("begun")
-    with pytest.raises(ValueError, match="stop"):
-        precompute(Samples(request.param, True), folder / "a.h5", num_workers=0, rows=ROWS)
-    whole = precompute(Samples(request.param), folder / "whole.h5", num_workers=0)
-    return request.param, folder / "a.h5", whole.path.read_bytes()
+    dataset = Made(sample, SIZE)
+    dataset.failing = frozenset([SIZE - 3])
+    with pytest.raises(ValueError, match="no sample 45 today"):
+        precompute(dataset, folder / "a.h5", num_workers=0, rows=ROWS)
+    whole = precompute(Made(sample, SIZE), folder / "whole.h5", num_workers=0)
+    return folder / "a.h5", whole.path.read_bytes()
 
 
 @settings(max_examples=12, deadline=None)
@@ -48,7 +40,7 @@ def test_what_never_reached_the_disk_is_made_again(begun, tmp_path_factory, data
 
     A part is synced before it has its name, so nothing else is lost of one that has it.
     """
-    varying, interrupted, whole = begun
+    interrupted, whole = begun
     path = tmp_path_factory.mktemp("cut") / "a.h5"
     folder = path.with_suffix(".parts")
     shutil.copytree(interrupted.with_suffix(".parts"), folder)
@@ -71,5 +63,5 @@ def test_what_never_reached_the_disk_is_made_again(begun, tmp_path_factory, data
             os.truncate(part, data.draw(st.integers(1, size - 1)))
     if data.draw(st.booleans()):
         (folder / "build.json").unlink()
-    precompute(Samples(varying), path, num_workers=0)
+    precompute(Made(sample, SIZE), path, num_workers=0)
     assert path.read_bytes() == whole

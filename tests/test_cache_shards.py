@@ -24,7 +24,6 @@ from dataloaders.errors import CacheError, CacheWarning, OptionError
 from helpers.cached import smooth, spoil
 from helpers.compare import assert_same, bits
 from helpers.numbered import SIZE, Made, Numbered
-from helpers.processes import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ["00000.h5", "00010.h5", "00020.h5", "00030.h5"]
@@ -97,13 +96,11 @@ def test_who_comes_later_only_opens_it(expected, tmp_path):
         build(Numbered(shift=1), path, 1, check="contents")
 
 
-@pytest.mark.parametrize("shard", [None, (2, 4)])
-def test_a_missing_part_is_made_again_by_whoever_builds(expected, tmp_path, shard):
+def test_a_missing_part_is_made_again_by_whoever_builds(expected, tmp_path):
     path = shutil.copytree(expected, tmp_path / "copy") / "a.h5"
     (path.parent / "a.parts" / "00020.h5").unlink()
     dataset = Numbered(log=tmp_path / "log")
-    options = {"shard": shard, "num_workers": 0, "single_file": False}
-    assert len(precompute(dataset, path, **options)) == SIZE
+    assert len(build(dataset, path, 2, single_file=False)) == SIZE
     assert {*range(20, 30)} <= set(dataset.reads()) < {*range(SIZE)}
     assert_equal_to_the_bit(path.parent, expected)
 
@@ -127,34 +124,6 @@ def test_overwriting_ranks_join_no_part_of_an_earlier_build(path):
     for cached in found:
         assert list(cached) == list(map(samples(1000).__getitem__, range(SIZE)))
     assert len(names(path.parent)) == 2
-
-
-def test_four_processes_at_once(expected, tmp_path):
-    done = run_script(
-        tmp_path,
-        f"""
-        import os, sys
-        sys.path[:0] = [{str(ROOT / "tests")!r}, {str(ROOT)!r}]
-        from helpers.numbered import Numbered
-        from dataloaders.cache import precompute
-        if __name__ == "__main__":
-            pids = []
-            for rank in range(4):
-                pids.append(os.fork())
-                if pids[-1] == 0:
-                    seen = []
-                    options = dict(num_workers=2 if rank == 3 else 0, progress=seen.append)
-                    options.update(single_file=False)
-                    cached = precompute(Numbered(), "a.h5", shard=(rank, 4), **options)
-                    good = len(cached) == 41 and str(cached.path).endswith("/a.h5")
-                    good = good and all(0 <= one.shards_left < 4 for one in seen)
-                    good = good and all(one.samples == 41 for one in seen if one.waiting)
-                    os._exit(0 if good else 3)
-            print([os.waitpid(pid, 0)[1] for pid in pids])
-        """,
-    )
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "[0, 0, 0, 0]\n")
-    assert_equal_to_the_bit(tmp_path, expected)
 
 
 KILLED = """
@@ -381,18 +350,19 @@ class Pictures(Made):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("sizes", "compress"), [((10,), None), ((10, 13), None), ((200,), "zstd"), ((200,), "gzip")]
+    ("sizes", "stored"),
+    [((10, 13), {}), ((10, 13), {"images": {"image": "png"}}), ((200,), {"compress": "zstd"})],
 )
 @pytest.mark.covering
-def test_batches_of_a_joined_cache_are_those_of_one_file(path, sizes, compress, num_workers):
+def test_batches_of_a_joined_cache_are_those_of_one_file(path, sizes, stored, num_workers):
     dataset = Pictures(*sizes)
-    cached = built(dataset, path, 2 if compress else 4, compress=compress)
+    cached = built(dataset, path, 2 if "compress" in stored else 4, **stored)
     options = {"sampler": [29, 0, 3, 3, 15, 14], "seed": 2, "num_workers": num_workers}
     ours = DataLoader(dataset, 4, backend=H5(path), **options)
     assert "batches are made at once" in str(ours.explain())
     assert_same(list(ours), list(DataLoader(dataset, 4, **options)))
     assert verify(path) == []
-    if compress:
+    if "compress" in stored:
         packed = [CachedDataset(shard).columns[0].packing is not None for shard in cached.shards]
         assert packed == [True, True]
         assert cached.readers[0].packed_bytes() is not None

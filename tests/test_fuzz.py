@@ -47,18 +47,12 @@ def test_a_moment_of_each_target(name, tmp_path):
         inputs.append(data)
 
 
-def test_a_cache_in_parts_is_put_together_as_it_was(tmp_path):
-    for data in TARGETS["file"].seeds(tmp_path):
-        whole = opened(data)
-        assert whole is not None
-        assert whole.to_bytes() == data
-
-
 def test_columns_of_another_shape_are_read_and_not_only_refused(tmp_path):
     refit = 0
     for number, data in enumerate(TARGETS["file"].seeds(tmp_path)):
         whole = opened(data)
         assert whole is not None
+        assert whole.to_bytes() == data
         for column in whole.fields["columns"]:
             if column["shape"] is not None and column["variants"][0][0].startswith("tensor"):
                 column["shape"] = [5, *column["shape"][1:]]
@@ -124,23 +118,10 @@ def test_the_guard_sees_what_must_not_happen(tmp_path):
     assert seen["error"] == ["KeyError outside the package"]
 
 
-def run(*words):
-    return subprocess.run(
-        [sys.executable, FUZZ, *map(str, words)],
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
-
-
-@pytest.mark.nightly
-def test_an_input_is_repeated(tmp_path):
-    (tmp_path / "a.h5").write_bytes(b"no cache")
-    done = run("file", "--input", tmp_path / "a.h5")
-    assert (done.returncode, done.stdout) == (0, "file: 0 findings\n"), done.stderr
-
-
 @pytest.mark.skipif(find_spec("atheris") is None, reason="Atheris is not installed")
 def test_a_few_seconds_of_fuzzing(tmp_path):
-    done = run("file", "--seconds", 3, "--folder", tmp_path)
+    command = [sys.executable, str(FUZZ), "file", "--seconds", "3", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout
-    assert int(done.stdout.splitlines()[-1].split()[1]) > 50
+    assert int(done.stdout.split()[-1]) > 50
     assert list((tmp_path / "file" / "corpus").iterdir())

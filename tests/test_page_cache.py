@@ -25,8 +25,6 @@ from dataloaders.machine.page_cache import (
     tells_truth,
     will_read,
 )
-from dataloaders.samplers import BlockShuffle
-from helpers.cached import build
 from helpers.waits import becomes_true
 
 PAGE = mmap.PAGESIZE
@@ -57,6 +55,8 @@ def mapped(path):
 
 
 def test_reading_brings_pages_and_evicting_drops_them(path):
+    with open(path, "rb") as file:
+        private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     assert not resident_pages(path).any()
     content = path.read_bytes()
     assert resident_pages(path).all()
@@ -70,18 +70,12 @@ def test_reading_brings_pages_and_evicting_drops_them(path):
     assert (resident_pages(path) == found).all()
     first, second = mapped(path), mapped(path)[3 * PAGE :]
     assert int(first.sum(dtype=np.int64)) >= int(second.sum(dtype=np.int64))
+    private[:3] = b"abc"
     evict(path)  # also what is mapped here, which stays valid
+    assert private[:3] == b"abc"
     assert not resident_pages(path).any()
     assert first.tobytes() == content
     assert second.tobytes() == content[3 * PAGE :]
-
-
-def test_what_was_written_to_a_private_map_is_kept(path):
-    with open(path, "rb") as file:
-        private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    private[:3] = b"abc"
-    evict(path)
-    assert private[:3] == b"abc"
 
 
 def test_what_another_process_has_mapped_stays_and_is_seen(path):
@@ -236,15 +230,3 @@ def test_rows_are_asked_for_together_while_a_disk_is_read(tmp_path, backend):
     evict(cached.path)
     cached.about_to_read(rows)
     assert not resident_pages(cached.path).any(), "reads from memory ask for nothing"
-
-
-def test_a_row_takes_what_the_columns_take(tmp_path):
-    build(tmp_path / "a.h5", [{"a": np.zeros(10, "<f4"), "b": bytes(row)} for row in range(4)])
-    # 40 bytes; 0 + 1 + 2 + 3 bytes, and 5 offsets of 8.
-    assert CachedDataset(tmp_path / "a.h5").row_bytes == 40 + (6 + 40) / 4
-    build(tmp_path / "none.h5", [])
-    empty = CachedDataset(tmp_path / "none.h5")
-    assert empty.row_bytes == 0
-    empty.will_read(0, 5)
-    sampler = BlockShuffle(empty, seed=0)
-    assert (len(sampler), list(DataLoader(empty, sampler=sampler))) == (0, [])

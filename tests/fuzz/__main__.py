@@ -7,7 +7,6 @@ python tests/fuzz TARGET --input build/fuzz/file/findings/file-1a2b
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import subprocess
 import sys
@@ -35,19 +34,15 @@ def main() -> int:
     parser.add_argument("--input", type=Path, help="run this input only, and show what it does")
     parsed = parser.parse_args()
     names = parsed.targets or list(TARGETS)
-    for name in names:
-        if name not in TARGETS:
-            parser.error(f"no target is called {name!r}; there are {', '.join(TARGETS)}")
+    if unknown := set(names) - set(TARGETS):
+        parser.error(f"no target is called {unknown}; there are {', '.join(TARGETS)}")
     if parsed.input is not None:
         return max(_once(name, parsed.input) for name in names)
     if find_spec("atheris") is None:
         print("the fuzzer needs Atheris: pip install 'gpu-dataloaders[fuzz]' (Linux, macOS)")
         return 2
-    found = 0
-    print(f"{'target':<10}{'runs':>10}{'edges':>8}{'corpus':>8}{'findings':>10}", flush=True)
-    for name in names:
-        found += _fuzzed(name, parsed.folder / name, parsed.seconds / len(names), parsed.seed)
-    return 1 if found else 0
+    seconds = parsed.seconds / len(names)
+    return max(_fuzzed(name, parsed.folder / name, seconds, parsed.seed) for name in names)
 
 
 def _once(name: str, path: Path) -> int:
@@ -56,8 +51,7 @@ def _once(name: str, path: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         work = Path(folder)
         guard = Guard(work)
-        for _ in target.seeds(work):
-            pass
+        list(target.seeds(work))
         data, empty = path.read_bytes(), work / "one"
         for _ in range(2):  # what is loaded at first use is no finding
             empty.mkdir()
@@ -70,35 +64,19 @@ def _once(name: str, path: Path) -> int:
 
 
 def _fuzzed(name: str, folder: Path, seconds: float, seed: int) -> int:
-    """How many sorts of findings ``name`` has; a line is printed for each, and one for all."""
+    """Fuzz ``name`` in a process of its own; print its findings and libFuzzer's last words."""
     folder.mkdir(parents=True, exist_ok=True)
-    findings = 0
+    words = [str(TESTS / "fuzz" / "one.py"), name, str(folder), str(seconds), str(seed)]
     with open(folder / "log", "w", encoding="utf-8") as log:
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(TESTS / "fuzz" / "one.py"),
-            name,
-            str(folder),
-        ]
-        ended = subprocess.run(
-            [*command, str(seconds), str(seed)], stdout=log, stderr=subprocess.STDOUT, check=False
-        )
-    text = (folder / "log").read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines():
-        if line.startswith("FINDING"):
-            print(line)
-            findings += 1
-    runs = re.findall(r"number_of_executed_units: (\d+)", text)
-    edges, corpus = re.findall(r"cov: (\d+) .*corp: (\d+)/", text)[-1:][0] if runs else ("?", "?")
+        command = [sys.executable, "-W", "ignore", *words]
+        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
+    lines = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
+    told = [line for line in lines if line.startswith("FINDING")]
     if ended.returncode:  # a hang, a crash, or too much memory: libFuzzer wrote the input
-        findings += 1
-        print(f"FINDING {name}: it ended with {ended.returncode}; see {folder / 'log'}")
-    print(
-        f"{name:<10}{runs[-1] if runs else '?':>10}{edges:>8}{corpus:>8}{findings:>10}", flush=True
-    )
-    return findings
+        told.append(f"FINDING {name}: it ended with {ended.returncode}; see {folder / 'log'}")
+    runs = [line for line in lines if "number_of_executed_units" in line or " cov: " in line]
+    print(*told, f"{name}: {len(told)} findings", *runs[-2:], sep="\n", flush=True)
+    return 1 if told else 0
 
 
 if __name__ == "__main__":

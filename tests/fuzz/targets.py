@@ -17,7 +17,6 @@ from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from PIL import ImageCms  # noqa: F401  # Pillow loads it for the first image of mode LAB
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
@@ -39,8 +38,6 @@ from helpers.hostile import attempts, check_places
 __all__ = ["TARGETS", "Target"]
 
 Mutate: TypeAlias = Callable[[bytes, Random, mutation.Raw], bytes]
-
-_MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -87,12 +84,7 @@ def _shown(data: bytes, folder: Path) -> None:
     assert not odd, f"these reach the terminal: {odd!r}"
 
 
-class _Crop(torch.nn.Module):
-    """The tail of an image: a crop, a flip, and a tensor."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.steps = v2.Compose([v2.RandomCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+_CROP = v2.Compose([v2.RandomCrop(2), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
 
 def _batches(data: bytes, folder: Path) -> None:
@@ -102,7 +94,7 @@ def _batches(data: bytes, folder: Path) -> None:
     with refusals_aside():
         plain = CachedDataset(path)
         paths = _image_leaves(plain)
-        cached = CachedDataset(path, tails=[(keys, _Crop(2).steps) for keys in paths])
+        cached = CachedDataset(path, tails=[(keys, _CROP) for keys in paths])
         made = batches_of(cached)
         if isinstance(made, str):
             return
@@ -179,16 +171,8 @@ class _Joined:
         path = folder / "a.h5"
         path.write_bytes(data)
         with refusals_aside():
-            cached = CachedDataset(path)
-            rows = range(min(len(cached), _MOST_ROWS))
-            for row in rows:
-                with refusals_aside():
-                    cached[row]
-            with refusals_aside():
-                cached.__getitems__(rows)
-            cached.will_read(-(2**70), 2**70)
-            with refusals_aside():
-                assert set(cached.attributes) <= {"classes", "class_to_idx"}
+            for message in attempts(CachedDataset(path)):
+                assert len(message) < 3000
         with refusals_aside():
             for damage in verify(path):
                 assert 0 <= damage.offset <= damage.offset + damage.bytes

@@ -82,8 +82,10 @@ def kinds(cached: CachedDataset) -> dict[str, list[str]]:
     return {column.name: [kind for kind, _ in column.variants] for column in cached.columns}
 
 
-def spoil(path: Path, offset: int, data: bytes | None = None) -> None:
-    """Other bytes at a place of a file: a bit flipped, if it is not said which."""
+def spoil(path: Path, offset: int, data: bytes | None = None, whole: bytes = b"") -> None:
+    """Other bytes at a place of a file, or of ``whole``: a bit flipped, if it is not said which."""
+    if whole:
+        path.write_bytes(whole)
     with path.open("r+b") as file:
         file.seek(offset)
         new = bytes([file.read(1)[0] ^ 1]) if data is None else data
