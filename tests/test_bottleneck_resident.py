@@ -102,6 +102,21 @@ def test_placement_sees_that_something_computed_from_the_batch_is_copied(derive)
     assert placement.devices == [None]
 
 
+def test_a_compiled_step_compiles_while_it_is_watched():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    step = torch.compile(lambda x: x * 2 + 1, backend=backend, fullgraph=True)
+    batch = torch.ones(3)
+    with Placement(batch):
+        assert step(batch).tolist() == [3, 3, 3]
+    assert step(batch).tolist() == [3, 3, 3]
+    assert len(compiled) == 1
+
+
 @pytest.mark.gpu
 def test_pinned_batches_stay_pinned_in_the_host_pool():
     pool = Pool()

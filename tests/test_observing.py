@@ -69,12 +69,10 @@ class LazyAttributes(LazyImages):
         raise AttributeError(name)
 
 
-def assert_unchanged(dataset, **options):
+def assert_unchanged(dataset):
     """Nothing was opened in this process, and an epoch by workers has every sample."""
     assert not opened_here()
-    options = {"num_workers": 2, "shuffle": True, **options}
-    assert wrong_samples(torch.utils.data.DataLoader(dataset, 8, **options)) == []
-    assert wrong_samples(DataLoader(dataset, 8, **options)) == []
+    assert wrong_samples(DataLoader(dataset, 8, num_workers=2, shuffle=True)) == []
 
 
 @pytest.mark.parametrize("place", PLACES)
