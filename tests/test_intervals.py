@@ -1,11 +1,8 @@
 """Intervals and the bootstrap on numbers whose answer is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from dataloaders.measuring.intervals import Interval, Timed, interval_of, ratio_draws
@@ -14,16 +11,11 @@ DRAWS = np.linspace(0.8, 1.2, 2001)
 """Their 2.5 and 97.5 per cent points are 0.81 and 1.19."""
 
 
-def interval(
-    rounds: int,
-    estimate: float = 1.0,
-    draws: np.ndarray = DRAWS,
-    floor: float | None = None,
-) -> Interval:
+def interval(rounds, estimate=1.0, draws=DRAWS, floor=None):
     return interval_of(estimate, draws, rounds, *(() if floor is None else (floor,)))
 
 
-def test_a_block_and_an_interval_in_figures() -> None:
+def test_a_block_and_an_interval_in_figures():
     assert Timed(seconds=6.0, steps=4).per_batch == 1.5
     assert Interval(1.0, 1.25, 2.0).half_width == 0.5
     assert f"{Interval(1.0, 1.25, 1.5)}" == "1.250 (1.000 to 1.500)"
@@ -34,7 +26,7 @@ def test_a_block_and_an_interval_in_figures() -> None:
 @pytest.mark.parametrize(
     ("rounds", "t"), [(2, 12.706), (3, 4.303), (11, 2.228), (31, 2.042), (32, 1.96), (500, 1.96)]
 )
-def test_few_rounds_widen_it_by_students_t(rounds: int, t: float) -> None:
+def test_few_rounds_widen_it_by_students_t(rounds, t):
     widened = math.sqrt(rounds / (rounds - 1)) * t / 1.96
     ratio = interval(rounds)
     assert math.log(ratio.low) == pytest.approx(widened * math.log(0.81))
@@ -45,7 +37,7 @@ def test_few_rounds_widen_it_by_students_t(rounds: int, t: float) -> None:
     assert difference.high - 0.1 == pytest.approx(widened * 0.09)
 
 
-def test_each_round_more_narrows_it_and_one_says_nothing() -> None:
+def test_each_round_more_narrows_it_and_one_says_nothing():
     widths = [interval(rounds).half_width for rounds in range(2, 60)]
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == len(widths)
@@ -57,9 +49,7 @@ def test_each_round_more_narrows_it_and_one_says_nothing() -> None:
     [(0.0, DRAWS), (-1.0, -DRAWS), (1.0, np.where(DRAWS < 0.9, 0.0, DRAWS))],
     ids=["nothing", "negative", "draws of nothing"],
 )
-def test_what_may_be_nothing_is_widened_by_differences(
-    estimate: float, draws: npt.NDArray[np.float64]
-) -> None:
+def test_what_may_be_nothing_is_widened_by_differences(estimate, draws):
     low, high = np.percentile(draws, (2.5, 97.5))
     widened = math.sqrt(4 / 3) * 3.182 / 1.96
     found = interval(4, estimate, draws)
@@ -67,13 +57,13 @@ def test_what_may_be_nothing_is_widened_by_differences(
     assert found.high == pytest.approx(estimate + widened * (high - estimate))
 
 
-def test_it_is_no_narrower_than_the_clock_allows() -> None:
+def test_it_is_no_narrower_than_the_clock_allows():
     assert interval(30, floor=0.75) == Interval(0.25, 1.0, 1.75)
     assert interval(30, floor=1e-9) == interval(30)
     assert interval(30, draws=np.ones(2000)) == Interval(1.0, 1.0, 1.0)
 
 
-def test_observations_are_drawn_whole_and_long_ones_weigh_more() -> None:
+def test_observations_are_drawn_whole_and_long_ones_weigh_more():
     seconds, steps = np.array([1.0, 27.0]), np.array([1.0, 9.0])
     draws = ratio_draws(seconds, steps)
     np.testing.assert_allclose(ratio_draws(2 * seconds, steps), 2 * draws)

@@ -99,15 +99,6 @@ def test_arguments_are_accepted_or_refused_as_torch_does(dataset):
     assert dataset is not DATASET or all(made[-len(LONGER) :])
 
 
-def test_positional_arguments_mean_what_they_mean_to_torch():
-    arguments = (DATASET, 3, None, None, None, 0, list, False, True, 0, None, None, None)
-    ours, theirs = DataLoader(*arguments), TorchLoader(*arguments)
-    assert (ours.batch_size, ours.collate_fn, ours.drop_last) == (3, list, True)
-    assert list(ours) == list(theirs)
-    with pytest.raises(TypeError, match="positional"):
-        DataLoader(*arguments, 2)
-
-
 def test_the_same_warnings():
     seen = []
     for loader_class in (DataLoader, TorchLoader):

@@ -36,7 +36,6 @@ BACKENDS = {
     "dali": Dali,
     "synthetic": Synthetic,
 }
-READING = ("stock", "prefetch", "h5", "dali")
 WORKERS = {
     "none": {},
     "two": {"num_workers": 2},
@@ -55,35 +54,8 @@ def nothing_open(tmp_path, monkeypatch):
 # Files that a dataset opens when it is first read
 
 
-def explains_and_caches(dataset, folder):
-    for make in BACKENDS.values():
-        loader = DataLoader(dataset, 8, backend=make())
-        assert loader.explain().runs, loader.explain()
-        assert wrap(torch.utils.data.DataLoader(dataset, 8), backend=make()).explain()
-    estimate(dataset, folder / "cache.h5")
-    precompute(dataset, folder / "cache.h5")
-    precompute(dataset, folder / "cache.h5", num_workers=0)  # it is only opened
-
-
-def assert_unchanged(dataset, **options):
-    """Nothing was opened in this process, and an epoch by workers has every sample."""
-    assert not opened_here()
-    options = {"num_workers": 2, "shuffle": True, **options}
-    assert wrong_samples(torch.utils.data.DataLoader(dataset, 8, **options)) == []
-    assert wrong_samples(DataLoader(dataset, 8, **options)) == []
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.covering
-def test_explaining_and_caching(store, place, tmp_path):
-    dataset = LazyImages(store, place, tmp_path)
-    explains_and_caches(dataset, tmp_path)
-    assert_unchanged(dataset)
-
-
 class LazyAttributes(LazyImages):
-    """Properties and a ``__getattr__`` that open the file, as of a dataset around an HDF5 file."""
+    """Properties and a ``__getattr__`` that open the file too, as around an HDF5 file."""
 
     def _opened(self):
         return self[0][1]
@@ -97,12 +69,23 @@ class LazyAttributes(LazyImages):
         raise AttributeError(name)
 
 
-def test_properties_of_a_dataset(tmp_path):
-    dataset = LazyAttributes("buffered", "below", tmp_path)
-    explains_and_caches(dataset, tmp_path)
+def assert_unchanged(dataset):
+    """Nothing was opened in this process, and an epoch by workers has every sample."""
+    assert not opened_here()
+    assert wrong_samples(DataLoader(dataset, 8, num_workers=2, shuffle=True)) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.covering
+def test_explaining_and_caching(store, place, tmp_path):
+    dataset = LazyAttributes(store, place, tmp_path)
+    for make in BACKENDS.values():
+        assert wrap(torch.utils.data.DataLoader(dataset, 8), backend=make()).explain().runs
     DataLoader(dataset, 8, num_workers="auto")
-    dataloaders.tune(DataLoader(dataset, 8, num_workers=1), budget_s=0.5, max_workers=1)
-    dataloaders.check_bottleneck(DataLoader(dataset, 8, num_workers=1), len, budget_s=0.5)
+    estimate(dataset, tmp_path / "cache.h5")
+    for workers in (1, 0):  # without workers it is only opened: it was built
+        precompute(dataset, tmp_path / "cache.h5", num_workers=workers)
     assert_unchanged(dataset)
 
 
@@ -123,20 +106,24 @@ def test_epochs_of_each_backend(backend, workers, tmp_path):
 
 def tuned(loader):
     for step in (None, lambda batch: torch.zeros(64, 64) @ torch.zeros(64, 64)):
-        dataloaders.tune(loader, step, budget_s=0.25, max_workers=2, remember=False)
+        dataloaders.tune(loader, step, budget_s=0.1, max_workers=2, remember=False)
 
 
 def checked(loader):
-    dataloaders.check_bottleneck(loader, lambda batch: batch[0].sum(), budget_s=0.5)
+    dataloaders.check_bottleneck(loader, lambda batch: batch[0].sum(), budget_s=0.2)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("backend", READING)
-@pytest.mark.parametrize("look", [tuned, checked])
-@pytest.mark.covering
+@pytest.mark.parametrize(
+    ("look", "backend", "workers"),
+    [
+        (tuned, "stock", "none"),
+        (tuned, "dali", "persistent"),
+        (checked, "h5", "two"),
+        (checked, "prefetch", "two"),
+    ],
+)
 def test_tuning_and_the_check(look, backend, workers, tmp_path):
-    dataset = LazyImages("unbuffered", "self", tmp_path)
-    workers = workers if look is tuned else "two"
+    dataset = LazyAttributes("unbuffered", "self", tmp_path)
     look(DataLoader(dataset, 8, backend=BACKENDS[backend](), **WORKERS[workers]))
     assert_unchanged(dataset)
 
@@ -171,7 +158,7 @@ def test_an_epoch_that_is_under_way_in_this_process(store, place, tmp_path):
         if len(batches) == 3:
             with suppress(dataloaders.DataLoadersError):  # LMDB cannot be used in a fork
                 estimate(dataset, tmp_path / "cache.h5")
-            dataloaders.tune(loader, budget_s=0.3, max_workers=1, remember=False)
+            dataloaders.tune(loader, budget_s=0.1, max_workers=1, remember=False)
     assert wrong_samples(batches) == []
 
 

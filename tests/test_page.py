@@ -1,7 +1,5 @@
 """The page of a check: what stands on it, and that a browser shows it as it is meant."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace
@@ -35,43 +33,40 @@ def nothing_known():
     return replace(a_report(verdict="inconclusive"), **found, **empty, **rows)
 
 
+@pytest.fixture(scope="module")
+def full():
+    """The page of a full report, compared with one whose loader's name wants escaping."""
+    return a_report().to_html(against=a_report(loader=HOSTILE, stalls={}))
+
+
 # Without a browser --------------------------------------------------------------------------------
 
 
-def test_what_comes_from_the_user_is_escaped():
-    page = a_report().to_html(against=a_report(loader=HOSTILE))
-    assert "<b onclick" not in page
-    assert "</script" not in page
-    assert "$a_b$" in page  # no mathematics in a chart's labels
+def test_what_comes_from_the_user_is_escaped_and_changes_and_findings_have_their_code(full):
+    assert "<b onclick" not in full
+    assert "</script" not in full
+    assert "$a_b$" in full  # no mathematics in a chart's labels
+    assert "<pre><code>DataLoader(..., backend=&#34;h5&#34;)</code></pre>" in full
+    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured" in full
+    assert "&#34;&#34;&#34;A report with everything in it" in full  # the line that it names
+    assert "Saves 1.10 ms a batch (1.06 to 1.14)." in full
+    assert "matmul_precision" not in full  # it waits for the step's verdict
 
 
 def test_without_matplotlib_the_page_has_tables_and_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "dataloaders.bottleneck.outputs.charts", raising=False)
-    page = a_report().to_html()
+    open_ones = tuple(
+        replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None)
+        for one in a_report().candidates
+    )
+    page = a_report(candidates=open_ones).to_html()
     assert "pip install &#39;gpu-dataloaders[check]&#39;" in page
     assert "<svg" not in page
     assert page.count("<table>") == 6
-
-
-def test_the_change_to_make_is_the_candidate_that_surely_gains_most():
-    page = a_report().to_html()
-    assert "<pre><code>DataLoader(..., backend=&#34;h5&#34;)</code></pre>" in page
-    assert "h5: 3.10 x (2.98 to 3.22) as fast, measured" in page
-    report = a_report()
-    open_ones = tuple(
-        replace(one, predicted=Interval(0.9, 2.0, 3.0), measured=None) for one in report.candidates
-    )
-    page = replace(report, candidates=open_ones).to_html()
-    assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
-
-
-def test_findings_have_their_code_and_gain_and_those_of_the_step_wait_for_its_verdict():
-    page = a_report().to_html()
-    assert "&#34;&#34;&#34;A report with everything in it" in page  # the line that it names
-    assert "Saves 1.10 ms a batch (1.06 to 1.14)." in page
-    assert "matmul_precision" not in page
     assert "matmul_precision" in a_report(verdict="step-bound").to_html()
+    # No change surely gains: the page begins with what the advice says.
+    assert "<code>num_workers=&#34;auto&#34;</code>" in page.partition("</header>")[0]
 
 
 # In a browser ------------------------------------------------------------------------------------
@@ -92,7 +87,7 @@ def opened(chromium, tmp_path):
     """Open a page; return it and what the browser complained about or asked for."""
     contexts = []
 
-    def open_page(text: str, width: int = 1000, scheme: str = "light"):
+    def open_page(text, width=1000, scheme="light"):
         path = Path(tmp_path, "report.html")
         path.write_text(text, encoding="utf-8")
         contexts.append(
@@ -123,8 +118,8 @@ def colours(page):
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1000])
-def test_it_fits_and_can_be_read(opened, width, scheme):
-    page = opened(a_report().to_html(against=a_report(stalls={})), width, scheme)
+def test_it_fits_can_be_read_and_prints_dark_on_white(opened, full, width, scheme):
+    page = opened(full, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = page.evaluate(
         "[...document.querySelectorAll('main *')].filter(one => !one.closest('defs') &&"
@@ -137,23 +132,16 @@ def test_it_fits_and_can_be_read(opened, width, scheme):
     paper, ink, chart = colours(page)
     assert chart == ink
     assert paper - ink > 500 if scheme == "light" else ink - paper > 500
-
-
-def test_it_prints_dark_on_white(opened):
-    page = opened(a_report().to_html(), scheme="dark")
     assert page.pdf(format="A4").startswith(b"%PDF")
-    page.emulate_media(media="print", color_scheme="dark")
+    page.emulate_media(media="print", color_scheme=scheme)
     _, ink, chart = colours(page)
     assert ink == chart < 200
 
 
-def test_a_report_of_little_is_a_page_too(opened):
+def test_a_report_of_little_is_a_page_too_and_intervals_without_an_end_have_charts(opened):
     page = opened(nothing_known().to_html(), 360)
     assert page.locator("h1").inner_text().startswith("INCONCLUSIVE")
     assert page.locator("h2").all_inner_texts() == ["Environment"]
-
-
-def test_little_and_intervals_without_an_end_have_charts(opened):
     report = replace(
         nothing_known(),
         verdict="input-bound",
@@ -161,5 +149,4 @@ def test_little_and_intervals_without_an_end_have_charts(opened):
         stalls={"prep": about(1.99999)},
         candidates=(replace(a_report().candidates[0], predicted=Interval(1.1, 1.2, math.inf)),),
     )
-    page = opened(report.to_html())
-    assert page.locator("svg").count() == 3
+    assert opened(report.to_html()).locator("svg").count() == 3

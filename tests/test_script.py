@@ -1,16 +1,12 @@
-"""A program run by Target sees what it would see under ``python``."""
-
-from __future__ import annotations
+"""What ``dataloaders run`` runs sees what it would see under ``python``, and ends as there."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from dataloaders.scripts.target import Outcome, ScriptError, Target
+from dataloaders.cli import main
 
 LOOK = """
 import json, os, pickle, sys
@@ -35,8 +31,10 @@ print(json.dumps({
 
 
 @pytest.fixture(autouse=True)
-def own_main(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_main(monkeypatch, tmp_path):
     """Put back what a program's run replaces."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATALOADERS_BACKEND", "stock")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
@@ -47,112 +45,78 @@ def own_main(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-def program(folder: Path, text: str) -> Target:
-    path = folder / "program.py"
-    path.write_text(text)
-    return Target(str(path), "file")
+def run(*words):
+    return main(["run", "--backend", "stock", *words])
 
 
-def test_a_file_sees_what_python_shows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = program(tmp_path, LOOK)
-    assert target.run(["--a", "b"]) == Outcome("finished", 0)
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+@pytest.mark.parametrize("words", [["program.py"], ["-m", "package.program"], ["-m", "package"]])
+@pytest.mark.covering
+def test_a_program_sees_what_python_shows_it(words, dashes, tmp_path, capsys):
+    (tmp_path / "package").mkdir()
+    for file in ("program.py", "package/program.py", "package/__main__.py"):
+        (tmp_path / file).write_text(LOOK)
+    assert run(*words, *dashes, "-x", "1") == 0
     ours = json.loads(capsys.readouterr().out)
-    theirs = subprocess.check_output([sys.executable, target.name, "--a", "b"], text=True)
-    assert ours == json.loads(theirs)
-
-
-@pytest.mark.parametrize("name", ["package.program", "package"])
-def test_a_module_sees_what_python_m_shows_it(
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    for module in ("program", "__main__"):
-        (package / f"{module}.py").write_text(LOOK)
-    monkeypatch.chdir(tmp_path)
-    assert Target(name, "module").run(["x"]).ending == "finished"
-    ours = json.loads(capsys.readouterr().out)
-    theirs = subprocess.check_output([sys.executable, "-m", name, "x"], text=True)
-    assert ours == json.loads(theirs)
-
-
-@pytest.mark.parametrize(
-    ("text", "ending", "status"),
-    [
-        ("pass", "finished", 0),
-        ("import sys; sys.exit()", "exited", 0),
-        ("import sys; sys.exit(0)", "exited", 0),
-        ("import sys; sys.exit(3)", "exited", 3),
-        ("import sys; sys.exit('no data')", "exited", 1),
-        ("raise ValueError('bad')", "raised", 1),
-        ("import no_such_module_here", "raised", 1),
-    ],
-)
-def test_endings_have_pythons_status_and_last_words(
-    text: str, ending: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = program(tmp_path, text + "\n")
-    outcome = target.run([])
-    outcome.show_error()
-    assert (outcome.ending, outcome.status) == (ending, status)
-    theirs = subprocess.run([sys.executable, target.name], capture_output=True, text=True)
-    assert outcome.status == theirs.returncode
-    assert capsys.readouterr().err == theirs.stderr
+    assert ours == json.loads(subprocess.check_output([sys.executable, *words, "-x", "1"]))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "raise KeyboardInterrupt",
+        "pass",
+        "import sys; sys.exit()",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('no data')",
+        "raise ValueError('bad')",
+    ],
+)
+def test_endings_have_pythons_status_and_last_words(text, tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text(text + "\n")
+    theirs = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert run(str(program)) == theirs.returncode
+    assert capsys.readouterr().err == theirs.stderr
+
+
+STOP = "from dataloaders.scripts.stopping import StopScript\ndef stop():\n raise StopScript\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("raise KeyboardInterrupt", 130),
         # As Lightning does: catches Ctrl-C, tears down, calls sys.exit(1).
-        "try:\n raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n raise SystemExit(1)",
+        ("try:\n raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n raise SystemExit(1)", 130),
+        (STOP + "stop()", 0),
+        (STOP + "try:\n stop()\nexcept Exception:\n raise AssertionError", 0),
+        (STOP + "import sys\ntry:\n stop()\nexcept BaseException:\n sys.exit(1)", 0),
+        (STOP + "import threading\nt = threading.Thread(target=stop)\nt.start()\nt.join()\n"
+         "stop()", 0),
     ],
-)
-def test_an_interrupt_is_told_from_a_failure(text: str, tmp_path: Path) -> None:
-    outcome = program(tmp_path, text).run([])
-    assert (outcome.ending, outcome.status) == ("interrupted", 130)
+)  # fmt: skip
+def test_an_interrupt_and_what_stops_a_program_are_told_from_a_failure(
+    text, status, tmp_path, capsys
+):
+    (tmp_path / "program.py").write_text(text + "\n")
+    assert run("program.py") == status
+    assert status or capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    "around",
+    ("words", "says"),
     [
-        "stop()",
-        "try:\n stop()\nexcept Exception:\n raise AssertionError",
-        "import sys\ntry:\n stop()\nexcept BaseException:\n sys.exit(1)",
-        "import threading\nt = threading.Thread(target=stop)\nt.start()\nt.join()\nstop()",
+        (["missing.py"], "does not exist; give the path of a Python file, or -m"),
+        (["."], "is a folder"),
+        (["broken.py"], "does not compile"),
+        (["-m", "pkg.nothing"], "no module 'pkg.nothing' on the import path"),
+        (["-m", "no_such_pkg.x"], "run this from the folder that holds the package"),
+        (["-m", "pkg"], "no module 'pkg.__main__'"),
     ],
 )
-def test_stopping_a_program_is_not_a_failure(
-    around: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head = "from dataloaders.scripts.stopping import StopScript\ndef stop():\n raise StopScript\n"
-    assert program(tmp_path, head + around + "\n").run([]) == Outcome("stopped", 0)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "says"),
-    [
-        ("missing.py", "file", "does not exist; give the path of a Python file, or -m"),
-        (".", "file", "is a folder"),
-        ("broken.py", "file", "does not compile"),
-        ("pkg.nothing", "module", "no module 'pkg.nothing' on the import path"),
-        ("no_such_pkg.x", "module", "run this from the folder that holds the package"),
-        ("pkg", "module", "no module 'pkg.__main__'"),
-    ],
-)
-def test_what_cannot_be_started_is_said(
-    name: str, kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_started_is_said(words, says, tmp_path, capsys):
     (tmp_path / "broken.py").write_text("def (")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ScriptError, match=says):
-        Target(name, kind).run([])  # type: ignore[arg-type]
+    assert run(*words) == 2
+    assert says in capsys.readouterr().err

@@ -1,13 +1,10 @@
 """Benches run, tiny; the harness takes turns, computes ratios and writes its pages."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,17 +26,9 @@ from bench.harness import (
 )
 from bench.third_party import scripts
 
-FAST = "stock"
-
-
-@pytest.mark.nightly
-def test_a_module_s_cases_are_found_and_run() -> None:
-    assert FAST in modules()
-    runs_tiny(cases_of(FAST)[0])
-
 
 @pytest.fixture
-def imported_is_frozen() -> Iterator[None]:
+def imported_is_frozen():
     """Freeze what this test imports, as conftest.py does at collection."""
     discover()
     gc.collect()
@@ -51,31 +40,21 @@ def imported_is_frozen() -> Iterator[None]:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("imported_is_frozen")
 @pytest.mark.parametrize("module", modules())
-def test_every_case_runs_tiny(module: str) -> None:
+def test_every_case_runs_tiny(module):
     for case in cases_of(module):  # one that needs a GPU runs on the CPU, as far as that goes
-        runs_tiny(case)
+        result = case.run(Scale(tiny=True))
+        assert result.rows
+        assert all(len(row) == len(result.headings) for row in result.rows)
+        assert markdown(case, result, {}).startswith(f"# {case.name}\n\n{case.question}\n\nBar: ")
 
 
-def runs_tiny(case: Case) -> None:
-    result = case.run(Scale(tiny=True))
-    assert result.rows
-    assert all(len(row) == len(result.headings) for row in result.rows)
-    assert markdown(case, result, {}).startswith(f"# {case.name}\n\n{case.question}\n\nBar: ")
-
-
-@pytest.mark.nightly
-def test_names_are_unique_and_questions_are_asked() -> None:
-    assert len({case.name for case in discover()}) == len(discover())
-    assert all(case.question.endswith("?") and case.bar for case in discover())
-
-
-def test_ways_take_turns() -> None:
+def test_ways_take_turns():
     timings = interleave({"a": "a", "b": "b"}, (order := []).append, rounds=2, warmups=1)
     assert "".join(order) == "ba" + "ab" + "ba"
     assert {name: len(value.wall) for name, value in timings.items()} == {"a": 2, "b": 2}
 
 
-def test_children_count_as_cpu() -> None:
+def test_children_count_as_cpu():
     burn = [sys.executable, "-c", "sum(range(3_000_000))"]
     way = {"child": lambda: subprocess.run(burn, check=True)}
     alone = interleave(way, rounds=1, warmups=0)["child"]
@@ -83,7 +62,7 @@ def test_children_count_as_cpu() -> None:
     assert counted.median("cpu") > alone.median("cpu")
 
 
-def test_ratios_are_taken_round_by_round() -> None:
+def test_ratios_are_taken_round_by_round():
     ours = Timings((2.0, 9.0, 3.0), (1.0, 1.0, 1.0))
     base = Timings((1.0, 3.0, 3.0), (2.0, 2.0, 2.0))
     ratio = ours.ratio(base, "wall")
@@ -92,7 +71,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert (ours.median(), ours.low(), ours.high()) == (3.0, 2.0, 9.0)
 
 
-def test_results_are_saved_as_json_and_markdown(tmp_path: Path) -> None:
+def test_results_are_saved_as_json_and_markdown(tmp_path):
     result = Result(("way", "s"), (("a", 0.5), ("b", None)), met=False, notes=("only a toy",))
     case = Case("toy", "Does it work?", "it does", lambda scale: result)
     text = save(case, result, 1.0, tmp_path).read_text()
@@ -103,7 +82,9 @@ def test_results_are_saved_as_json_and_markdown(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(capsys):
+    assert len({case.name for case in discover()}) == len(discover())
+    assert all(case.question.endswith("?") and case.bar for case in discover())
     assert main(["--list"]) == 0
     assert "stock_gather\n  What does" in capsys.readouterr().out
     assert main(["no_such_case", "--tiny"]) == 2
@@ -114,7 +95,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     ("page", "name"),
     [("dali", "dali"), ("transforms", "calls"), ("how-the-check-works", "scripts")],
 )
-def test_a_table_in_the_docs_is_the_kept_result(page: str, name: str) -> None:
+def test_a_table_in_the_docs_is_the_kept_result(page, name):
     text = (RESULTS.parents[1] / "docs" / f"{page}.md").read_text()
     kept = RESULTS / f"{name}.md"
     assert f"<!-- bench/results/{name}.md -->" in text
@@ -122,7 +103,7 @@ def test_a_table_in_the_docs_is_the_kept_result(page: str, name: str) -> None:
         assert with_table(text, name, kept.read_text()) == text
 
 
-def test_a_saved_result_goes_into_the_docs_in_the_columns_that_are_there() -> None:
+def test_a_saved_result_goes_into_the_docs_in_the_columns_that_are_there():
     shown = "A\n<!-- bench/results/toy.md -->\n| s | way |\n| old | row |\n<!-- end -->\nB"
     kept = "| way | n | s |\n| --- | --- | --- |\n| a | 3 | 0.5 |\n\n- note"
     table = "| s | way |\n| --- | --- |\n| 0.5 | a |\n"
@@ -132,7 +113,7 @@ def test_a_saved_result_goes_into_the_docs_in_the_columns_that_are_there() -> No
     assert with_table("no table", "toy", kept) == "no table"
 
 
-def test_scripts_of_others_are_listed_with_data_made_for_them(tmp_path: Path) -> None:
+def test_scripts_of_others_are_listed_with_data_made_for_them(tmp_path):
     data, code = tmp_path / "data", tmp_path / "code"
     (data / "photos" / "cat").mkdir(parents=True)
     (data / "photos" / "cat" / "1.jpg").write_bytes(b"")

@@ -1,11 +1,8 @@
 """The run of all that needs a GPU: jobs end alone, and one file has what became of each."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,19 +21,19 @@ def test_skipped(): pass
 """
 
 
-def python(name: str, source: str, limit_s: float = 60, *, alone: bool = False) -> Job:
+def python(name, source, limit_s=60, *, alone=False):
     return Job(name, (sys.executable, "-c", source, "{out}"), limit_s, alone)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run all of it")
-def test_without_a_gpu_nothing_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_runs(capsys, tmp_path):
     target = tmp_path / "gpu.json"
     assert main(["--gpu", "--tiny", f"--json={target}"]) == 0
     assert "no CUDA device here; nothing was run" in capsys.readouterr().out
     assert not target.exists()
 
 
-def test_a_job_that_fails_crashes_or_hangs_ends_alone(tmp_path: Path) -> None:
+def test_a_job_that_fails_crashes_or_hangs_ends_alone(tmp_path):
     case = "import sys; open(sys.argv[1], 'w').write('{\"cases\": [{\"met\": %s}]}')"
     target = tmp_path / "deep" / "gpu.json"
     look = f"import json; d = json.load(open({str(target)!r})); print(d['finished'])"
@@ -68,13 +65,13 @@ def test_a_job_that_fails_crashes_or_hangs_ends_alone(tmp_path: Path) -> None:
     assert found["looks"]["output"] == "False\n"  # the file was there before the end
 
 
-def test_a_job_without_time_is_not_run(tmp_path: Path) -> None:
+def test_a_job_without_time_is_not_run(tmp_path):
     document = run_jobs([python("late", "1")], tmp_path / "gpu.json", budget_s=1)
     assert [job["status"] for job in document["jobs"]] == ["not run: no time was left"]
 
 
 @pytest.mark.nightly
-def test_outcomes_of_tests_are_kept_when_one_crashes(tmp_path: Path) -> None:
+def test_outcomes_of_tests_are_kept_when_one_crashes(tmp_path):
     pytest.importorskip("xdist")
     (tmp_path / "test_toy.py").write_text(f"# mark.gpu\n{TESTS}")
     (job,) = jobs_of_tests(tmp_path)
@@ -88,13 +85,13 @@ def test_outcomes_of_tests_are_kept_when_one_crashes(tmp_path: Path) -> None:
     assert "assert [1, 2] == [1, 3]" in "".join(test.get("why", "") for test in entry["tests"])
 
 
-def test_every_file_with_tests_for_a_gpu_has_a_job() -> None:
+def test_every_file_with_tests_for_a_gpu_has_a_job():
     marked = {p.name for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()}
     assert marked <= {job.name for job in jobs_of_tests()}
 
 
 @pytest.mark.nightly
-def test_a_case_alone_writes_its_result(tmp_path: Path) -> None:
+def test_a_case_alone_writes_its_result(tmp_path):
     (case,) = cases_of("device_tail")
     (entry,) = run_jobs(jobs_of_cases([case], tiny=True), tmp_path / "gpu.json")["jobs"]
     assert entry["case"]["name"] == "device_tail_gpu"

@@ -1,17 +1,11 @@
 """The cache bench's peers do the whole work, and its check refuses batches that are wrong."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from bench.peers.check import WrongBatches, check
-from bench.peers.readers import MEAN, PEERS, STD, Job, Peer
+from bench.peers.readers import MEAN, PEERS, STD, Job
 
 pytestmark = [
     pytest.mark.nightly,
@@ -20,12 +14,12 @@ pytestmark = [
 ]
 
 
-def job_of(folder: Path, length: int = 20, floats: bool = False) -> Job:
+def job_of(folder, length=20, floats=False):
     images = np.random.default_rng(3).integers(0, 256, (length, 3, 12, 12), dtype=np.uint8)
     return Job(folder, images, side=8, batch=6, floats=floats)
 
 
-def batches(job: Job, corner: int | None = None) -> Iterator[Any]:
+def batches(job, corner=None):
     """Yield an epoch, made as plainly as possible; ``corner``: of all windows, if not random."""
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (MEAN, STD))
     random = np.random.default_rng(5)
@@ -43,7 +37,7 @@ def batches(job: Job, corner: int | None = None) -> Iterator[Any]:
 
 @pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("peer", PEERS, ids=[peer.name for peer in PEERS])
-def test_each_peer_does_the_whole_work(peer: Peer, floats: bool, tmp_path: Path) -> None:
+def test_each_peer_does_the_whole_work(peer, floats, tmp_path):
     job = job_of(tmp_path, floats=floats)
     try:
         way = peer.open(job)
@@ -54,61 +48,52 @@ def test_each_peer_does_the_whole_work(peer: Peer, floats: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("floats", [False, True])
-def test_right_batches_pass(floats: bool, tmp_path: Path) -> None:
+def test_right_batches_pass(floats, tmp_path):
     job = job_of(tmp_path, 400, floats)
     check("plain", job, batches(job))
 
 
-Change = Callable[[torch.Tensor, torch.Tensor], Any]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda images, labels: (images[:, :, 1:], labels), r"plain: images are torch.uint8"),
-        (lambda images, labels: (images.float(), labels), "images are torch.float32"),
-        (lambda images, labels: (images, labels.int()), "labels are torch.int32"),
-        (lambda images, labels: (images ^ 1, labels), "no window of image"),
-        (lambda images, labels: (images.flip(2), labels), "no window of image"),
-        (lambda images, labels: (images, labels.flip(0)), "no window of image"),
-        (lambda images, labels: (images[:1].expand_as(images), labels[:1].expand_as(labels)),
-         "20 images, 4 different, of 20"),
-    ],
-)  # fmt: skip
-def test_wrong_batches_are_refused(change: Change, message: str, tmp_path: Path) -> None:
-    job = job_of(tmp_path)
-    with pytest.raises(WrongBatches, match=message):
-        check("plain", job, (change(*batch) for batch in batches(job)))
-
-
-def in_order(job: Job) -> Iterator[Any]:
+def in_order(job):
     pairs = [pair for batch in batches(job) for pair in zip(*batch, strict=True)]
     pairs.sort(key=lambda pair: int(pair[1]))
     for begin in range(0, len(pairs), job.batch):
         yield tuple(map(torch.stack, zip(*pairs[begin : begin + job.batch], strict=True)))
 
 
+def each(change):
+    """An epoch of batches that ``change`` made of right ones."""
+    return lambda job: (change(*batch) for batch in batches(job))
+
+
 @pytest.mark.parametrize(
     ("length", "floats", "epoch", "message"),
     [
+        (20, False, each(lambda images, labels: (images[:, :, 1:], labels)),
+         r"plain: images are torch.uint8"),
+        (20, False, each(lambda images, labels: (images.float(), labels)), "are torch.float32"),
+        (20, False, each(lambda images, labels: (images, labels.int())), "labels are torch.int32"),
+        (20, False, each(lambda images, labels: (images ^ 1, labels)), "no window of image"),
+        (20, False, each(lambda images, labels: (images.flip(2), labels)), "no window of image"),
+        (20, False, each(lambda images, labels: (images, labels.flip(0))), "no window of image"),
+        (20, False, each(lambda images, labels: (images[:1].expand_as(images),
+                                                 labels[:1].expand_as(labels))),
+         "20 images, 4 different, of 20"),
         (20, False, lambda job: list(batches(job))[:-1], "18 images, 18 different, of 20"),
-        (20, True, lambda job: ((i + 1e-4, n) for i, n in batches(job)), "not normalised as"),
+        (20, True, each(lambda images, labels: (images + 1e-4, labels)), "not normalised as"),
         (400, False, lambda job: batches(job, corner=2), "top of the windows is not uniform"),
         (400, False, in_order, "not shuffled"),
     ],
-)
-def test_wrong_epochs_are_refused(
-    length: int, floats: bool, epoch: Callable[[Job], Any], message: str, tmp_path: Path
-) -> None:
+)  # fmt: skip
+def test_wrong_epochs_are_refused(length, floats, epoch, message, tmp_path):
     job = job_of(tmp_path, length, floats)
     with pytest.raises(WrongBatches, match=message):
         check("plain", job, epoch(job))
 
 
-def test_batches_that_are_overwritten_are_refused_where_they_should_last(tmp_path: Path) -> None:
+def test_batches_that_are_overwritten_are_refused_where_they_should_last(tmp_path):
     job = job_of(tmp_path)
 
-    def reused() -> Iterator[Any]:
+    def reused():
         buffer = torch.empty((job.batch, 3, job.side, job.side), dtype=torch.uint8)
         for images, labels in batches(job):
             yield buffer[: len(images)].copy_(images), labels

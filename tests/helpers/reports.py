@@ -1,61 +1,22 @@
 """A report with everything in it, and names that want escaping."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from dataloaders.bottleneck import Interval, Report, Step
+from dataloaders.bottleneck.preparation import Call
+from dataloaders.findings import Finding
+from dataloaders.predicting import Candidate
 
 HOSTILE = "</script><b onclick='x'>$a_b$ | `c` & \u6570"
 
 
-@dataclass(frozen=True)
-class Call:
-    call: str
-    seconds_per_sample: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    name: str
-    change: str
-    predicted: Interval | None
-    measured: Interval | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    message: str
-    where: str | None
-    source: str
-    gain: Interval | None = None
-    anyway: bool = False
-
-
-@dataclass(frozen=True)
-class FullReport(Report):
-    """A report of a check that also predicts and advises."""
-
-    waits: Mapping[str, Any] | None = None
-    preparation: tuple[Call, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
-    findings: tuple[Finding, ...] = field(default=())
-
-
-def about(seconds: float, share: float = 0.04) -> Interval:
+def about(seconds, share=0.04):
     return Interval(seconds * (1 - share), seconds, seconds * (1 + share))
 
 
-def a_report(**changes: Any) -> FullReport:
+def a_report(**changes):
     """Return a full report of a loop of 33.7 ms a batch, 6.6 ms of it the step."""
     real = [Step(0.034 * k, 0.027 + 0.004 * (k % 3), 0.001, 0.0061) for k in range(20)]
     alone = [Step(1 + 0.0066 * k, 0.0, 0.0, 0.0066) for k in range(100)]
-    given: dict[str, Any] = {
+    given = {
         "verdict": "input-bound",
         "speedup_bound": Interval(4.9, 5.13, 5.37),
         "seconds_per_batch": {
@@ -113,4 +74,4 @@ def a_report(**changes: Any) -> FullReport:
             Finding("tf32", "matmul_precision is not set", None, "the guide, on TF32"),
         ),
     }
-    return FullReport(**{**given, **changes})
+    return Report(**{**given, **changes})
