@@ -102,24 +102,13 @@ def unheard():
     thread.join()
 
 
-@pytest.mark.parametrize("what", ["queue", "thread"])
-def test_ctrl_c_that_another_thread_is_given_ends_a_wait(what, unheard):
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait_and_what_comes_late_is_given(unheard):
+    queue = SimpleQueue()
+    thread = threading.Thread(target=lambda: (time.sleep(0.5), queue.put("late")))
     thread.start()
     unheard()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            waiting.get(SimpleQueue()) if what == "queue" else waiting.join(thread)
-    finally:
-        end.set()
-        thread.join()
-
-
-def test_what_comes_late_is_given():
-    queue = SimpleQueue()
-    thread = threading.Thread(target=lambda: (time.sleep(0.3), queue.put("late")))
-    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.join(thread)
     assert waiting.get(queue) == "late"
     waiting.join(thread)
     assert not thread.is_alive()
