@@ -88,11 +88,6 @@ def test_the_exports():
     assert all(hasattr(dataloaders, name) for name in EXPORTED)
 
 
-def test_the_interface_imports_no_backend():
-    for path, names in files(OURS):
-        assert not [name for name in names if name.split(".")[0] == "backends"], path
-
-
 def test_a_backend_imports_no_other_backend():
     """Also not itself by its absolute name: a user's own ``backends`` folder may stand there."""
     for path, names in files(THEIRS):
@@ -102,13 +97,14 @@ def test_a_backend_imports_no_other_backend():
             assert climbs < len(path.parts), f"{path}: {name} leaves the backend's own folder"
 
 
-def test_rooms_import_those_of_their_row_only():
+def test_rooms_import_those_of_their_row_only_and_no_backend():
     seen = set()
     for room, others in ROOMS.items():
         assert others <= seen | {room}, f"{room} may import {others - seen}, which comes after it"
         seen.add(room)
     tops = {"__init__", "__main__", "_installed_backends"}
     for path, names in files(OURS):
+        assert not [name for name in names if name.split(".")[0] == "backends"], path
         tops.add(path.parts[0].removesuffix(".py"))
         own = room_of(".".join(("dataloaders", *path.with_suffix("").parts)))
         if own is None:

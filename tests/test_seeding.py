@@ -378,8 +378,9 @@ def mark(worker_id):
     get_worker_info().dataset.marked = True
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize("kind", [Inspected, InspectedStream])
+@pytest.mark.parametrize(
+    ("kind", "context"), [(Inspected, "forkserver"), (InspectedStream, "fork")]
+)
 def test_workers_see_the_users_own_dataset_which_is_pickled_once(kind, context):
     options = {"num_workers": 1, "worker_init_fn": mark, "multiprocessing_context": context}
     before = Inspected.pickled
