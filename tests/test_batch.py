@@ -174,24 +174,19 @@ class Window(Sequence):
         return len(self.view)
 
 
-@pytest.mark.parametrize(
-    ("batch", "kind"),
-    [
+def test_odd_mappings():
+    for batch, kind in (
         (NoUpdate(a=torch.ones(2)), NoUpdate),
         (OwnStore({"a": torch.ones(2)}), OwnStore),
         (types.MappingProxyType({"a": torch.ones(2)}), types.MappingProxyType),
         (Made(), dict),
         (Encoding(a=torch.ones(2)), Encoding),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-def test_odd_mappings(batch, kind):
-    mapped = tree.map_tensors(batch, zeroed)
-    assert type(mapped) is kind
-    assert mapped["a"].tolist() == [0, 0]
-    moved = tree.to_device(batch, META)
-    assert moved["a"].device == META
-    assert batch["a"].tolist() == [1, 1]
+    ):
+        mapped = tree.map_tensors(batch, zeroed)
+        assert type(mapped) is kind
+        assert mapped["a"].tolist() == [0, 0]
+        assert tree.to_device(batch, META)["a"].device == META
+        assert batch["a"].tolist() == [1, 1]
 
 
 def test_what_containers_carry_beside_their_items():
@@ -207,10 +202,8 @@ def test_what_containers_carry_beside_their_items():
     assert tree.to_device(encoding, META).encodings == ["kept"]
     window = Window([torch.ones(1), torch.ones(2), torch.ones(3)], 1, 3)
     assert [len(leaf) for leaf in tree.leaves(window)] == [2, 3]
-    assert [len(leaf) for leaf in tree.to_device(window, META)] == [
-        2,
-        3,
-    ]  # as pin_memory falls back
+    moved = tree.to_device(window, META)  # a list, as pin_memory falls back
+    assert [len(leaf) for leaf in moved] == [2, 3]
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     mapped = tree.map_tensors(packed, torch.clone)
     assert type(mapped) is type(packed)
@@ -219,13 +212,11 @@ def test_what_containers_carry_beside_their_items():
     assert (moved.data.device, moved.batch_sizes.device.type) == (META, "cpu")
 
 
-@pytest.mark.parametrize(
-    "value", [range(3), "text", b"bytes", bytearray(b"x"), memoryview(b"x"), None, 3, object()]
-)
-def test_what_holds_no_tensors_is_the_same_object(value):
-    assert tree.map_tensors(value, zeroed) is value
-    assert tree.to_device(value, META) is value
-    assert list(tree.leaves(value)) == []
+def test_what_holds_no_tensors_is_the_same_object():
+    for value in (range(3), "text", b"bytes", bytearray(b"x"), memoryview(b"x"), None, object()):
+        assert tree.map_tensors(value, zeroed) is value
+        assert tree.to_device(value, META) is value
+        assert list(tree.leaves(value)) == []
 
 
 # Types that move themselves
@@ -283,11 +274,11 @@ def test_a_custom_type_moves_by_its_own_method():
         tree.to_device(Broken(), META)
 
 
-@pytest.mark.parametrize("value", [Closed(), Sealed()])
-def test_a_type_that_cannot_be_looked_into_holds_no_tensors(value):
-    assert list(tree.leaves(value)) == []
-    assert tree.map_tensors([value], zeroed)[0] is value
-    assert tree.describe(value) == type(value).__name__
+def test_a_type_that_cannot_be_looked_into_holds_no_tensors():
+    for value in (Closed(), Sealed()):
+        assert list(tree.leaves(value)) == []
+        assert tree.map_tensors([value], zeroed)[0] is value
+        assert tree.describe(value) == type(value).__name__
 
 
 def test_describe_in_words():

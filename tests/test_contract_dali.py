@@ -19,7 +19,6 @@ class TestDali(BackendContract):
     everyday = (*FEW, "folder of photos", "photos by their files", "photos opened by own code")
     usual = "folder of photos"
     options = {"device": "cpu"}  # noqa: RUF012
-    threads_begun_late = 6  # those that decode
 
     @pytest.fixture
     def backend(self):

@@ -33,12 +33,7 @@ class TestH5(BackendContract):
 class TestPrefetchOfH5(TestH5):
     everyday = FEW
     ends = ()
-    by_day = (
-        "test_batches_are_like_torchs",
-        "test_batches_of_persistent_workers_are_torchs",
-        "test_an_error_is_torchs_and_the_next_epoch_begins_anew",
-        "test_nothing_outlives_a_loader",
-    )
+    by_day = ("test_batches_of_persistent_workers_are_torchs", "test_nothing_outlives_a_loader")
 
     @pytest.fixture
     def backend(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:

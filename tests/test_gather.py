@@ -81,13 +81,12 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_and_default_generator_are_torchs(make, shuffle):
-    options = {"batch_size": 4, "shuffle": shuffle}
-    theirs, ours = TorchLoader(make(), **options), DataLoader(make(), **options)
-    assert is_gathered(ours)
-    got, expected = run_epochs(ours), run_epochs(theirs)
-    assert_same_epochs(got, expected, storage=True)
+def test_batches_and_default_generator_are_torchs(make):
+    for shuffle in (False, True):
+        options = {"batch_size": 4, "shuffle": shuffle}
+        theirs, ours = TorchLoader(make(), **options), DataLoader(make(), **options)
+        assert is_gathered(ours)
+        assert_same_epochs(run_epochs(ours), run_epochs(theirs), storage=True)
 
 
 def test_that_the_datasets_above_really_are_gathered(monkeypatch):
@@ -109,11 +108,9 @@ def _generator():
 
 SAMPLERS = {
     "sequential": SequentialSampler,
-    "random, more": lambda d: RandomSampler(d, num_samples=90, generator=_generator()),
     "replacement, many": lambda d: RandomSampler(d, replacement=True, num_samples=2_000),
     "subset": lambda d: SubsetRandomSampler([5, 3, 36, 0, 7, 7], generator=_generator()),
     "subset by tensor": lambda d: SubsetRandomSampler(torch.tensor([5, 3, 36])),
-    "subset by array": lambda d: SubsetRandomSampler(np.array([5, 3, 36])),
     "subset by strange ints": lambda d: SubsetRandomSampler([np.int64(5), -1, np.uint8(2), 3]),
     "weighted": lambda d: WeightedRandomSampler([0.1] * 30 + [0.5] * 7, 50),
     "weighted, generator": lambda d: WeightedRandomSampler(
@@ -123,7 +120,6 @@ SAMPLERS = {
     "distributed, in order": lambda d: DistributedSampler(d, 4, 1, shuffle=False),
     "distributed, drop_last": lambda d: DistributedSampler(d, 4, 1, drop_last=True),
     "distributed, many ranks": lambda d: DistributedSampler(d, 100, 99),
-    "own": lambda d: Shuffled([3, 1, 2, 36, 5]),
     "own, strange": lambda d: Shuffled([3, -1, np.int64(4), np.uint8(5), torch.tensor(7), 2]),
 }
 
@@ -229,33 +225,27 @@ def test_any_tensor(shape, dtype, layout, rows):
 
 
 ODD_KEYS = [
-    [0, 37],
-    [0, -38],
-    [0, True],
-    [True, True],
-    [0, 10**30],
-    [0, "a"],
-    [0, None],
-    [1.0, 2.0],
-    [[0, 1], [2, 3]],
-    [slice(2)],
+    *([0, 37], [0, -38], [0, True], [True, True], [0, 10**30], [0, "a"], [0, None], [1.0, 2.0]),
+    *([[0, 1], [2, 3]], [slice(2)]),
 ]
 
 
-@pytest.mark.parametrize("keys", ODD_KEYS, ids=repr)
-def test_errors_and_odd_keys_are_torchs(keys):
-    outcomes = []
-    for kind in (TorchLoader, DataLoader):
-        loader = kind(dataset(), batch_size=2, sampler=Shuffled(keys))
-        try:
-            outcomes.append(list(loader))
-        except Exception as error:
-            outcomes.append([type(error), str(error)])
-    theirs, ours = outcomes
-    if theirs and isinstance(theirs[0], type):
-        assert ours == theirs
-    else:
-        assert_same(ours, theirs, storage=True)
+def outcome(make):
+    """What ``make`` returns, or the type and the words of what it raises."""
+    try:
+        return make()
+    except Exception as error:
+        return [type(error), str(error)]
+
+
+def test_errors_and_odd_keys_are_torchs():
+    for keys in ODD_KEYS:
+        options = {"batch_size": 2, "sampler": Shuffled(keys)}
+        theirs, ours = (
+            outcome(lambda kind=kind, options=options: list(kind(dataset(), **options)))
+            for kind in (TorchLoader, DataLoader)
+        )
+        assert_same(ours, theirs, str(keys), storage=True)
 
 
 def test_batch_samplers_of_any_kind():
@@ -271,45 +261,86 @@ def test_batch_samplers_of_any_kind():
         next(iter(empty))
 
 
-def _replace(data):
+def _replace(data, batches):
     data.tensors = tuple(tensor.flip(0).clone() for tensor in data.tensors)
 
 
-def _change(data):
+def _change(data, batches):
     data.tensors[0].mul_(2)
 
 
-def _require_grad(data):
+def _require_grad(data, batches):
     data.tensors[0].requires_grad_(True)
 
 
-def _transpose(data):
+def _transpose(data, batches):
     data.tensors[0].set_(torch.rand(3, 37, generator=_generator()).t())
 
 
-@pytest.mark.parametrize("change", [_replace, _change, _require_grad, _transpose])
-def test_a_dataset_that_changes_between_batches(change):
+def _size(data, batches):
+    batches.batch_size = batches.batch_size % 5 + 2
+
+
+def _no_size(data, batches):
+    batches.batch_size = 0
+
+
+CHANGES = [_replace, _change, _require_grad, _transpose, _size, _no_size]
+
+
+def test_a_dataset_and_batches_that_change_in_mid_epoch():
+    for change, drop_last in itertools.product(CHANGES, (False, True)):
+        traces = []
+        for kind in (TorchLoader, DataLoader):
+            data, trace = dataset(), []
+            loader = kind(data, batch_size=10, drop_last=drop_last)
+            for number, batch in enumerate(loader):
+                trace.append(batch)
+                if number == 1 or change is _size:
+                    change(data, loader.batch_sampler)
+            traces.append(trace)
+        assert_same(traces[1], traces[0], change.__name__, storage=True)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_indices_of_a_subset_that_change_between_epochs(kind):
     traces = []
-    for kind in (TorchLoader, DataLoader):
-        data = dataset()
-        trace = []
-        for number, batch in enumerate(kind(data, batch_size=10)):
-            trace.append(batch)
-            if number == 1:
-                change(data)
+    for loader_kind in (TorchLoader, DataLoader):
+        data, trace = Subset(dataset(640), kind(range(640))), []
+        loader = loader_kind(data, batch_size=19, shuffle=True, generator=_generator())
+        for epoch in range(4):
+            trace.append(list(loader))
+            if kind is not tuple:
+                data.indices[5] = 600 + epoch
+            if kind is list:
+                data.indices.append(epoch)
+            elif epoch == 2:
+                data.indices = [3, 1, 2] * 200
         traces.append(trace)
     assert_same(traces[1], traces[0], storage=True)
 
 
-@pytest.mark.parametrize("name", ["TensorDataset", "Subset", "StackDataset dict", "tensor"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_ranks_dataset_that_changed_its_length_is_torchs_error(drop_last):
+    outcomes = []
+    for kind in (TorchLoader, DataLoader):
+        data = dataset(22)
+        sampler = DistributedSampler(data, 4, 0, drop_last=drop_last)
+        loader = kind(data, 4, sampler=sampler)
+        data.tensors = tensors(12 if drop_last else 30)
+        outcomes.append(outcome(lambda loader=loader: list(loader)))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] is AssertionError
+
+
+@pytest.mark.parametrize("name", ["Subset", "StackDataset dict"])
 @pytest.mark.thinned(2)
-def test_workers_gather_into_shared_memory(name):
-    options = {"batch_size": 4, "shuffle": True, "num_workers": 1}
+def test_workers_gather_into_shared_memory_and_persist(name):
+    options = {"batch_size": 4, "shuffle": True, "num_workers": 1, "persistent_workers": True}
     ours = DataLoader(DATASETS[name](), worker_init_fn=seen_by_the_user, **options)
     theirs = TorchLoader(DATASETS[name](), worker_init_fn=seen_by_the_user, **options)
     assert is_gathered(ours)
-    got, expected = run_epochs(ours), run_epochs(theirs)
-    assert_same_epochs(got, expected, storage=True)
+    assert_same_epochs(run_epochs(ours), run_epochs(theirs), storage=True)
 
 
 def seen_by_the_user(worker_id):
@@ -320,14 +351,10 @@ def seen_by_the_user(worker_id):
         raise TypeError(f"the worker's dataset became a {type(info.dataset).__name__}")
 
 
-def test_workers_meet_torchs_errors_and_persist():
+def test_workers_meet_torchs_errors():
     loader = DataLoader(dataset(), batch_size=2, sampler=[0, 99], num_workers=1)
     with pytest.raises(IndexError, match="index 99 is out of bounds for dimension 0"):
         list(loader)
-    options = {"batch_size": 9, "shuffle": True, "num_workers": 1}
-    options["persistent_workers"] = True
-    got, expected = (run_epochs(kind(dataset(), **options)) for kind in (DataLoader, TorchLoader))
-    assert_same_epochs(got, expected, storage=True)
 
 
 class _Strange(TensorDataset):
@@ -347,14 +374,9 @@ LEFT_TO_TORCH = {
 }
 
 
-@pytest.mark.parametrize(("options", "reason"), LEFT_TO_TORCH.values(), ids=LEFT_TO_TORCH.keys())
-@pytest.mark.usefixtures("workers_end_fast")
-@pytest.mark.thinned(6)
-def test_what_is_left_to_torch_and_why(options, reason):
-    loader = DataLoader(**options)
-    assert reason in str(loader.explain())
-    if not loader.num_workers:
-        assert type(iter(loader)) is type(iter(TorchLoader(**options)))
+def test_what_is_left_to_torch_and_why():
+    for options, reason in LEFT_TO_TORCH.values():
+        assert reason in str(DataLoader(**options).explain())
 
 
 def test_a_changed_collation_table_turns_the_gather_off(monkeypatch):

@@ -184,7 +184,7 @@ def test_what_is_held_never_changes(make, effort):
     next(iter(make()))  # what begins with the first batch for good, has
     has_workers = make().num_workers > 0
     how = settings(
-        max_examples=effort * (3 if has_workers else 4),
+        max_examples=effort * (2 if has_workers else 3),
         stateful_step_count=25,
         suppress_health_check=list(HealthCheck),
         deadline=None,

@@ -22,10 +22,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 4 * PAGE
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.uint16,
-    torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
-]  # fmt: skip
+    *(torch.float32, torch.bfloat16, torch.complex64, torch.uint8, torch.int64, torch.bool),
+    *(torch.uint16, torch.float8_e4m3fn),
+]
 
 
 def pool_of(**options):
@@ -68,6 +67,7 @@ def test_what_a_fresh_tensor_can_do():
     assert float(tensor.grad[0, 0]) == 4
     plain = tensor.detach()
     plain.resize_(2, PAGE)
+    memory.HostPool().empty((8,), torch.uint8).resize_(100)  # a small tensor is torch's own
     with pytest.raises(RuntimeError, match="not resizable"):
         pool.empty((1, PAGE), torch.float32).resize_(8, PAGE)
     assert pickle.loads(pickle.dumps(plain)).equal(plain)
@@ -77,20 +77,6 @@ def test_what_a_fresh_tensor_can_do():
     assert len(file.getvalue()) < 4 * 4 * PAGE + 4096  # not the buffer's slack
     file.seek(0)
     assert torch.load(file).equal(tensor.detach())
-
-
-@pytest.mark.parametrize("shape", [(-1, 3), (-(1 << 12), -(1 << 12)), (1 << 40, 1 << 20)])
-def test_an_impossible_shape_is_torchs_error(shape):
-    with pytest.raises(RuntimeError):
-        pool_of().empty(shape, torch.uint8)
-
-
-def test_small_tensors_are_torchs_own():
-    pool = memory.HostPool()
-    pool.empty((8,), torch.uint8).resize_(100)
-    assert pool.lent_bytes == 0
-    assert not pool.pays_for(8)
-    assert pool.pays_for(100 << 20)
 
 
 # What keeps the memory out of the pool
@@ -117,28 +103,15 @@ class Holder:
 
 
 KEEPERS = {
-    "itself": lambda t: t,
-    "slice": lambda t: t[5:7],
     "element": lambda t: t[3],
-    "expand": lambda t: t[:1].expand(9),
-    "permute": lambda t: t.view(2, -1).permute(1, 0),
-    "detach": lambda t: t.detach(),
-    "data": lambda t: t.data,
-    "unbind": lambda t: t.view(4, -1).unbind(),
     "other dtype": lambda t: t.view(torch.int16),
-    "numpy": lambda t: t.numpy(),
-    "numpy of a slice": lambda t: t[4:].numpy()[1:][1:],
-    "numpy view": lambda t: t.numpy().view(np.float32).reshape(2, -1),
+    "numpy": lambda t: t.numpy()[4:].view(np.float32)[1:],
     "untyped storage": lambda t: t.untyped_storage(),
-    "set_": lambda t: torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()),
     "memoryview": lambda t: memoryview(t.numpy()),
     "frombuffer": lambda t: torch.frombuffer(t.numpy(), dtype=torch.uint8),
     "dlpack": lambda t: torch.utils.dlpack.to_dlpack(t),
     "numpy by dlpack": lambda t: np.from_dlpack(t),
-    "parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
-    "subclass": lambda t: t.as_subclass(torch.nn.Buffer),
     "saved for backward": lambda t: Squared.apply(torch.ones(1, requires_grad=True), t),
-    "closure": lambda t: lambda: t,
     "shallow copy": copy.copy,
 }
 

@@ -200,13 +200,3 @@ def test_pinned_memory_is_used_again():
         list(loader)
     # As many as can be in flight at the worst moment, and not one for each batch.
     assert torch.cuda.host_memory_stats()["num_host_alloc"] <= before + 8
-
-
-def test_pinned_batches_taken_by_a_thread_from_persistent_workers_arrive():
-    options = {"shuffle": True, "num_workers": 2, "persistent_workers": True}
-    theirs = torch.utils.data.DataLoader(data(), BATCH, pin_memory=True, **options)
-    torch.manual_seed(3)
-    expected = [numbers.tolist() for _ in range(2) for _, numbers in theirs]
-    torch.manual_seed(3)
-    ours = loader_of(Prefetch(), pin_memory=True, **options)
-    assert [numbers.tolist() for _ in range(2) for _, numbers in ours] == expected

@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.utils.data
 from PIL import Image
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_tensor
 
-from backends.stock import Stock, shared_ring
-from backends.stock.collate import RingCollate
+from backends.stock import Stock
 from dataloaders import DataLoader
 from dataloaders.recording.worker import recording_changes
 from dataloaders.replaying.evaluate import replayed
@@ -51,11 +50,11 @@ class Sizes(Images):
 
 
 class Failing(Images):
-    """Its collation fails for some batches, after a first leaf was made."""
+    """The collation of its first 15 batches fails, after a first leaf was made."""
 
     def __getitem__(self, index):
-        odd = index == 9
-        return image(index), torch.zeros(SIDE, SIDE + odd), torch.ones(SIDE, SIDE)
+        odd = index < 15 * BATCH and index % BATCH == 1
+        return image(index), torch.zeros(SIDE, SIDE + odd)
 
 
 def loaders(dataset, **options):
@@ -146,77 +145,12 @@ def test_files_of_recorded_samples_go_into_the_ring_and_those_that_are_held_stay
     assert files & {batch.files.data_ptr() for batch in loader}, "their memory serves again"
 
 
-@pytest.fixture
-def ring(monkeypatch):
-    """A ring whose only worker is this process, which is its consumer too."""
-
-    class Info:
-        id, num_workers = 0, 1
-
-    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", Info())
-    return shared_ring.SharedRing(1, 2)
-
-
-def arrived(tensor):
-    """What the consumer gets of a tensor that a worker sends."""
-    function, arguments = tensor.__reduce_ex__(4)
-    received = function(*arguments)
-    assert type(received) is torch.Tensor
-    return received
-
-
-def test_segments_are_sent_once_and_unmapped_when_the_worker_drops_them(ring):
-    size = SMALLEST
-    first = ring.empty((size,), torch.uint8)
-    assert first.segment is not None
-    address = arrived(first.fill_(1)).data_ptr()
-    again = ring.empty((size // 4,), torch.float32)
-    assert again.segment is None
-    kept = arrived(again.fill_(2))
-    assert kept.data_ptr() == address
-    other = ring.empty((size,), torch.uint8)
-    assert other.place != again.place
-    arrived(other)
-    assert len(ring._segments) == 2
-    for _ in range(4):  # too large for any free one: that is dropped
-        size += size // 4
-        arrived(ring.empty((size,), torch.uint8))
-    assert len(ring._segments) == 2
-    assert (kept == 2).all()
-
-
-def test_the_consumer_unmaps_what_the_worker_dropped(ring):
-    ring._batches = 1  # no room for more than one batch's segments
-    pair = [arrived(ring.empty((SMALLEST,), torch.uint8)) for _ in range(2)]
-    assert len(ring._segments) == 2
-    pair.clear()
-    ring.begin_batch()
-    arrived(ring.empty((2 * SMALLEST,), torch.uint8))
-    assert len(ring._segments) == 1
-
-
-def test_a_retired_slot_serves_again_with_another_segment(ring):
-    for _ in range(shared_ring.SLOTS + 2):
-        ring.begin_batch()
-        batch = arrived(ring.empty((SMALLEST,), torch.uint8).fill_(1))
-        ring._retire()  # as before a fork, whose child now refers to the same memory
-        other = arrived(ring.empty((SMALLEST,), torch.uint8).fill_(2))
-        assert (batch == 1).all()
-        del batch, other
-    assert len(ring._segments) <= 2
-
-
-def test_a_failed_collation_gives_its_slots_back(ring):
-    collate = RingCollate(ring)
-    good = [Images()[index] for index in range(BATCH)]
-    for _ in range(3):
+def test_batches_that_fail_give_their_slots_back():
+    batches = iter(loaders(Failing(100))[0])
+    for _ in range(15):
         with pytest.raises(RuntimeError, match="equal size"):
-            collate([Failing()[index] for index in (7, 8, 9)] * 2)
-    assert not ring._bytes.any()
-    batch = collate(good)
-    assert int(ring._bytes.sum()) == 2  # two leaves under way
-    received = {name: arrived(batch[name]) for name in ("image", "mask")}
-    assert_same({**batch, **received}, default_collate(good))
+            next(batches)
+    assert not any(leaf.is_shared() for batch in batches for leaf in batch), "all had slots"
 
 
 @pytest.mark.nightly

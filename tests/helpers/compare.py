@@ -196,10 +196,8 @@ def _difference_of_tensors(
     values, wanted = (plain.view(ours.dtype) for plain in (one, other))
     off = (one != other).view(-1, ours.element_size()).any(1)
     if ours.is_floating_point() or ours.is_complex():
-        numbers, others = (
-            each if each.is_complex() else each.double() for each in (values, wanted)
-        )
-        off &= ~(numbers.isnan() & others.isnan())
+        one, other = (each if each.is_complex() else each.double() for each in (values, wanted))
+        off &= ~(one.isnan() & other.isnan())
     if not off.any():
         return None
     first = int(off.nonzero()[0])
@@ -223,9 +221,8 @@ def _is_image(value: Any) -> bool:
 def _image_bits(image: Any) -> tuple[Any, ...]:
     palette: tuple[Any, ...] = ()
     if image.mode == "P":
-        from dataloaders.cache.sample.palette import contents
-
-        palette = contents(image)[2:]
+        mode = image.palette.mode if image.palette else "RGB"  # a PNG file may lack it
+        palette = (mode, image.getpalette(mode), image.info.get("transparency"))
     return (image.mode, image.size, image.tobytes(), *palette)
 
 

@@ -5,7 +5,6 @@ A `Case` makes the arguments of one loader afresh, so that two loaders share no 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -172,15 +171,10 @@ class Case:
     Attributes:
         name: for the test's identifier.
         make: the dataset and the arguments of a new loader, nothing shared with an earlier call.
-        workers: whether it also makes sense with worker processes.
     """
 
     name: str
     make: Callable[[], dict[str, Any]] = field(repr=False)
-    workers: bool = True
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def _tensors() -> TensorDataset:
@@ -188,44 +182,35 @@ def _tensors() -> TensorDataset:
     return TensorDataset(images, torch.arange(SIZE))
 
 
-def _large() -> torch.Tensor:
+def _large() -> TensorDataset:
     """Enough for the pool, in eight batches."""
-    return torch.arange(256, dtype=torch.uint8).repeat_interleave(1 << 16).reshape(256, 256, 256)
+    rows = torch.arange(256, dtype=torch.uint8).repeat_interleave(1 << 16)
+    return TensorDataset(rows.reshape(256, 256, 256))
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
+def _columns(**options: Any) -> dict[str, Any]:
+    return {"dataset": _tensors(), "batch_size": 4, **options}
+
+
+def _sampled(sampler: Callable[[Any], Any], **options: Any) -> dict[str, Any]:
+    arguments = _columns(**options)
+    return {**arguments, "sampler": sampler(arguments["dataset"])}
+
+
+def _batched(sampler: Any) -> dict[str, Any]:
+    return {"dataset": _tensors(), "batch_sampler": sampler}
 
 
 def _map(sample: Callable[[int], Any], **options: Any) -> dict[str, Any]:
     return {"dataset": MapDataset(sample), "batch_size": 4, **options}
 
 
-def _weighted() -> dict[str, Any]:
-    sampler = WeightedRandomSampler([float(i) for i in range(1, SIZE + 1)], 9)
-    return {"dataset": _tensors(), "batch_size": 4, "sampler": sampler}
+def _few() -> dict[str, Any]:
+    return {"dataset": Subset(_tensors(), [7, 3, 3, 9, 0]), "batch_size": 2, "shuffle": True}
 
 
-def _replaced() -> dict[str, Any]:
-    tensors = _tensors()
-    sampler = RandomSampler(tensors, replacement=True, num_samples=17)
-    return {"dataset": tensors, "batch_size": 4, "sampler": sampler}
-
-
-def _batches() -> dict[str, Any]:
-    sampler = BatchSampler(SubsetRandomSampler(range(9)), 2, drop_last=True)
-    return {"dataset": _tensors(), "batch_sampler": sampler}
-
-
-def _rank() -> dict[str, Any]:
-    tensors = _tensors()
-    sampler = DistributedSampler(tensors, num_replicas=3, rank=1, seed=4)
-    return {"dataset": tensors, "batch_size": 2, "sampler": sampler}
-
-
-def _empty() -> dict[str, Any]:
-    nothing = TensorDataset(torch.empty(0, 3))
-    return {"dataset": nothing, "batch_size": 2, "sampler": SequentialSampler(nothing)}
+def _stream(size: int | None = 4, **options: Any) -> dict[str, Any]:
+    return {"dataset": CountingStream(), "batch_size": size, **options}
 
 
 def _images(kind: str) -> dict[str, Any]:
@@ -239,104 +224,58 @@ def _images(kind: str) -> dict[str, Any]:
     return {"dataset": getattr(photos, kind)(chain), "batch_size": 4, "shuffle": True}
 
 
-CASES = (
-    Case("tensors", lambda: {"dataset": _tensors(), "batch_size": 4}),
-    Case("tensors shuffled", lambda: {"dataset": _tensors(), "batch_size": 4, "shuffle": True}),
-    Case(
-        "tensors, own generator",
-        lambda: {
-            "dataset": _tensors(),
-            "batch_size": 4,
-            "shuffle": True,
-            "generator": _generator(),
-        },
+_MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "tensors": _columns,
+    "tensors shuffled": lambda: _columns(shuffle=True),
+    "tensors, own generator": lambda: _columns(
+        shuffle=True, generator=torch.Generator().manual_seed(5)
     ),
-    Case(
-        "subset, last batch dropped",
-        lambda: {
-            "dataset": Subset(_tensors(), [7, 3, 3, 9, 0]),
-            "batch_size": 2,
-            "shuffle": True,
-            "drop_last": True,
-        },
+    "subset, last batch dropped": lambda: {**_few(), "drop_last": True},
+    "batch larger than dataset": lambda: _columns(batch_size=50),
+    "no full batch": lambda: _columns(batch_size=50, drop_last=True),
+    "empty": lambda: _sampled(SequentialSampler, dataset=TensorDataset(torch.empty(0, 3))),
+    "no batches": lambda: _columns(batch_size=None, shuffle=True),
+    "weighted sampler": lambda: _sampled(
+        lambda _: WeightedRandomSampler([float(i) for i in range(1, SIZE + 1)], 9)
     ),
-    Case("batch larger than dataset", lambda: {"dataset": _tensors(), "batch_size": 50}),
-    Case(
-        "no full batch",
-        lambda: {"dataset": _tensors(), "batch_size": 50, "drop_last": True},
-    ),
-    Case("empty", _empty),
-    Case("no batches", lambda: {"dataset": _tensors(), "batch_size": None, "shuffle": True}),
-    Case("weighted sampler", _weighted),
-    Case("replacement", _replaced),
-    Case("batch sampler", _batches),
-    Case("sampler is a list", lambda: {"dataset": _tensors(), "sampler": [4, 2, 4]}),
-    Case(
-        "batch sampler is a list", lambda: {"dataset": _tensors(), "batch_sampler": [[1, 2], [5]]}
-    ),
-    Case("distributed sampler", _rank),
-    Case("one tensor", lambda: _map(tensor_sample, shuffle=True)),
-    Case("one sample a batch", lambda: {"dataset": MapDataset(pair_sample), "shuffle": True}),
-    Case("integers", lambda: _map(integer_sample)),
-    Case("arrays", lambda: _map(array_sample)),
-    Case("pairs", lambda: _map(pair_sample, drop_last=True)),
-    Case("dicts", lambda: _map(dict_sample, shuffle=True)),
-    Case("nested", lambda: _map(nested_sample)),
-    Case("namedtuples", lambda: _map(point_sample)),
-    Case("strings", lambda: _map(string_sample)),
-    Case("dataclasses", lambda: _map(record_sample, collate_fn=records)),
-    Case("variable length", lambda: _map(ragged_sample, collate_fn=pad)),
-    Case("list of samples", lambda: _map(ragged_sample, collate_fn=as_list, shuffle=True)),
-    Case("custom batch", lambda: _map(pair_sample, collate_fn=CustomBatch)),
-    Case("draws of its own", lambda: _map(drawing_sample, shuffle=True)),
-    Case("a list", lambda: {"dataset": list(range(SIZE)), "batch_size": 3, "shuffle": True}),
-    Case(
-        "many indices at once",
-        lambda: {"dataset": BatchedGetItems(integer_sample), "batch_size": 4},
-    ),
-    Case(
-        "concatenated",
-        lambda: {
-            "dataset": ConcatDataset([_tensors(), _tensors()]),
-            "batch_size": 4,
-            "shuffle": True,
-        },
-    ),
-    Case(
-        "stacked",
-        lambda: {
-            "dataset": StackDataset(a=_tensors(), b=MapDataset(integer_sample)),
-            "batch_size": 4,
-        },
-    ),
-    Case("large tensors", lambda: {"dataset": TensorDataset(_large()), "batch_size": 32}),
-    Case("sized stream", lambda: {"dataset": SizedStream()}),
-    Case("sized stream of samples", lambda: {"dataset": SizedStream(), "batch_size": None}),
-    Case("stream", lambda: {"dataset": CountingStream(), "batch_size": 4}),
-    Case(
-        "sized stream, last batch dropped",
-        lambda: {"dataset": SizedStream(), "batch_size": 4, "drop_last": True},
-    ),
-    Case("stream of samples", lambda: {"dataset": CountingStream(), "batch_size": None}),
-    Case(
-        "data pipe",
-        lambda: {
-            "dataset": IterableWrapper(range(SIZE)).shuffle().sharding_filter(),
-            "batch_size": 3,
-            "shuffle": True,
-        },
-    ),
-    *(
-        Case(name, functools.partial(_images, kind))
-        for name, kind in (
-            ("folder of photos", "folder"),
-            ("photos by their files", "Files"),
-            ("pixels in memory", "Digits"),
-            ("photos opened by own code", "Opened"),
-        )
-    ),
-)
+    "replacement": lambda: _sampled(lambda data: RandomSampler(data, True, 17)),
+    "batch sampler": lambda: _batched(BatchSampler(SubsetRandomSampler(range(9)), 2, True)),
+    "sampler is a list": lambda: _sampled(lambda _: [4, 2, 4], batch_size=1),
+    "batch sampler is a list": lambda: _batched([[1, 2], [5]]),
+    "distributed sampler": lambda: _sampled(lambda data: DistributedSampler(data, 3, 1, seed=4)),
+    "one tensor": lambda: _map(tensor_sample, shuffle=True),
+    "arrays": lambda: _map(array_sample),
+    "pairs": lambda: _map(pair_sample, drop_last=True),
+    "dicts": lambda: _map(dict_sample, shuffle=True),
+    "nested": lambda: _map(nested_sample),
+    "namedtuples": lambda: _map(point_sample),
+    "strings": lambda: _map(string_sample),
+    "dataclasses": lambda: _map(record_sample, collate_fn=records),
+    "variable length": lambda: _map(ragged_sample, collate_fn=pad),
+    "list of samples": lambda: _map(ragged_sample, collate_fn=as_list, shuffle=True),
+    "custom batch": lambda: _map(pair_sample, collate_fn=CustomBatch),
+    "draws of its own": lambda: _map(drawing_sample, shuffle=True),
+    "a list": lambda: {"dataset": list(range(SIZE)), "batch_size": 3, "shuffle": True},
+    "many indices at once": lambda: {"dataset": BatchedGetItems(integer_sample), "batch_size": 4},
+    "concatenated": lambda: _columns(dataset=ConcatDataset([_tensors()] * 2), shuffle=True),
+    "stacked": lambda: _columns(dataset=StackDataset(a=_tensors(), b=MapDataset(integer_sample))),
+    "large tensors": lambda: {"dataset": _large(), "batch_size": 32},
+    "sized stream": lambda: {"dataset": SizedStream()},
+    "sized stream, last batch dropped": lambda: _stream(dataset=SizedStream(), drop_last=True),
+    "stream": _stream,
+    "stream of samples": lambda: _stream(None),
+    "data pipe": lambda: {
+        "dataset": IterableWrapper(range(SIZE)).shuffle().sharding_filter(),
+        "batch_size": 3,
+        "shuffle": True,
+    },
+    "folder of photos": lambda: _images("folder"),
+    "photos by their files": lambda: _images("Files"),
+    "pixels in memory": lambda: _images("Digits"),
+    "photos opened by own code": lambda: _images("Opened"),
+}
 
+CASES = tuple(Case(name, make) for name, make in _MAKERS.items())
 BY_NAME = {case.name: case for case in CASES}
 EVERYTHING = frozenset(BY_NAME)
 STREAMS = frozenset(

@@ -1,7 +1,7 @@
 """Python programs as ``python`` runs them, without its seconds of importing torch.
 
-    test ──stdin, stdout, stderr, request──> server, which has imported torch ──fork──> the program
-         <──its pid, then how it ended──────
+    test ──request──> server, which has imported torch ──fork──> the program, its output in files
+         <──status───
 
 A program has an ``__main__``, ``sys.argv`` and ``sys.path[0]`` of its own, and is a session of its
 own. It ends as Python does up to the exit handlers; the interpreter is taken down only on request,
@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -21,12 +22,10 @@ import os
 import runpy
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "CUDA_", "
 
 def begin() -> None:
     """Start what takes seconds to start, without a wait for it."""
-    _Server.of(os.environ)
+    _server(os.getpid())
 
 
 def run(
@@ -66,109 +65,42 @@ def run(
     words = [str(word) for word in arguments]
     given = dict(os.environ if env is None else env)
     command = [sys.executable, *words]
-    server = _Server.of(given)
-    if server is None:
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=given,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    program = server.start(words, os.path.abspath(cwd or os.getcwd()), given, taken_down)
-    output, errors, status = program.communicate(timeout)
-    return subprocess.CompletedProcess(command, status, output.decode(), errors.decode())
+    server, at_start = _server(os.getpid())
+    if _at_start(given) != at_start:
+        options: dict[str, Any] = {"cwd": cwd, "env": given, "timeout": timeout}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        where = os.path.abspath(cwd or os.getcwd())
+        print(json.dumps([words, where, given, timeout, taken_down, outputs]), file=server.stdin)
+        server.stdin.flush()
+        status = json.loads(server.stdout.readline())
+        output, errors = (Path(name).read_text() for name in outputs)
+    if status is None:
+        raise subprocess.TimeoutExpired(command, timeout, output, errors)
+    return subprocess.CompletedProcess(command, status, output, errors)
 
 
-# What a test's process knows
+@functools.cache
+def _server(pid: int) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start the server of the test process ``pid``; the variables that it has started with."""
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the tests
+    )
+    atexit.register(_end_server, server, pid)
+    return server, _at_start(os.environ)
 
 
-class _Server:
-    """A process that has imported torch, and is forked for each program."""
-
-    _known: _Server | None = None
-
-    @classmethod
-    def of(cls, env: Mapping[str, str]) -> _Server | None:
-        """The one of this process; None if a program with ``env`` would start otherwise."""
-        if cls._known is None or cls._known.pid != os.getpid():
-            cls._known = cls()
-        return cls._known if _at_start(env) == cls._known.at_start else None
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.at_start = _at_start(os.environ)
-        self._ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the tests
-            )
-        atexit.register(self._end)
-
-    def start(
-        self, words: list[str], cwd: str, env: Mapping[str, str], taken_down: bool
-    ) -> _Program:
-        ours, theirs = socket.socketpair()
-        outputs, inputs = zip(os.pipe(), os.pipe(), strict=True)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        try:
-            given = [nothing, *inputs, theirs.fileno()]
-            socket.send_fds(self._ours, [b"."], given)
-        finally:
-            theirs.close()
-            for one in (nothing, *inputs):
-                os.close(one)
-        request = {"words": words, "cwd": cwd, "env": dict(env), "taken_down": taken_down}
-        ours.sendall(json.dumps(request).encode() + b"\n")
-        return _Program(words, ours, outputs)
-
-    def _end(self) -> None:
-        if os.getpid() == self.pid:
-            self._ours.shutdown(socket.SHUT_RDWR)  # for forks of this process that hold it too
-            self._ours.close()
-            self._process.wait()
-
-
-class _Program:
-    def __init__(self, words: list[str], told: socket.socket, outputs: Sequence[int]) -> None:
-        self._words = words
-        self._told = told.makefile("r")
-        told.close()
-        self._outputs = outputs
-        self.pid = int(self._told.readline())
-
-    def communicate(self, timeout: float) -> tuple[bytes, bytes, int]:
-        """All that it wrote, and its status, once nobody holds its output any more."""
-        end = time.monotonic() + timeout
-        text: dict[int, bytes] = dict.fromkeys(self._outputs, b"")
-        left = set(self._outputs)
-        try:
-            while left or not select.select([self._told], [], [], 0)[0]:
-                wanted = [*left] or [self._told]
-                ready = select.select(wanted, [], [], max(0.0, end - time.monotonic()))[0]
-                if not ready:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self.pid, signal.SIGKILL)
-                    raise subprocess.TimeoutExpired(
-                        self._words, timeout, *(text[one] for one in self._outputs)
-                    )
-                for one in left.intersection(ready):
-                    more = os.read(one, 1 << 16)
-                    text[one] += more
-                    left -= set() if more else {one}
-            status = int(self._told.readline())
-        finally:
-            self._told.close()
-            for one in self._outputs:
-                os.close(one)
-        output, errors = (text[one] for one in self._outputs)
-        return output, errors, status
+def _end_server(server: subprocess.Popen[str], pid: int) -> None:
+    if os.getpid() == pid:
+        with server:
+            server.kill()
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -178,64 +110,51 @@ def _at_start(env: Mapping[str, str]) -> dict[str, str]:
 # What the server does
 
 
-def _serve(descriptor: int) -> Callable[[], object]:
+def _serve() -> Callable[[], object]:
     """Fork for each program; returns in the forks alone, what runs theirs."""
     import torchvision.datasets
     import torchvision.transforms.v2  # noqa: F401
 
     gc.collect()
     gc.freeze()  # else a collection copies what the fork shares
-    asked = socket.socket(fileno=descriptor)
-    running: dict[int, tuple[int, socket.socket]] = {}
-    while True:
-        for ready in select.select([asked, *running], [], [])[0]:
-            if ready is not asked:
-                pid, told = running.pop(ready)
-                os.close(ready)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with told, contextlib.suppress(BrokenPipeError):
-                    told.sendall(f"{status}\n".encode())
-                continue
-            given = socket.recv_fds(asked, 1, 4)[1]
-            if not given:
-                os._exit(0)  # the tests have ended
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # NumPy's threads wait for work: they hold no lock
-                pid = os.fork()
-            if pid == 0:
-                asked.close()
-                for one, (_, told) in running.items():
-                    os.close(one)
-                    told.close()
-                return _program(given)
-            for one in given[:3]:
-                os.close(one)
-            told = socket.socket(fileno=given[3])
-            told.sendall(f"{pid}\n".encode())
-            running[os.pidfd_open(pid)] = pid, told
+    while request := sys.stdin.readline():
+        words, cwd, env, timeout, taken_down, outputs = json.loads(request)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's threads wait for work: they hold no lock
+            pid = os.fork()
+        if pid == 0:
+            return _program(words, cwd, env, taken_down, outputs)
+        handle = os.pidfd_open(pid)
+        ended = select.select([handle], [], [], timeout)[0]
+        os.close(handle)
+        if not ended:
+            os.killpg(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print(json.dumps(status if ended else None), flush=True)
+    os._exit(0)  # the tests have ended
 
 
-def _program(given: Sequence[int]) -> Callable[[], object]:
+def _program(
+    words: list[str], cwd: str, env: dict[str, str], taken_down: bool, outputs: list[str]
+) -> Callable[[], object]:
     """Make this process one that Python has just started; what runs its program."""
     import multiprocessing.process
 
     import numpy as np
 
     os.setsid()
-    for number, one in enumerate(given[:3]):
+    for number, name in enumerate([os.devnull, *outputs]):
+        one = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(one, number)
         os.close(one)
-    with socket.socket(fileno=given[3]) as told, told.makefile("r") as lines:
-        request: dict[str, Any] = json.loads(lines.readline())
-    os.chdir(request["cwd"])
+    os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(request["env"])
-    multiprocessing.process.ORIGINAL_DIR = request["cwd"]  # type: ignore[attr-defined]
+    os.environ.update(env)
+    multiprocessing.process.ORIGINAL_DIR = cwd  # type: ignore[attr-defined]
     np.random.seed()
     tempfile.tempdir = None  # TMPDIR says where
     importlib.invalidate_caches()
     sys.excepthook = _shown
-    words = list(request["words"])
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
         warnings.simplefilter(words[1])  # type: ignore[arg-type]
@@ -245,17 +164,17 @@ def _program(given: Sequence[int]) -> Callable[[], object]:
     sys.argv = [what if kind == "script" else kind, *words]
     sys.path[0] = {
         "-c": "",
-        "-m": request["cwd"],
+        "-m": cwd,
         "script": str(Path(what).resolve().parent),
     }[kind]
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
-    end = _run if request["taken_down"] else _end
+    end = _run if taken_down else _end
     if kind == "-m":
         return lambda: end(lambda: runpy._run_module_as_main(what))  # type: ignore[attr-defined]
     if kind == "script":
-        name = os.path.join(request["cwd"], what)
+        name = os.path.join(cwd, what)
         main.__dict__.update(__file__=name, __cached__=None)
         source = Path(name).read_bytes()
     else:
@@ -301,4 +220,4 @@ def _shown(kind: type[BaseException], error: BaseException, trace: Any) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))()
+    _serve()()

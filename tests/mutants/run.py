@@ -1,7 +1,7 @@
 """Takes the modules of `modules.toml`, or the versions of `broken.toml`, one change at a time.
 
-A change that the tests noticed when `baseline.json` was last renewed, and that survives now, fails
-the run. So does a broken version that passes its tests.
+A change that survives fails the run, unless `survivors.json` or `equivalent.toml` holds it. So does
+a broken version that passes its tests.
 """
 
 from __future__ import annotations
@@ -11,149 +11,142 @@ import json
 import random
 import re
 import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mutants.broken import ROOT, changed, read, versions
 from mutants.points import Mutant, mutants
-from mutants.tree import NotPassing, Tree
+from mutants.tree import ROOT, Tree
 
-_BASELINE = Path(__file__).resolve().parent / "baseline.json"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
+__all__ = ["changed", "main", "read", "versions"]
+
+_FOLDER = Path(__file__).resolve().parent
+_LEAST_LIMIT = 20.0  # seconds: a busy machine is no failed test
 
 
-def main(tree: Tree, words: Sequence[str]) -> int:
-    """Return 1 if a change survives that was noticed before, or that has to be."""
+def main(tree: Tree, words: Sequence[str], survivors: Path = _FOLDER / "survivors.json") -> int:
+    """Return 1 if a change survives that is not known to."""
     parser = argparse.ArgumentParser(
         prog="python tests/mutants", description="Break the package; do its tests notice?"
     )
     parser.add_argument(
-        "names",
-        nargs="*",
-        help="modules of modules.toml, or names of broken versions; all by default",
+        "names", nargs="*", help="modules of modules.toml, or broken versions; all by default"
     )
-    parser.add_argument(
-        "--sample", type=int, help="so many mutants of each module, drawn at random"
-    )
-    parser.add_argument("--survivors", action="store_true", help="only those that survived before")
-    parser.add_argument(
-        "--since", metavar="COMMIT", help="only functions that differ from those of a commit"
-    )
-    parser.add_argument(
-        "--against",
-        type=Path,
-        default=_BASELINE,
-        help="what was noticed before (default: %(default)s)",
-    )
-    parser.add_argument("--renew", action="store_true", help="write what is found to the baseline")
+    parser.add_argument("--sample", type=int, help="so many mutants of each module, at random")
+    parser.add_argument("--since", metavar="COMMIT", help="only functions changed since a commit")
+    parser.add_argument("--renew", action="store_true", help="write what survives to the table")
     parser.add_argument("--broken", action="store_true", help="the versions of broken.toml instead")
     options = parser.parse_args(words)
-    return _broken(tree, options.names) if options.broken else _modules(tree, options)
-
-
-def _modules(tree: Tree, options: argparse.Namespace) -> int:
-    table = read("modules.toml")["modules"]
-    known = json.loads(options.against.read_text()) if options.against.exists() else {}
-    equal = read("equivalent.toml")
-    names = _chosen(table, options.names)
-    sources = {name: (ROOT / f"{name}.py").read_bytes() for name in names}  # as they are copied
-    lost = failures = 0
-    for name in names:
-        file = f"{name}.py"
-        every = mutants(sources[name])
-        left_out = equal.get(name, {})
-        for key in left_out.keys() - {mutant.key for mutant in every}:
-            print(f"{name}: no change has the key {key} of equivalent.toml any more: take it out")
-        every = [mutant for mutant in every if mutant.key not in left_out]
-        picked = every if options.since is None else _since(options.since, file, every)
-        before = known.get(name, {"killed": "", "survived": {}})
-        if options.survivors:
-            picked = [mutant for mutant in picked if mutant.key in before["survived"]]
+    table: dict[str, Any] = versions() if options.broken else read("modules.toml")["modules"]
+    unknown = [name for name in options.names if name not in table]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not known; there are\n  " + "\n  ".join(table))
+    known = json.loads(survivors.read_text()) if survivors.exists() else {}
+    status = 0
+    for name in options.names or table:
+        if options.broken:
+            status |= not _is_noticed(tree, table[name])
+            continue
+        every = mutants((ROOT / f"{name}.py").read_text())
+        equal = read("equivalent.toml").get(name, {})
+        every = [each for each in every if each.key not in equal]
+        picked = every if options.since is None else _since(options.since, f"{name}.py", every)
         if options.sample is not None and len(picked) > options.sample:
             picked = random.Random(0).sample(picked, options.sample)
         if not picked:
             continue
-        killed = set(before["killed"].split())
-        try:
-            usual = tree.check(table[name])
-        except NotPassing as error:
-            failures += 1
-            print(f"{name}: {error}", flush=True)
-            continue
-        print(f"{name}: {len(picked)} of {len(every)} mutants, {usual:.0f} s of tests", flush=True)
-        noticed, survived = set(), {}
-        for mutant in sorted(picked, key=lambda mutant: mutant.line):
-            if tree.outcome(file, mutant.source, table[name], usual) != "passed":
-                noticed.add(mutant.key)
-                continue
-            survived[mutant.key] = mutant.text
-            is_lost = mutant.key in killed
-            lost += is_lost
-            print(f"  {'LOST' if is_lost else 'survived'} {mutant}", flush=True)
-        print(f"  {len(noticed)} of {len(picked)} noticed", flush=True)
-        if options.renew:
-            known[name] = _joined(every, before, noticed, survived)
-            text = json.dumps(dict(sorted(known.items())), indent=1, ensure_ascii=False)
-            options.against.write_text(text + "\n")
-    if lost and not options.renew:
-        print(f"{lost} changes survive that the tests noticed before: see LOST above")
-        return 1
-    return 1 if failures else 0
+        before = known.get(name, {})
+        survived = _survivors(tree, name, table[name], picked, before)
+        if options.renew and survived is not None:
+            now = {each.key: str(each) for each in survived}
+            kept = {each.key: str(each) for each in every if each.key in before}
+            for each in picked:
+                kept.pop(each.key, None)
+            known[name] = dict(sorted((kept | now).items()))
+            survivors.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        else:
+            status |= survived is None or any(each.key not in before for each in survived)
+    return status
 
 
-def _joined(
-    every: list[Mutant], before: dict[str, Any], noticed: set[str], survived: dict[str, str]
-) -> dict[str, Any]:
-    """What is known of a module now: earlier findings about what still stands in it, and these."""
-    exist = {mutant.key for mutant in every}
-    found = noticed | survived.keys()
-    killed = {key for key in before["killed"].split() if key in exist - found} | noticed
-    kept = {key: text for key, text in before["survived"].items() if key in exist - found}
-    order = {mutant.key: place for place, mutant in enumerate(every)}
-    lines = sorted((kept | survived).items(), key=lambda item: order[item[0]])
-    return {"killed": " ".join(sorted(killed)), "survived": dict(lines)}
+def read(name: str) -> dict[str, Any]:
+    """Return what a TOML file of this folder holds."""
+    return tomllib.loads((_FOLDER / name).read_text())
+
+
+def versions() -> dict[str, dict[str, Any]]:
+    """Return name -> file, before, after, tests of each broken version."""
+    return {version["name"]: version for version in read("broken.toml")["version"]}
+
+
+def changed(version: dict[str, Any]) -> str:
+    """Return the source of the version's file with its text replaced.
+
+    Raises:
+        ValueError: the file does not hold the text exactly once, or is no file.
+    """
+    place = ROOT / version["file"]
+    source = place.read_text() if place.is_file() else ""
+    count = source.count(version["before"])
+    if count != 1:
+        found = f"holds its text {count} times, not once" if source else "is no file"
+        raise ValueError(
+            f"tests/mutants/broken.toml, {version['name']!r}: {version['file']} {found}. Write the "
+            "version anew for the code as it is now, or delete it if what it breaks is gone"
+        )
+    return source.replace(version["before"], version["after"])
+
+
+def _limit(tree: Tree, tests: list[str]) -> float | None:
+    """Return how many seconds the tests get; None if they do not pass on the unchanged tree."""
+    began = time.monotonic()
+    outcome = tree.outcome(tests, 3600.0)
+    if outcome != "passed":
+        print(f"{tree.output()}\n{' '.join(tests)} {outcome} on the unchanged tree: repair that")
+        return None
+    return max(_LEAST_LIMIT, 5 * (time.monotonic() - began))
+
+
+def _survivors(
+    tree: Tree, name: str, tests: list[str], picked: list[Mutant], before: dict[str, str]
+) -> list[Mutant] | None:
+    limit = _limit(tree, tests)
+    if limit is None:
+        return None
+    print(f"{name}: {len(picked)} mutants", flush=True)
+    survived = []
+    for each in picked:
+        if tree.outcome(tests, limit, f"{name}.py", each.source) == "passed":
+            survived.append(each)
+            new = "" if each.key in before else "NEW "
+            print(f"  {new}survivor {each.key}, line {each.lines[0]}, {each}", flush=True)
+    print(f"  {len(picked) - len(survived)} noticed", flush=True)
+    return survived
 
 
 def _since(commit: str, file: str, every: list[Mutant]) -> list[Mutant]:
     """The mutants of functions, and of lines outside of them, that changed since a commit."""
     command = ["git", "diff", "--unified=0", commit, "--", file]
+    text = subprocess.check_output(command, cwd=ROOT, text=True)
     changed: set[int] = set()
-    for first, count in re.findall(
-        r"^@@ \S+ \+(\d+)(?:,(\d+))? @@",
-        subprocess.check_output(command, cwd=ROOT, text=True),
-        re.M,
-    ):
+    for first, count in re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", text, re.M):
         changed.update(range(int(first), int(first) + max(1, int(count or 1))))
-    return [
-        mutant
-        for mutant in every
-        if not changed.isdisjoint(
-            range(mutant.span[0], mutant.span[1] + 1) if mutant.function else [mutant.line]
-        )
-    ]
+    return [mutant for mutant in every if not changed.isdisjoint(mutant.lines)]
 
 
-def _broken(tree: Tree, names: list[str]) -> int:
-    table = versions()
-    failures = 0
-    for name in _chosen(table, names):
-        version = table[name]
-        source = changed(version)
-        try:
-            usual = tree.check(version["tests"])
-        except NotPassing as error:
-            failures += 1
-            print(f"{name}: {error}", flush=True)
-            continue
-        outcome = tree.outcome(version["file"], source, version["tests"], usual)
-        noticed = outcome == "failed" or (outcome == "hung" and version.get("hangs", False))
-        failures += not noticed
-        print(f"{'noticed' if noticed else 'NOT NOTICED'} ({outcome}): {name}", flush=True)
-    return 1 if failures else 0
-
-
-def _chosen(table: dict[str, Any], names: list[str]) -> list[str]:
-    unknown = [name for name in names if name not in table]
-    if unknown:
-        raise SystemExit(f"{', '.join(unknown)}: not known; there are\n  " + "\n  ".join(table))
-    return names or list(table)
+def _is_noticed(tree: Tree, version: dict[str, Any]) -> bool:
+    source, tests = changed(version), version["tests"]
+    limit = _limit(tree, tests)
+    if limit is None:
+        return False
+    outcome = tree.outcome(tests, limit, version["file"], source)
+    noticed = outcome == "failed" or (outcome == "hung" and version.get("hangs", False))
+    print(f"{'noticed' if noticed else 'NOT NOTICED'} ({outcome}): {version['name']}", flush=True)
+    return noticed
