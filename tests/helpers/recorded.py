@@ -17,29 +17,14 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dataloaders.recording.worker import ask_again, describe_sample, recording_changes
+from dataloaders.recording.worker import ask_again, recording_changes
+from dataloaders.recording.worker import describe_sample as describe_sample
 from dataloaders.replaying.evaluate import replayed
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
 from .compare import same, seed_everything
 from .pictures import saved, smooth
-
-__all__ = [
-    "Code",
-    "Photos",
-    "as_recorded",
-    "ask_again",
-    "both",
-    "describe_sample",
-    "encoded",
-    "equal",
-    "finished",
-    "is_recorded",
-    "path",
-    "recording",
-    "replayed",
-]
 
 
 @functools.cache

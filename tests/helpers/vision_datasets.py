@@ -15,8 +15,6 @@ from torchvision.datasets.vision import VisionDataset
 
 from helpers.pictures import noise
 
-Maker = Callable[..., Any]
-
 
 def photo(path: Path, seed: int, channels: int = 3) -> None:
     """A JPEG or what the suffix says, of a size that depends on ``seed``."""
@@ -29,22 +27,17 @@ def lines(path: Path, *texts: Any) -> None:
     path.write_text("".join(f"{text}\n" for text in texts))
 
 
-def classes(folder: Path, names: tuple[str, ...], suffix: str) -> None:
+def classes(folder: Path, *names: str) -> None:
     """Three photos in the folder of each class."""
     for label, name in enumerate(names):
         for number in range(3):
-            photo(folder / name / f"{number}.{suffix}", 5 * label + number)
+            photo(folder / name / f"{number}.jpg", 5 * label + number)
 
 
 def image_folder(root: Path, **options: Any) -> Any:
-    classes(root / "photos", ("cat", "dog"), "jpg")
+    classes(root / "photos", "cat", "dog")
     photo(root / "photos" / "dog" / "9.png", 9, 4)
     return datasets.ImageFolder(str(root / "photos"), **options)
-
-
-def gtsrb(root: Path, **options: Any) -> Any:
-    classes(root / "gtsrb" / "GTSRB" / "Training", ("00000", "00001"), "ppm")
-    return datasets.GTSRB(str(root), **options)
 
 
 def pets(root: Path, **options: Any) -> Any:
@@ -62,8 +55,7 @@ def pets_segmented(root: Path, **options: Any) -> Any:
 
 
 def inaturalist(root: Path, **options: Any) -> Any:
-    kinds = ("00000_A_B_C_D_E_F_g", "00001_A_B_X_D_E_F_h")
-    classes(root / "2021_train", kinds, "jpg")
+    classes(root / "2021_train", "00000_A_B_C_D_E_F_g", "00001_A_B_X_D_E_F_h")
     return datasets.INaturalist(str(root), target_type=["full", "class"], **options)
 
 
@@ -89,35 +81,21 @@ def coco_detection(root: Path, **options: Any) -> Any:
     return dataset
 
 
-def _voc(root: Path, kind: str) -> None:
-    base = root / "VOCdevkit" / "VOC2012"
-    names = [f"2012_{number}" for number in range(3)]
-    lines(base / "ImageSets" / kind / "train.txt", *names)
+def voc_segmentation(root: Path, **options: Any) -> Any:
+    base, names = root / "VOCdevkit" / "VOC2012", ("2012_0", "2012_1", "2012_2")
+    lines(base / "ImageSets" / "Segmentation" / "train.txt", *names)
     for number, name in enumerate(names):
         photo(base / "JPEGImages" / f"{name}.jpg", number)
         photo(base / "SegmentationClass" / f"{name}.png", number, 1)
-        objects = "<object><name>cat</name></object>" * (number + 1)
-        lines(base / "Annotations" / f"{name}.xml", f"<annotation>{objects}</annotation>")
-
-
-def voc_detection(root: Path, **options: Any) -> Any:
-    _voc(root, "Main")
-    return datasets.VOCDetection(str(root), **options)
-
-
-def voc_segmentation(root: Path, **options: Any) -> Any:
-    _voc(root, "Segmentation")
     return datasets.VOCSegmentation(str(root), **options)
 
 
-MAKERS: tuple[Maker, ...] = (
+MAKERS: tuple[Callable[..., Any], ...] = (
     image_folder,
-    gtsrb,
     pets,
     pets_segmented,
     inaturalist,
     coco_detection,
-    voc_detection,
     voc_segmentation,
 )
 FILES = {maker.__name__: maker for maker in MAKERS}
