@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dataloaders.recording.worker import ask_again, recording_changes
-from dataloaders.recording.worker import describe_sample as describe_sample
+from dataloaders.recording.worker import ask_again, describe_sample, recording_changes  # noqa: F401
 from dataloaders.replaying.evaluate import replayed
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
