@@ -123,7 +123,7 @@ def blurred(target):
 
 
 @pytest.mark.parametrize("collate_fn", [*COLLATIONS[1:], list])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_a_collate_fn_of_the_users_own(collate_fn):
     assert_stocks(folder(V1), seed=4, collate_fn=collate_fn, num_workers=1)
 
