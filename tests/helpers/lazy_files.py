@@ -1,4 +1,4 @@
-"""Datasets that open their file when they are first read, as is usual with HDF5, LMDB, zip and tar.
+"""Datasets that open their file when they are first read, as is usual with HDF5, LMDB and zip.
 
 Where the handle is kept (`PLACES`) and what it is a handle of (`STORES`) vary. Sample i is an image
 whose every byte is i, so that a sample read at another's place shows.
@@ -6,12 +6,11 @@ whose every byte is i, so that a sample read at another's place shows.
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 import threading
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose, Normalize, ToTensor
-
-__all__ = ["PLACES", "STORES", "LazyImages", "forget", "opened_here", "wrong_samples"]
 
 COUNT = 120
 _SIDE = 8
@@ -47,105 +44,63 @@ def forget() -> None:
     _LOCAL.__dict__.clear()
 
 
-class _Plain:
-    buffering = 0
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.write_bytes(b"".join(bytes([index]) * _BYTES for index in range(COUNT)))
-
-    def open(self) -> Any:
-        return open(self.path, "rb", buffering=self.buffering)
-
-    def read(self, handle: Any, index: int) -> bytes:
-        handle.seek(index * _BYTES)
-        found: bytes = handle.read(_BYTES)
-        return found
+def _write_plain(path: Path) -> None:
+    path.write_bytes(b"".join(bytes([index]) * _BYTES for index in range(COUNT)))
 
 
-class _Buffered(_Plain):
-    buffering = 5 * _BYTES  # several samples are in the buffer, most of them are not
+def _read_plain(handle: Any, index: int) -> Any:
+    handle.seek(index * _BYTES)
+    return handle.read(_BYTES)
 
 
-class _Zip:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with zipfile.ZipFile(path, "w") as archive:
-            for index in range(COUNT):
-                archive.writestr(str(index), bytes([index]) * _BYTES)
-
-    def open(self) -> Any:
-        return zipfile.ZipFile(self.path)
-
-    def read(self, handle: Any, index: int) -> bytes:
-        found: bytes = handle.read(str(index))
-        return found
+def _write_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for index in range(COUNT):
+            archive.writestr(str(index), bytes([index]) * _BYTES)
 
 
-class _Tar:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with tarfile.open(path, "w") as archive:
-            for index in range(COUNT):
-                info = tarfile.TarInfo(str(index))
-                info.size = _BYTES
-                archive.addfile(info, io.BytesIO(bytes([index]) * _BYTES))
+def _open_hdf5(path: Path) -> Any:
+    import h5py
 
-    def open(self) -> Any:
-        return tarfile.open(self.path)
-
-    def read(self, handle: Any, index: int) -> bytes:
-        found: bytes = handle.extractfile(str(index)).read()
-        return found
+    return h5py.File(path)
 
 
-class _Hdf5:
-    def __init__(self, path: Path) -> None:
-        import h5py
+def _write_hdf5(path: Path) -> None:
+    import h5py
 
-        self.path = path
-        rows = np.arange(COUNT, dtype=np.uint8)[:, None].repeat(_BYTES, 1)
-        with h5py.File(path, "w") as file:
-            file.create_dataset("rows", data=rows, chunks=(4, _BYTES), compression="gzip")
-
-    def open(self) -> Any:
-        import h5py
-
-        return h5py.File(self.path, "r")
-
-    def read(self, handle: Any, index: int) -> bytes:
-        found: bytes = handle["rows"][index].tobytes()
-        return found
+    rows = np.arange(COUNT, dtype=np.uint8)[:, None].repeat(_BYTES, 1)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("rows", data=rows, chunks=(4, _BYTES), compression="gzip")
 
 
-class _Lmdb:
-    def __init__(self, path: Path) -> None:
-        import lmdb
+def _open_lmdb(path: Path) -> Any:
+    import lmdb
 
-        self.path = path
-        with lmdb.open(str(path)) as env, env.begin(write=True) as transaction:
-            for index in range(COUNT):
-                transaction.put(str(index).encode(), bytes([index]) * _BYTES)
-
-    def open(self) -> Any:
-        import lmdb
-
-        return lmdb.open(str(self.path), readonly=True, lock=False)
-
-    def read(self, handle: Any, index: int) -> bytes:
-        with handle.begin() as transaction:
-            found: bytes = transaction.get(str(index).encode())
-            return found
+    return lmdb.open(str(path), readonly=True, lock=False)
 
 
-STORES: dict[str, Callable[[Path], Any]] = {
-    "unbuffered": _Plain,
-    "buffered": _Buffered,
-    "zip": _Zip,
-    "tar": _Tar,
-    "hdf5": _Hdf5,
-    "lmdb": _Lmdb,
+def _write_lmdb(path: Path) -> None:
+    import lmdb
+
+    with lmdb.open(str(path)) as env, env.begin(write=True) as transaction:
+        for index in range(COUNT):
+            transaction.put(str(index).encode(), bytes([index]) * _BYTES)
+
+
+def _read_lmdb(handle: Any, index: int) -> Any:
+    with handle.begin() as transaction:
+        return transaction.get(str(index).encode())
+
+
+_BUFFER = 5 * _BYTES  # several samples are in it, most of them are not
+STORES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "unbuffered": (_write_plain, partial(open, mode="rb", buffering=0), _read_plain),
+    "buffered": (_write_plain, partial(open, mode="rb", buffering=_BUFFER), _read_plain),
+    "zip": (_write_zip, zipfile.ZipFile, lambda handle, index: handle.read(str(index))),
+    "hdf5": (_write_hdf5, _open_hdf5, lambda handle, index: handle["rows"][index].tobytes()),
+    "lmdb": (_write_lmdb, _open_lmdb, _read_lmdb),
 }
+"""Each: what writes the file, what opens it, and what reads a sample's bytes."""
 
 
 class _Below:
@@ -166,7 +121,8 @@ class LazyImages(Dataset[Any]):
     """(image, index), by a chain that every backend can serve."""
 
     def __init__(self, store: str, place: str, folder: Path) -> None:
-        self.store = STORES[store](folder / store)
+        self.store, self.path = store, folder / store
+        STORES[store][0](self.path)
         self.place = place
         self.below = _Below()
         self.transform = Compose([ToTensor(), Normalize((0.0,) * 3, (1.0,) * 3)])
@@ -176,10 +132,11 @@ class LazyImages(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         holder = PLACES[self.place](self)
+        _, opened, read = STORES[self.store]
         if holder.get("handle") is None:
-            holder["handle"] = self.store.open()
+            holder["handle"] = opened(self.path)
             _OPENED.append((os.getpid(), holder["handle"]))
-        row = np.frombuffer(self.store.read(holder["handle"], index), np.uint8)
+        row = np.frombuffer(read(holder["handle"], index), np.uint8)
         return self.transform(Image.fromarray(row.reshape(_SIDE, _SIDE, 3))), index
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import numpy as np
 from PIL import Image
 
@@ -19,3 +22,10 @@ def smooth(number: int, height: int | None = None, width: int | None = None) -> 
     width = width or 24 + 5 * (number % 4)
     coarse = random.integers(0, 256, (max(1, height // 4), max(1, width // 4), 3), np.uint8)
     return Image.fromarray(coarse).resize((width, height))
+
+
+def saved(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
+    """The content of a file of ``image``."""
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()

@@ -8,50 +8,34 @@ import io
 import random
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dataloaders.recording.worker import ask_again, describe_sample, recording_changes
+from dataloaders.recording.worker import ask_again, describe_sample, recording_changes  # noqa: F401
 from dataloaders.replaying.evaluate import replayed
 from dataloaders.replaying.tail import DeviceTail
 from dataloaders.specification import view_of
 
-from .pictures import smooth
-
-__all__ = [
-    "Code",
-    "as_recorded",
-    "ask_again",
-    "describe_sample",
-    "encoded",
-    "equal",
-    "finished",
-    "is_recorded",
-    "path",
-    "recording",
-    "replayed",
-    "states",
-]
+from .compare import same, seed_everything
+from .pictures import saved, smooth
 
 
 @functools.cache
 def encoded(number: int, format: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
     """An encoded image, one of five sizes."""
     size = ((60, 50), (70, 45), (45, 70), (64, 64), (90, 61))[number % 5]
-    file = io.BytesIO()
     image = smooth(number % 5).resize(size)
     if mode == "I;16":
         image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 200)
     elif mode != "RGB":
         image = image.convert(mode)
-    image.save(file, format, **options)
-    return file.getvalue()
+    return saved(image, format, **options)
 
 
 @functools.cache
@@ -60,18 +44,11 @@ def _folder() -> Any:
 
 
 @functools.cache
-def path(number: int, format: str = "JPEG", mode: str = "RGB", **options: Any) -> str:
+def path(number: int, format: str = "JPEG", mode: str = "RGB") -> str:
     """A file of `encoded`, for the time of this process."""
-    name = f"{number}-{mode.replace(';', '')}-{len(options)}.{format.lower()}"
-    file = Path(_folder().name) / name
-    file.write_bytes(encoded(number, format, mode, **options))
+    file = Path(_folder().name) / f"{number}-{mode.replace(';', '')}.{format.lower()}"
+    file.write_bytes(encoded(number, format, mode))
     return str(file)
-
-
-def states() -> str:
-    """What tells the states of the three generators apart."""
-    now = (torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate())
-    return hashlib.sha256(repr(now[:1]).encode() + repr(now[1:]).encode()).hexdigest()
 
 
 class Code(Dataset[Any]):
@@ -85,23 +62,50 @@ class Code(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> Any:
-        torch.manual_seed(index)
-        np.random.seed(index)
-        random.seed(index)
+        seed_everything(index)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 value = self.function(index)
             except Exception as error:
                 value = type(error).__name__
-        return value, states()
+        states = torch.get_rng_state().numpy().tobytes(), np.random.get_state(), random.getstate()
+        return value, hashlib.sha256(repr(states).encode()).hexdigest()
+
+
+class Photos(Dataset[Any]):
+    """``make(image)`` of each file, opened by Pillow as RGB."""
+
+    def __init__(self, files: Sequence[bytes], make: Callable[[Any], Any]) -> None:
+        self.files = list(files)
+        self.make = make
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.make(Image.open(io.BytesIO(self.files[key])).convert("RGB"))
+
+
+def both(
+    dataset: Dataset[Any], collate_fn: Callable[[Any], Any] = default_collate, seed: int = 0
+) -> tuple[Any, Any]:
+    """Return ``dataset`` as one batch of stock's, and as it is recorded, with equal draws."""
+    loader = DataLoader(dataset, batch_size=len(dataset), collate_fn=collate_fn)  # type: ignore[arg-type]
+    found = []
+    for each in (loader, recording(loader)):
+        seed_everything(seed)
+        found.append(next(iter(each)))
+    stock, recorded = found
+    assert is_recorded(recorded)
+    return stock, recorded
 
 
 def finished(batch: Any) -> Any:
     """Return what becomes of a batch that a worker has sent."""
     if is_recorded(batch):
         return replayed(batch)
-    return DeviceTail().apply(batch, move=lambda each: each, empty_like=torch.empty_like)
+    return DeviceTail().apply(batch, move=first, empty_like=torch.empty_like)
 
 
 def first(batch: Any) -> Any:
@@ -117,33 +121,27 @@ def is_recorded(batch: Any) -> bool:
     return hasattr(batch, "program")
 
 
-def as_recorded(dataset: Any, upto: str = "files", **options: Any) -> tuple[list[Any], int]:
+def as_recorded(dataset: Any, upto: str = "files") -> tuple[list[Any], int]:
     """Return what a loader of ``dataset`` yields if it records, and how many were recorded."""
-    options = {"batch_size": None, "collate_fn": first, **options}
-    loader = DataLoader(dataset, **options)
+    loader = DataLoader(dataset, batch_size=None, collate_fn=first)
     batches = list(recording(loader, upto))
-    kinds = list(map(is_recorded, batches))
     made = []
     for batch in batches:
         try:
             made.append(finished(batch))
         except Exception:  # the dataset's mistake, which it may catch itself
             made.append(ask_again(batch.again, loader))
-    return made, sum(kinds)
+    return made, sum(map(is_recorded, batches))
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two samples are equal: classes, types, strides, pixels and ``info``."""
-    if isinstance(one, torch.Tensor):
-        same = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
-        return same and one.stride() == other.stride() and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, Image.Image):
-        same = type(one) is type(other) and one.mode == other.mode and one.info == other.info
-        return same and one == other
-    if isinstance(one, (tuple, list)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    return bool(one == other)
+    """Whether two samples are the same, classes and ``info`` of images too."""
+    return same(_told(one), _told(other))
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, Image.Image):
+        return type(value), value.info, value
+    if type(value) in (list, tuple):
+        return type(value)(map(_told, value))
+    return {key: _told(inner) for key, inner in value.items()} if type(value) is dict else value

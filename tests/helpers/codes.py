@@ -1,0 +1,326 @@
+"""Codes of datasets as people write them, by name: docs/dali.md says what is recorded of each."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision.transforms as v1
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch.utils.data import Dataset, default_collate
+from torchvision import tv_tensors
+from torchvision.io import decode_jpeg, read_file, read_image
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+from .recorded import encoded, path
+
+__all__ = ["CODES", "COLLATIONS", "STACKED", "Codes", "exact_types", "padded"]
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+CODES: dict[str, tuple[Callable[[int], Any], str]] = {}
+"""By name: the dataset's code, and whether all, some or none of it is recorded."""
+
+
+def code(how: str) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
+    def keep(function: Callable[[int], Any]) -> Callable[[int], Any]:
+        CODES[function.__name__] = function, how
+        return function
+
+    return keep
+
+
+def rgb(index: int) -> Any:
+    return Image.open(path(index % 5)).convert("RGB")
+
+
+def grey(index: int) -> Any:
+    return Image.open(path(index % 5, "PNG", "L"))
+
+
+def chain(name: str, *steps: Any, how: str = "all", compose: Any = v1.Compose) -> None:
+    transform = compose(list(steps))
+    CODES[name] = (lambda index: transform(rgb(index))), how
+
+
+tail = v1.ToTensor(), v1.Normalize(MEAN, STD)
+floats = v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)
+jitter = 0.4, 0.4, 0.4, 0.1
+chain("v1_train", v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *tail)
+chain("v1_eval", v1.Resize(48), v1.CenterCrop(40), *tail)
+chain(
+    "v1_colour",
+    *(v1.ColorJitter(*jitter), v1.RandomGrayscale(), v1.GaussianBlur(5), v1.ToTensor()),
+    *(v1.RandomErasing(0.7), v1.Normalize(MEAN, STD, inplace=True)),
+)
+chain("v1_randaugment", v1.RandomResizedCrop(32), v1.RandAugment(), *tail)
+chain("v1_autoaugment", v1.RandomCrop(40, 4, padding_mode="reflect"), v1.AutoAugment(), *tail)
+chain(
+    "v1_warps",
+    *(v1.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), 5), v1.RandomPerspective()),
+    *(v1.RandomRotation(30, expand=True), v1.Resize((30, 30)), *tail),
+)
+chain(
+    "v1_on_tensors",
+    *(v1.ToTensor(), v1.Resize(48), v1.RandomCrop(32, 3), v1.RandomVerticalFlip()),
+    *(v1.ColorJitter(*jitter), v1.GaussianBlur(3), v1.RandomAffine(20), tail[1]),
+)
+chain(
+    "v1_policy",
+    *(v1.RandomCrop(20, 4), v1.RandomChoice([v1.RandAugment(), v1.TrivialAugmentWide()])),
+    *(v1.RandomApply([v1.GaussianBlur(3)]), *tail, v1.RandomErasing(value="random")),
+)
+chain("v1_bytes", v1.RandomResizedCrop(32, interpolation=3), v1.PILToTensor())
+chain("v1_to_pil", v1.ToTensor(), v1.ToPILImage(), v1.Resize(40), v1.PILToTensor())
+chain("v2_image_first", v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats)
+chain("v2_trivial", v2.RandomResizedCrop(32), v2.TrivialAugmentWide(), v2.ToImage(), *floats)
+chain(
+    "v2_photometric",
+    *(v2.ToImage(), v2.Resize(40), v2.RandomPhotometricDistort(), v2.ColorJitter(*jitter)),
+    *(v2.GaussianBlur(3), v2.RandomRotation(20), v2.CenterCrop(36), v2.Pad(2), floats[0]),
+    *(v2.RandomErasing(0.5), v2.ToPureTensor()),
+)
+half = v2.ToImage(), v2.ToDtype(torch.float16, scale=True), v2.ToPureTensor()
+chain("v2_half", v2.RandomResizedCrop(20), v2.AutoAugment(), v2.ElasticTransform(sigma=1.0), *half)
+chain("v2_augmix", v2.Resize((32, 32)), v2.AugMix(), v2.ToImage())
+
+
+@code("all")
+def dict_of_a_class_of_its_own(index: int) -> Any:
+    image = v1.ToTensor()(rgb(index).resize((32, 32)))
+    return {"image": image, "label": index, "name": f"n{index}"}
+
+
+@code("all")
+def segmentation_by_functionals(index: int) -> Any:
+    image, mask = rgb(index), grey(index)
+    box = v1.RandomCrop.get_params(image, (32, 32))
+    image, mask = F.crop(image, *box), F.crop(mask, *box)
+    if random.random() < 0.5:
+        image, mask = F.hflip(image), F.hflip(mask)
+    return F.normalize(F.to_tensor(image), MEAN, STD), F.pil_to_tensor(mask).long().squeeze(0)
+
+
+@code("some")
+def mask_by_numpy(index: int) -> Any:
+    return F.to_tensor(rgb(index)), torch.from_numpy(np.array(grey(index).resize((9, 8), 0)))
+
+
+@code("all")
+def v2_mask(index: int) -> Any:
+    kinds = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
+    steps = [v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()]
+    transform = v2.Compose([*steps, v2.ToDtype(kinds, scale=True), floats[1]])
+    return transform(rgb(index), tv_tensors.Mask(grey(index)))
+
+
+@code("all")
+def fill_by_type(index: int) -> Any:
+    fill = {tv_tensors.Mask: 255, tv_tensors.Image: 3}
+    image, mask = tv_tensors.Image(rgb(index)), tv_tensors.Mask(grey(index))
+    return v2.RandomAffine(30, fill=fill)(image, mask)
+
+
+@code("all")
+def pillow_by_hand(index: int) -> Any:
+    image = ImageOps.mirror(rgb(index)) if np.random.rand() < 0.5 else rgb(index)
+    image = ImageEnhance.Contrast(image).enhance(np.random.uniform(0.5, 1.5))
+    image = ImageEnhance.Sharpness(image).enhance(1.4).rotate(random.uniform(-20, 20), 2)
+    left, top = np.random.randint(0, image.width - 32), np.random.randint(0, image.height - 32)
+    image = ImageOps.autocontrast(image.crop((left, top, left + 32, top + 32)))
+    return F.to_tensor(image.filter(ImageFilter.GaussianBlur(1.5)).transpose(Image.ROTATE_90))
+
+
+@code("all")
+def two_views(index: int) -> Any:
+    image, transform = rgb(index), v1.Compose([v1.RandomResizedCrop(32), *tail])
+    return transform(image), transform(image)
+
+
+@code("all")
+def five_crops(index: int) -> Any:
+    return torch.stack([F.to_tensor(each) for each in v1.FiveCrop(24)(rgb(index))])
+
+
+@code("all")
+def frames(index: int) -> Any:
+    return torch.stack([F.to_tensor(rgb(index + k).resize((9, 9))) for k in range(4)], 1)
+
+
+@code("all")
+def detection(index: int) -> Any:
+    image = rgb(index)
+    size = image.size[::-1]
+    boxes = tv_tensors.BoundingBoxes([[3, 3, 30, 40]], format="XYXY", canvas_size=size)
+    steps = [v2.ToImage(), v2.RandomPhotometricDistort(), v2.RandomZoomOut(3), v2.RandomIoUCrop()]
+    last = [v2.RandomHorizontalFlip(), v2.Resize((32, 32)), v2.SanitizeBoundingBoxes(), floats[0]]
+    transform = v2.Compose([*steps, *last])
+    return transform({"image": image, "boxes": boxes, "labels": torch.tensor([1])})
+
+
+@code("all")
+def arrays(index: int) -> Any:
+    data = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
+    transform = v1.Compose([v1.RandomCrop(32, 4), v1.RandomHorizontalFlip(), *tail])
+    return transform(Image.fromarray(data))
+
+
+@code("all")
+def read_image_and_v2(index: int) -> Any:
+    transform = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats])
+    return transform(read_image(path(index), "RGB"))
+
+
+def by_torchcodec(index: int) -> Any:
+    from torchcodec import decoders
+
+    transform = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *floats])
+    grey = decoders.decode_png(Path(path(index, "PNG", "L")), mode="GRAY")
+    return transform(decoders.decode_image(path(index))), grey[:, 2:30]
+
+
+if find_spec("torchcodec") is not None:
+    code("all")(by_torchcodec)
+
+
+@code("all")
+def decoded_and_arithmetic(index: int) -> Any:
+    image = decode_jpeg(read_file(path(index)))[:, :32, :32].float() / 255.0
+    return (image - 0.5) / 0.5
+
+
+@code("all")
+def by_size_and_exif(index: int) -> Any:
+    image = ImageOps.exif_transpose(Image.open(path(index)))
+    image = image.rotate(90, expand=True) if image.width < image.height else image
+    return F.to_tensor(image.convert("RGB").resize((30, 30)))
+
+
+@code("all")
+def thumbnails(index: int) -> Any:
+    image = Image.open(path(index))
+    image.draft("RGB", (40, 40))
+    image.thumbnail((24, 24))
+    return image, F.to_tensor(image)
+
+
+@code("all")
+def mixup_by_hand(index: int) -> Any:
+    share = np.random.beta(1, 1)
+    one, other = (F.to_tensor(rgb(i).resize((9, 9))) for i in (index, random.randrange(5)))
+    return share * one + (1 - share) * other
+
+
+@code("all")
+def modes(index: int) -> Any:
+    kinds = ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "CMYK"), ("WEBP", "RGB"), ("JPEG", "L")
+    image = Image.open(path(index, *kinds[index]))
+    return F.pil_to_tensor(image.resize((20, 19), 0)), F.to_tensor(image.convert("RGB"))
+
+
+@code("some")
+def cut_out_and_noise(index: int) -> Any:
+    image = F.to_tensor(rgb(index).resize((32, 32)))
+    image[:, 3:9, random.randrange(9) :] = 0
+    return image.cos() if index % 2 else image + torch.randn_like(image)
+
+
+@code("some")
+def damaged_and_caught(index: int) -> Any:
+    data = encoded(index)[: 500 if index % 2 else None]
+    try:
+        return F.to_tensor(Image.open(io.BytesIO(data)).convert("RGB"))
+    except OSError:
+        return torch.zeros(3)
+
+
+@code("none")
+def looks_at_pixels(index: int) -> Any:
+    image = rgb(index)
+    mean = np.asarray(image).mean()
+    return F.to_tensor(image) - mean
+
+
+@code("none")
+def letterbox(index: int) -> Any:
+    canvas = Image.new("RGB", (99, 99), 7)
+    canvas.paste(rgb(index), (2, 3))
+    return F.to_tensor(canvas)
+
+
+@code("none")
+def split_and_merged(index: int) -> Any:
+    return F.to_tensor(Image.merge("RGB", rgb(index).split()[::-1]))
+
+
+@code("none")
+def several_frames_and_depths(index: int) -> Any:
+    kinds = ("GIF", "RGB"), ("TIFF", "RGB"), ("PNG", "I;16"), ("PPM", "L"), ("BMP", "RGB")
+    return F.to_tensor(Image.open(path(index, *kinds[index])).resize((9, 9)))
+
+
+SIZES_DIFFER = {
+    *("thumbnails", "detection", "modes", "fill_by_type", "by_torchcodec"),
+    *("v1_colour", "v1_to_pil"),
+}
+STACKED = [name for name, (_, how) in CODES.items() if how == "all" and name not in SIZES_DIFFER]
+
+
+class Codes(Dataset[Any]):
+    """What each of these codes makes, side by side."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: CODES[name][0](index % 5) for name in self.names}
+
+
+# Collations of (image, label)
+
+
+def mixed(samples: Any) -> Any:
+    either = v2.RandomChoice([v2.MixUp(num_classes=7), v2.CutMix(num_classes=7)])
+    return either(*default_collate(samples))
+
+
+def stacked(samples: Any) -> Any:
+    return torch.stack([image for image, _ in samples]), [label for _, label in samples]
+
+
+def padded(samples: Any) -> Any:
+    out = torch.zeros(len(samples), 3, 70, 70)
+    for number, (image, _) in enumerate(samples):
+        out[number, :, : image.shape[1], : image.shape[2]] = image
+    return out
+
+
+def as_dicts(samples: Any) -> Any:
+    return [{"image": image.half(), "label": label} for image, label in samples]
+
+
+def channels_last(samples: Any) -> Any:
+    return stacked(samples)[0].contiguous(memory_format=torch.channels_last)
+
+
+def in_place(samples: Any) -> Any:
+    for image, _ in samples:
+        image.mul_(random.random())
+    return default_collate(samples)
+
+
+def exact_types(samples: Any) -> Any:
+    assert all(type(image) is torch.Tensor for image, _ in samples)
+    return stacked(samples)
+
+
+COLLATIONS = (None, mixed, stacked, as_dicts, channels_last, in_place, padded, exact_types)
