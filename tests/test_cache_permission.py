@@ -110,8 +110,7 @@ def test_a_cache_folder_that_cannot_be_made(closed, tmp_path):
 def test_a_user_without_a_home(tmp_path):
     source = "for name in ('HOME', 'XDG_CACHE_HOME', 'DATALOADERS_CACHE'):\n"
     source += "    os.environ.pop(name, None)\n"
-    first, second, third = told(tmp_path, f'{source}{BUILD}\ncommand("list")\n')
+    first, second = told(tmp_path, f"{source}{BUILD}\n")
     rule = "no folder for caches is known, since this user has no home; set DATALOADERS_CACHE to"
     assert first.startswith(rule)
     assert second == "8"
-    assert third.startswith(f"2 dataloaders cache: {rule}")
