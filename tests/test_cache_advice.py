@@ -13,7 +13,6 @@ from dataloaders import DataLoader
 from dataloaders.cache import estimate, precompute
 from dataloaders.cli import main
 from dataloaders.errors import CacheWarning
-from helpers.numbered import Numbered
 from helpers.photos import picture
 
 LARGE = (300, 400)  # 360,000 bytes as pixels
@@ -40,13 +39,6 @@ def said(dataset, path, **options):
     return estimate(dataset, path / "a.h5", num_workers=0, **options).advice
 
 
-class Own(Numbered):
-    """Images that are no files."""
-
-    def sample(self, index):
-        return self.transform(picture(index, *LARGE))
-
-
 def test_what_is_said_of_the_member_that_comes_first(photos, tmp_path):
     dataset = folder(photos, FIRST)
     advice = said(dataset, tmp_path)
@@ -57,9 +49,6 @@ def test_what_is_said_of_the_member_that_comes_first(photos, tmp_path):
         assert said(dataset, tmp_path, images=images) == ""
     (tmp_path / "small").mkdir()
     assert said(folder(_photos(tmp_path / "small", 60, 60), FIRST), tmp_path) == ""
-    own = Own(3)
-    own.transform = v2.Compose([FIRST, v2.ToImage()])
-    assert said(own, tmp_path).endswith('Smaller are images="jpeg", or a Resize in front of it')
 
 
 @pytest.mark.parametrize(

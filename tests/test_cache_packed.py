@@ -21,7 +21,8 @@ from dataloaders import DataLoader
 from dataloaders.cache import CachedDataset, precompute
 from dataloaders.errors import CacheError
 from helpers.cached import assert_all_equal, smooth
-from helpers.image_files import odd_files, plain_files, saved
+from helpers.image_files import image_files
+from helpers.pictures import saved
 from helpers.vision_datasets import FILES
 
 SIZE = 5
@@ -157,15 +158,15 @@ def test_parts_of_several_datasets(tmp_path):
     assert_packed(pack(own, tmp_path / "c.h5"), own, own.files)
 
 
-KNOWN = {**plain_files(), **odd_files()}
+KNOWN = image_files()
 ODD = {  # those that a loader might turn, or of which it might take another part
     name: KNOWN[name]
     for name in (
-        "jpeg turned", "jpeg cmyk", "jpeg progressive", "jpeg several", "png 3/8 tRNS",
-        "png 2/8 tRNS", "png 6/8", "png 16 grey", "png 0/1", "gif animated", "webp alpha",
-        "tiff lzw", "bmp", "ppm grey",
+        "jpeg turned", "jpeg cmyk", "jpeg progressive", "jpeg several", "png palette", "png alpha",
+        "png 16 grey", "png bits", "gif animated", "webp alpha lossless", "bmp",
     )
 }  # fmt: skip
+ODD |= {name: saved(smooth(1), name) for name in ("TIFF", "PPM")}
 
 
 @pytest.mark.parametrize("make", [as_dict, other_pixels])

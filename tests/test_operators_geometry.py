@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional
 
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
-from dataloaders.transforms.actions import Crop, SampleError, Sizes, applied, drawn
+from dataloaders.transforms.actions import SampleError, Sizes, applied, drawn
 from dataloaders.transforms.draws import Draws
 from dataloaders.transforms.operators import chain_of
 from helpers.compare import assert_same
