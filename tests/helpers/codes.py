@@ -87,7 +87,7 @@ chain(
     *(v2.RandomErasing(0.5), v2.ToPureTensor()),
 )
 half = v2.ToImage(), v2.ToDtype(torch.float16, scale=True), v2.ToPureTensor()
-chain("v2_half", v2.RandomResizedCrop(20), v2.AutoAugment(), v2.ElasticTransform(sigma=1.0), *half)
+chain("v2_half", v2.RandomResizedCrop(20), v2.AutoAugment(), *half)
 chain("v2_augmix", v2.Resize((32, 32)), v2.AugMix(), v2.ToImage())
 
 
