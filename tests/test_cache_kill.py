@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_loses_nothing(tmp_path):
         first, kept, *joined, there, last = run.stdout.splitlines()
         assert "No space left on device" in first
         assert "make room" in first
-        assert re.search(r"\d+ of 60 samples are kept in .*/disk/a.parts; call", kept)
+        assert re.search(r"\d+ of 60 samples are kept in .*/disk/a.parts; start it again", kept)
         assert "No space left on device" in joined[0]
         assert "60 of 60 samples are kept" in joined[1]
         assert (there, last) == ("False", "True ['.a.h5.lock', 'a.h5']")
