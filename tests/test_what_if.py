@@ -65,7 +65,7 @@ class Transformed(Waiting):
 class Files(Waiting):
     """Samples that are files; ``slow`` takes 40 ms."""
 
-    def __init__(self, folder, count, slow):
+    def __init__(self, folder, count, slow=None):
         super().__init__(count, 0.002)
         self.paths = [folder / f"{number}.bin" for number in range(count)]
         self.slow = slow
@@ -127,18 +127,24 @@ def test_transforms_and_functions_have_their_shares():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in memory")
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 1])
-def test_files_are_evicted_and_read_again_and_slow_samples_named(tmp_path, workers):
-    report = checked(Files(tmp_path, 60, slow=41), workers=workers, budget_s=2)
+def test_files_are_evicted_and_read_again(tmp_path, workers):
+    report = checked(Files(tmp_path, 60), workers=workers, budget_s=2)
     assert {"cold", "real"} <= set(report.seconds_per_batch)
     lost = report.seconds_per_batch["cold"].estimate - report.seconds_per_batch["real"].estimate
     assert report.stalls["fetch"].estimate == pytest.approx(lost)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("count", "slow", "workers"), [(24, 9, 0), (80, 61, 1)])
+def test_slow_samples_are_named_by_index_and_file(tmp_path, count, slow, workers):
+    report = checked(Files(tmp_path, count, slow), workers=workers, budget_s=3)
     waits = report.waits
     assert waits["p50"] <= waits["p99"] <= waits["longest"]
     assert waits["p50"] < 0.04
     found = {index: (file, seconds) for index, file, seconds in waits["slow"]}
-    assert found[41][0] == str(tmp_path / "41.bin")
-    assert found[41][1] >= 0.04
-    assert "slow: sample 41" in str(report)
+    assert found[slow][0] == str(tmp_path / f"{slow}.bin")
+    assert found[slow][1] >= 0.04
+    assert f"slow: sample {slow}" in str(report)
 
 
 def test_samples_are_read_in_another_process():
