@@ -51,7 +51,7 @@ def seconds_to_take(
     )
     took = []
     try:
-        batches = iter(loader)
+        batches = loader._get_iterator()  # not iter(): that may be watched
         next(batches)  # the worker has started
         for _ in range(len(same) - 1):
             time.sleep(ready_s)

@@ -53,7 +53,8 @@ class Tree:
                 shutil.copy2(ROOT / name, self.folder / name)
         # By content: a changed file may have the time and the size that it had before.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(self.folder, quiet=2, invalidation_mode=mode)
+        for name in ("dataloaders", "backends"):
+            compileall.compile_dir(self.folder / name, quiet=2, invalidation_mode=mode)
         return self
 
     def __exit__(self, *_: object) -> None:
