@@ -329,13 +329,13 @@ CASES = [
     ),
     Case(
         "verdicts_device",
-        "The same where the step's device runs behind the host, played with known durations",
+        "How often, where the step's device runs behind the host, played with known durations?",
         _BAR,
         _half("device", ("device_hidden_short", "device_ahead")),
     ),
     Case(
         "verdicts_loaded",
-        "The same beside a neighbour process that takes half a core, at random",
+        "How often, beside a neighbour process that takes half a core, at random?",
         _BAR,
         _half("loaded", ("loaded_serial_double",)),
     ),

@@ -49,7 +49,8 @@ def check(folder, text, *options, budget=0.5):
     script = folder / "train.py"
     script.write_text(HEAD + text)
     words = ["-m", "dataloaders", "check", "--budget", budget, *options, script.name]
-    scratch = folder.with_name(folder.name + "-scratch")  # where what is diverted goes
+    # Where what is diverted goes, and sockets, whose paths have to be short.
+    scratch = folder.with_name(folder.name[-9:])
     scratch.mkdir(exist_ok=True)
     return warm.run(words, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)})
 

@@ -47,7 +47,7 @@ def seconds_to_take(
     ready_s = _READY_S + nbytes(batch) / _BYTES_PER_S
     same = _Same(batch, max(_FEWEST, min(_MOST, int(_LONGEST_S / ready_s))))
     loader: Any = DataLoader(
-        same, batch_size=None, num_workers=1, multiprocessing_context=context, timeout=30
+        same, batch_size=None, num_workers=1, multiprocessing_context=context, timeout=5
     )
     took = []
     try:
@@ -58,6 +58,6 @@ def seconds_to_take(
             begin = now()
             next(batches)
             took.append(now() - begin)
-    except Exception:  # shared memory has no room, the worker died, the batch cannot be pickled
+    except Exception:  # shared memory has no room, the batch cannot be pickled, imports take long
         return 0.0
     return statistics.median(took)

@@ -39,7 +39,7 @@ def generator_states(loader: Any = None) -> list[Any]:
     generator = getattr(loader, "generator", None)
     return [
         torch.get_rng_state(),
-        np.random.get_state()[1],
+        list(np.random.get_state()[1:3]),
         random.getstate(),
         None if generator is None else generator.get_state(),
     ]
