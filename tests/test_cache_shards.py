@@ -293,6 +293,8 @@ def test_the_error_of_a_rank_is_that_of_those_that_wait_for_it(tmp_path: Path) -
     (tmp_path / "rank 0 failed").touch()
     assert os.waitpid(rank_1, 0)[1] == 3 << 8
 
+    path = tmp_path / "b.h5"  # whose ranks have left no error yet
+
     def tell(progress):
         if progress.waiting and not failed.exists():
             failed.touch()

@@ -232,7 +232,7 @@ def _is_of_this_start(error: dict[str, Any] | None) -> bool:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    began = (int(fields[19]) + 1) / os.sysconf("SC_CLK_TCK")  # which is cut to whole ticks
     return bool(error["at"] >= began)
 
 
