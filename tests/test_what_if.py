@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bench.played import HostOn, VirtualTime
 from dataloaders.bottleneck import Interval, check_bottleneck
-from dataloaders.predicting import Candidate, Stages, best_of, candidates
+from dataloaders.predicting import Candidate, Stages, best_of, candidates, seconds_to_take
 from helpers.waits import Waiting, wait
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -233,6 +233,11 @@ class TestModel:
         assert stages.seconds().estimate == pytest.approx(0.05)  # without workers nothing is taken
         assert stages.seconds(workers=8).estimate == pytest.approx(0.02, rel=0.02)
         assert self.found(stages)["workers"].change == "num_workers=2"
+
+    def test_taking_is_measured_without_a_draw_from_the_users_generator(self):
+        state = torch.get_rng_state()
+        assert seconds_to_take({"x": torch.zeros(4, 3), "name": "a"}) > 0
+        assert torch.equal(torch.get_rng_state(), state)
 
     @pytest.mark.parametrize(
         ("load", "options", "name", "reason"),

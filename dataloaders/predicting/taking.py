@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -47,11 +48,18 @@ def seconds_to_take(
     ready_s = _READY_S + nbytes(batch) / _BYTES_PER_S
     same = _Same(batch, max(_FEWEST, min(_MOST, int(_LONGEST_S / ready_s))))
     loader: Any = DataLoader(
-        same, batch_size=None, num_workers=1, multiprocessing_context=context, timeout=5
+        same,
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context=context,
+        timeout=5,
+        generator=torch.Generator(),  # nothing is drawn from the user's
     )
     took = []
     try:
-        batches = loader._get_iterator()  # not iter(): that may be watched
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+            batches = loader._get_iterator()  # not iter(): that may be watched
         next(batches)  # the worker has started
         for _ in range(len(same) - 1):
             time.sleep(ready_s)
