@@ -200,6 +200,9 @@ class PlayedClock:
     def wait(self) -> None:
         self._device.synchronize()
 
+    def delay(self, seconds: float) -> None:
+        self._device.launch(seconds)
+
 
 class PlayedLoader:
     """torch's loader on a played time: batches made by workers, or between two steps.

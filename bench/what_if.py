@@ -9,12 +9,13 @@ and kernels take a known time while everything else is real.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -22,43 +23,55 @@ from torch.utils.data import DataLoader, Dataset
 from bench.dali import folder_of_photos
 from bench.harness import Case, Result, Scale, in_folder
 from bench.known_work import burn
-from bench.played import Loop, RealTime
+from bench.played import CopiedAhead, Device, Loop, PlayedStep, RealTime
 from bench.truth import clock_of_step
+from dataloaders import registry
 from dataloaders.bottleneck import check_bottleneck
 from dataloaders.loader import wrap
 from dataloaders.measuring.feed import Feed
-from dataloaders.predicting import Candidate, best_of, variant_of
+from dataloaders.predicting import Candidate, best_of
 
 BAR_MEDIAN, BAR_NEAR, NEAR, BAR_BEST = 0.05, 0.90, 0.10, 0.95
 _ROUNDS = 3
 
 
+Made: TypeAlias = "Callable[..., tuple[Any, Callable[[Any], Any]]]"
+
+
 @dataclass(frozen=True)
 class Training:
-    """A loop: ``make`` returns its loader, its step and, by remedy, what makes a changed loop."""
+    """A loop: ``make`` returns what makes its loader and step, given options of DataLoader."""
 
     name: str
-    make: Callable[[Path], tuple[Any, Callable[[Any], Any], Mapping[str, Callable[[], Any]]]]
+    make: Callable[[Path], Made]
     device: str | None = None
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Rows of known cost: some seconds of a core, some of waiting."""
+    """Rows of known cost: some seconds of a core, some of waiting; ``random``: none is the same."""
 
-    def __init__(self, work_s: float, wait_s: float) -> None:
-        self.work_s, self.wait_s = work_s, wait_s
+    def __init__(self, work_s: float, wait_s: float, *, random: bool = False) -> None:
+        self.work_s, self.wait_s, self.random = work_s, wait_s, random
 
     def __len__(self) -> int:
-        return 20_000
+        return 1_000_000 if self.random else 4_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
         burn("work", self.work_s)
         burn("wait", self.wait_s)
-        return torch.full((64,), float(index))
+        return torch.randn(64) if self.random else torch.full((64,), float(index))
 
 
-def _photos(chain: str, step_s: float, workers: int) -> Callable[[Path], Any]:
-    def make(folder: Path) -> Any:
+def _on_host(loader: Any, step_s: float, cache: Path, backend: str) -> Any:
+    """Return a loop on the host, over a cache where ``backend`` is h5."""
+    if backend == "h5":
+        h5: Any = registry.load("h5")
+        loader = wrap(loader, backend=h5(cache))
+    return loader, lambda batch: burn("busy", step_s)
+
+
+def _photos(chain: str, step_s: float, workers: int) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
         from torchvision import transforms as T
         from torchvision.datasets import ImageFolder
 
@@ -70,39 +83,41 @@ def _photos(chain: str, step_s: float, workers: int) -> Callable[[Path], Any]:
         if not photos.exists():
             folder_of_photos(folder, 1200, 60)
         dataset = ImageFolder(str(photos), {"crop": crop, "heavy": heavy}[chain])
-        loader: Any = DataLoader(dataset, 16, shuffle=True, num_workers=workers)
-        path = folder / f"{chain}.h5"
-        return loader, _step(step_s), {"h5": lambda: _on_cache(loader, path)}
+
+        def made(backend: str = "stock", num_workers: int = workers, **options: Any) -> Any:
+            loader: Any = DataLoader(dataset, 16, True, num_workers=num_workers, **options)
+            return _on_host(loader, step_s, folder / f"{chain}.h5", backend)
+
+        return made
 
     return make
 
 
-def _on_cache(loader: Any, path: Path) -> Any:
-    from dataloaders import registry
+def _known(work_ms: float, wait_ms: float, step_s: float, workers: int) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        rows = Rows(work_ms / 1e3, wait_ms / 1e3)
 
-    backend: Any = registry.load("h5")
-    return wrap(loader, backend=backend(path))
+        def made(backend: str = "stock", num_workers: int = workers, **options: Any) -> Any:
+            loader: Any = DataLoader(rows, 4, num_workers=num_workers, **options)
+            return _on_host(loader, step_s, folder / f"{work_ms}_{wait_ms}.h5", backend)
 
-
-def _known(work_s: float, wait_s: float, step_s: float, workers: int) -> Callable[[Path], Any]:
-    def make(folder: Path) -> Any:
-        return DataLoader(Rows(work_s, wait_s), 4, num_workers=workers), _step(step_s), {}
+        return made
 
     return make
 
 
-def _step(seconds: float) -> Callable[[Any], None]:
-    return lambda batch: burn("busy", seconds)
+def _played(loop: Loop) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        rows = Rows(0, loop.loads[0] / 4, random=True)
 
+        def made(backend: str = "stock", num_workers: int = loop.workers, **options: Any) -> Any:
+            device = Device(RealTime(), queue=loop.queue, bytes_per_s=loop.bytes_per_s)
+            loader: Any = DataLoader(rows, 4, num_workers=num_workers, **options)
+            ahead = replace(loop, ahead=2)
+            inside = CopiedAhead(loader, ahead, device) if backend == "prefetch" else loader
+            return inside, PlayedStep(loop, device, loader)
 
-def _played(loop: Loop) -> Callable[[Path], Any]:
-    def make(folder: Path) -> Any:
-        loader, step = loop.made(RealTime())
-
-        def ahead() -> Any:
-            return replace(loop, ahead=2).made(RealTime())
-
-        return loader, step, {"prefetch": ahead}
+        return made
 
     return make
 
@@ -114,7 +129,7 @@ TRAININGS = (
     ),
     *(
         Training(f"rows, {work} + {wait} ms, step 8 ms, {n} workers",
-                 _known(work / 1e3, wait / 1e3, 0.008, n))
+                 _known(work, wait, 0.008, n))
         for (work, wait), n in itertools.product(((4, 0), (1, 3), (0, 6)), (0, 1))
     ),
     *(
@@ -140,7 +155,8 @@ def run(scale: Scale, folder: Path) -> Result:
     rows: list[tuple[Any, ...]] = []
     best: list[bool] = []
     for training in scale.pick(full=TRAININGS, tiny=(TRAININGS[8], TRAININGS[-1])):
-        loader, step, others = training.make(folder)
+        made = training.make(folder)
+        loader, step = made()
         report = check_bottleneck(
             loader,
             step,
@@ -152,10 +168,9 @@ def run(scale: Scale, folder: Path) -> Result:
             Path(file).read_bytes()
         found: dict[str, tuple[float, float]] = {}
         for candidate in report.candidates:
-            changed = _changed(loader, step, candidate, others)
-            if changed is None or candidate.predicted is None:
+            if candidate.reason or candidate.predicted is None or not candidate.change:
                 continue
-            gain = _measured((loader, step), changed, seconds)
+            gain = _measured((loader, step), made(**_options_of(candidate)), seconds)
             found[candidate.name] = candidate.predicted.estimate, gain
             error = abs(candidate.predicted.estimate / gain - 1)
             inside = candidate.predicted.low <= gain <= candidate.predicted.high
@@ -182,18 +197,9 @@ def run(scale: Scale, folder: Path) -> Result:
     return Result(headings, tuple(rows), met, (note,))
 
 
-def _changed(
-    loader: Any, step: Any, candidate: Candidate, others: Mapping[str, Callable[[], Any]]
-) -> tuple[Any, Any] | None:
-    """Return the changed loop; None where it is not made here."""
-    if candidate.reason or not candidate.change:
-        return None
-    if candidate.name in others:
-        made = others[candidate.name]()
-        return made if isinstance(made, tuple) else (made, step)
-    if "+" in candidate.name or candidate.name in ("h5", "prefetch", "persistent_workers"):
-        return None
-    return variant_of(loader, candidate), step
+def _options_of(candidate: Candidate) -> dict[str, Any]:
+    options = dict(each.split("=") for each in candidate.change.partition("  #")[0].split(", "))
+    return {name: ast.literal_eval(value) for name, value in options.items()}
 
 
 def _measured(own: tuple[Any, Any], changed: tuple[Any, Any], seconds: float) -> float:

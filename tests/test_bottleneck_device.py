@@ -54,6 +54,22 @@ def test_the_verdict_is_the_truths(workload):
     assert report.speedup_bound.low <= truth <= report.speedup_bound.high
 
 
+@pytest.mark.parametrize(
+    ("kernels", "host_s", "launches", "lost"),
+    [
+        ((0.0005,), 0.002, 20, 0.03),  # tiny kernels: the host gives out 40 ms, the device does 10
+        ((0.03,), 0.001, 1, 0.0),
+        ((0.002,), 0.002, 20, 0.0),  # just as quick
+        ((0.0002, 0.0018), 0.001, 20, 0.0),  # of two steps in turn one is launch-bound: 20 + 36
+    ],
+)
+def test_what_a_step_loses_to_launches_is_told(kernels, host_s, launches, lost):
+    report = checked(Loop((0.001,), kernels, launches=launches, host_s=host_s))
+    assert report.verdict == "step-bound"
+    assert report.stalls["launch"].estimate == pytest.approx(lost, abs=2e-3)
+    assert any("launch less" in said for said in report.advice) == (lost > 0)
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("nbytes", [0, 10**6])
 def test_contention_with_the_launching_thread_has_advice_for_that_thread(

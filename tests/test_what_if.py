@@ -10,7 +10,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bench.played import HostOn, VirtualTime
 from dataloaders.bottleneck import Interval, check_bottleneck
-from dataloaders.predicting import Candidate, Stages, best_of, candidates, seconds_to_take
+from dataloaders.predicting import (
+    Candidate,
+    Stages,
+    best_of,
+    candidates,
+    seconds_alone,
+    seconds_of_a_worker,
+)
 from helpers.waits import Waiting, wait
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -89,6 +96,11 @@ class Failing(Waiting):
         if os.getpid() != self.here:
             raise ValueError("read elsewhere")
         return super().__getitem__(index)
+
+
+class Drawn(Waiting):
+    def __getitem__(self, index):
+        return super().__getitem__(index) + torch.rand(1)
 
 
 class Endless(IterableDataset):
@@ -179,7 +191,9 @@ def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():
     assert found["workers"].predicted.estimate == pytest.approx(3, rel=0.1)
     assert report.advice[-1].startswith("the one change to make: num_workers=")
     text = json.loads(report.to_json())
-    assert {"name", "change", "predicted", "measured", "reason"} == set(text["candidates"][0])
+    assert {"name", "change", "predicted", "measured", "reason", "build_s"} == set(
+        text["candidates"][0]
+    )
     assert "no CUDA device" in found["dali"].reason or torch.cuda.is_available()
     torch.manual_seed(3)
     own = [batch[:, 0].tolist() for batch in loader]
@@ -189,10 +203,11 @@ def test_workers_are_predicted_and_a_sampler_and_its_draws_left_alone():
 
 @pytest.mark.nightly
 def test_remedies_are_tried_beside_their_prediction():
-    found = by_name(checked(Waiting(4000, 0.004), try_candidates=True).candidates)
+    found = by_name(checked(Waiting(400, 0.004), try_candidates=True, budget_s=15).candidates)
     assert found["workers"].predicted is not None
     assert found["workers"].measured.estimate > 1
-    assert found["h5"].measured is None
+    assert found["h5"].measured.estimate > 1
+    assert 0 < found["h5"].build_s < 15
 
 
 class TestModel:
@@ -210,7 +225,6 @@ class TestModel:
             "batch": 4,
             "batches": 16,
             "random": True,
-            "sample_bytes": 16,
             **options,
         }
         return by_name(candidates(loader, stages, **given))
@@ -236,8 +250,28 @@ class TestModel:
 
     def test_taking_is_measured_without_a_draw_from_the_users_generator(self):
         state = torch.get_rng_state()
-        assert seconds_to_take({"x": torch.zeros(4, 3), "name": "a"}) > 0
+        take_s, start_s = seconds_of_a_worker({"x": torch.zeros(4, 3), "name": "a"})
+        assert 0 < take_s < start_s
         assert torch.equal(torch.get_rng_state(), state)
+
+    def test_what_was_measured_alone_counts(self) -> None:
+        slower = self.stages(0.04, apart=2.0)
+        assert slower.seconds(workers=4).estimate == pytest.approx(0.02, rel=0.02)
+        cached = self.found(self.stages(0.04, cached=0.25, cached_apart=2.0), random=False)
+        assert cached["h5"].predicted.estimate == pytest.approx(2.5, rel=0.02)
+        assert cached["h5 + workers"].change.startswith("num_workers=2, ")
+
+    def test_alone_batches_are_measured_in_turns_and_nothing_is_drawn(self) -> None:
+        state = torch.get_rng_state()
+        took, reason = seconds_alone(DataLoader(Waiting(100, 0.004), 4), 4, 0.004, (0, 1))
+        assert not reason
+        assert set(took) == {(name, count) for name in ("stock", "h5") for count in (0, 1)}
+        assert took["stock", 0] >= 0.016 > took["h5", 0]
+        assert torch.equal(torch.get_rng_state(), state)
+        drawn = DataLoader(Drawn(100, 0.001), 4, num_workers=1)
+        took, reason = seconds_alone(drawn, 4, 0.001, (1,))
+        assert set(took) == {("stock", 1)}
+        assert "random" in reason
 
     @pytest.mark.parametrize(
         ("load", "options", "name", "reason"),
@@ -248,6 +282,7 @@ class TestModel:
             (0.02, {"real": 0.02, "workers": 1}, "prefetch_factor", "even out nothing"),
             (0.04, {}, "prefetch", "no copy"),
             (0.04, {}, "h5", "random"),
+            (0.04, {"uncached": "no cache holds it"}, "h5", "no cache holds it"),
         ],
     )
     def test_why_a_change_is_out(self, load, options, name, reason):

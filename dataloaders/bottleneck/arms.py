@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck.blocks import Blocks
 
-__all__ = ["ARMS", "COLD", "FETCH", "STALLS", "Arm", "Stall", "Take", "Verdict"]
+__all__ = ["ARMS", "COLD", "FETCH", "LAUNCH", "STALLS", "Arm", "Stall", "Take", "Verdict"]
 
 Verdict: TypeAlias = Literal[
     "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
@@ -56,6 +56,7 @@ PREP = Stall("prep", "input-bound", "waiting for batches to be made")
 TRANSFER = Stall("transfer", "transfer-bound", "waiting for the copy to the device")
 CONTENTION = Stall("contention", "contention-bound", "slowed down by the loader's workers")
 FETCH = Stall("fetch", "input-bound", "more, where files come from the disk")
+LAUNCH = Stall("launch", "step-bound", "within the step: its device waiting to be given work")
 STALLS = (PREP, TRANSFER, CONTENTION)
 """Parts of real minus synthetic, as the report has them; "prep" is what the others leave."""
 

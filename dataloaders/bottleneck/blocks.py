@@ -22,7 +22,7 @@ from dataloaders.bottleneck.resident import Pool
 from dataloaders.bottleneck.schedule import SETTLE_STEPS, Numbers, Plan, Rhythm, Schedule
 from dataloaders.measuring.clocks import Clock, HostTime
 from dataloaders.measuring.feed import Feed
-from dataloaders.measuring.intervals import Lap, Step, Timed
+from dataloaders.measuring.intervals import Interval, Lap, Step, Timed, mean_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,7 @@ _MOST_SPOILT = 3
 _LOOKED_AT_S = 0.02  # looking at the queues takes some microseconds
 _MOST_WAITS = 100_000
 _SLOWEST = 4
+_LAUNCHES, _DELAY = 8, 1.5  # launched at once; of the time that a step takes
 
 
 class Waits:
@@ -186,6 +187,29 @@ class Blocks:
         elif arm.name == "synthetic":
             self.step_s = took.per_batch
         return took
+
+    def launched(self, most_s: float) -> Generator[Batch, None, Interval | None]:
+        """Yield steps that the device begins once they are launched; return what one takes it.
+
+        The device is made to wait first, for longer than the host needs: so no gap in which it
+        waits for the host is counted. None where the clock cannot do that, or the step writes into
+        its batch.
+        """
+        delay = getattr(self.clock, "delay", None)
+        if delay is None or self.writes or math.isnan(self.step_s):
+            return None
+        took: list[float] = []
+        until = self._now() + most_s
+        while len(took) < _LAUNCHES and (len(took) < 2 or self._now() < until):
+            self.clock.wait()
+            delay(_DELAY * self.step_s * self.cycle)
+            first = self.clock.mark()
+            for batch in self.pool.issue("synthetic", self.cycle):
+                yield from self.give(batch)
+            last = self.clock.mark()
+            self.clock.wait()
+            took.append(self.clock.seconds(first, last) / self.cycle)
+        return mean_of(took)
 
     def take_real(self) -> Batch:
         """Return the loader's next batch, of the next epoch if one is over."""

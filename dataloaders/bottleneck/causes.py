@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -33,11 +34,14 @@ from dataloaders.errors import last_line
 from dataloaders.machine import page_cache, resources
 from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.predicting import (
+    LONGEST_SAMPLE_S,
     Candidate,
     Stages,
     backend_of,
+    build,
     candidates,
-    seconds_to_take,
+    seconds_alone,
+    seconds_of_a_worker,
     variant_of,
 )
 from dataloaders.specification import iterates_itself, view_of
@@ -48,6 +52,7 @@ __all__ = ["Causes"]
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
 _FEWEST_COLD = 6
+_ALONE_FROM_S = 15.0  # of the budget
 _STILL_THERE = 0.05  # of a file's pages, at the most, after it was evicted
 
 
@@ -121,7 +126,6 @@ class Causes:
                 batch=size,
                 batches=self._blocks.feed.length,
                 random=seen.random,
-                sample_bytes=nbytes(host) // size,
             )
         except Exception as error:  # the loader's own, or what a study of it ran into
             self.notes.append(f"what changes would gain is not known: {last_line(error)}")
@@ -143,7 +147,8 @@ class Causes:
         step = arms["synthetic"]
         context = getattr(self._loader, "multiprocessing_context", None)
         # Behind the device's work, the host's is hidden.
-        take = 0.0 if self._blocks.behind else seconds_to_take(host, context, self._now)
+        take, start_s = seconds_of_a_worker(host, context, self._now)
+        length = self._blocks.feed.length
         return Stages(
             real=arms["real"],
             step=step,
@@ -151,15 +156,33 @@ class Causes:
             spread=min(0.5, max(0.03, float(spread))),
             transfer=max(0.0, known.stalls["transfer"].estimate) if "host" in arms else 0.0,
             pinned=bool(getattr(self._loader, "pin_memory", False)),
-            take=take,
+            take=0.0 if self._blocks.behind else take,
             load_cores=seen.cores,
             step_cores=self._blocks.step_cores,
-            starting=self._starting(),
+            starting=self._starting() if workers or not length else start_s / length,
+            **self._alone(seen, size, workers),
             workers=workers,
             prefetch=getattr(self._loader, "prefetch_factor", None) or 2,
             cores=resources.usable_cores(),
             room=resources.batches_that_fit(nbytes(host), resources.shm_room()),
         )
+
+    def _alone(self, seen: Prepared, size: int, workers: int) -> dict[str, Any]:
+        """Return how long a worker takes for a batch, and a cache, beside the loop's own way."""
+        sample_s = sum(seen.by_call.values())
+        quick = sample_s < LONGEST_SAMPLE_S and self._budget_s >= _ALONE_FROM_S
+        if not quick or isinstance(self._loader.dataset, IterableDataset):
+            return {}
+        here = min(1, workers)
+        took, uncached = seconds_alone(self._loader, size, sample_s, {here, 1}, self._now)
+        if not all(took.values()):  # of a played time, which workers do not share
+            return {}
+        found: dict[str, Any] = {"uncached": uncached}
+        found["apart"] = took["stock", 1] / took["stock", here]
+        if not uncached:
+            found["cached"] = took["h5", here] / took["stock", here]
+            found["cached_apart"] = took["h5", 1] / took["h5", here]
+        return found
 
     def _note_memory(self, seen: Prepared) -> None:
         """Say if the files of the dataset are larger than what memory can keep of them."""
@@ -224,25 +247,31 @@ class Causes:
         return [clock.seconds(*pair) for pair in itertools.pairwise(marks)]
 
     def _try(self, stages: Stages) -> Iterator[Batch]:
-        """Run each candidate that needs no build with the step."""
+        """Run each candidate with the step; a cache is built if that takes no longer than this."""
         seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
         tried = list(self.candidates)
-        for number, candidate in enumerate(tried):
-            try:
-                loader = variant_of(self._loader, candidate)
-                if loader is None:
+        with tempfile.TemporaryDirectory() as folder:
+            cache = os.path.join(folder, "tried.h5")
+            for number, candidate in enumerate(tried):
+                try:
+                    if 0 < candidate.build_s <= self._budget_s and not os.path.exists(cache):
+                        build(self._loader.dataset, cache, self._loader)
+                    there = cache if os.path.exists(cache) else None
+                    loader = variant_of(self._loader, candidate, there)
+                    if loader is None:
+                        continue
+                    trial = observe(
+                        loader, stepping=True, seconds=seconds, clock=self._blocks.clock
+                    )
+                    took = (yield from trial).seconds_per_batch
+                except Exception as error:  # the variant's own: the step's is raised at the loop
+                    tried[number] = replace(candidate, reason=f"it failed: {last_line(error)}")
                     continue
-                steps = observe(loader, stepping=True, seconds=seconds, clock=self._blocks.clock)
-                took = (yield from steps).seconds_per_batch
-            except Exception as error:  # the variant's own: a step's error is raised at the loop
-                tried[number] = replace(candidate, reason=f"it failed: {last_line(error)}")
-                continue
-            # The trial's epoch does not end.
-            kept = candidate.name == "persistent_workers" or not loader.num_workers
-            tried[number] = replace(
-                candidate, measured=stages.gain(took, 0.0 if kept else stages.starting)
-            )
-            self.candidates = tuple(tried)
+                # The trial's epoch does not end.
+                kept = candidate.name == "persistent_workers"
+                starts_s = 0.0 if kept else stages.started(loader.num_workers)
+                tried[number] = replace(candidate, measured=stages.gain(took, starts_s))
+                self.candidates = tuple(tried)
         self.candidates = tuple(tried)
 
 

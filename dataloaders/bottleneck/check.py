@@ -47,6 +47,7 @@ _FIRST_EPOCH_SHARE = 0.2
 _HELD_SHARE = 0.03
 _CONTENTION_SHARE = 0.03
 _ADVISING_SHARE = 0.5
+_LAUNCH_SHARE = 0.05
 _ADVISING_ROUNDS = 9
 _LONGEST_WARM_UP = 3
 """Times the share: where steps never agree or an optimizer's cycle is long."""
@@ -158,6 +159,7 @@ class Check:
         self._watch = Watch()
         self._advise = advise and agree is None
         self._gains: dict[str, Interval] = {}
+        self._launched: Interval | None = None  # seconds of a step that was launched at once
         self._tried: str | None = None  # the setting under which the step runs now
         self._untried: dict[str, str] = {}  # those under which it fails, and why
         self._cycle = 1
@@ -180,6 +182,7 @@ class Check:
         return summarise(
             analysis,
             causes=self._causes,
+            launched=self._launched,
             loader=self._loader,
             feed=self._feed,
             batch=self._batch_text,
@@ -315,6 +318,8 @@ class Check:
             self.finished = True
             self._feed.close()
             found = self._analysis() if self._blocks_done and self._schedule.alone else None
+            if found is not None and self._schedule.behind:
+                self._launched = yield from self._blocks.launched(_LAUNCH_SHARE * self._budget_s)
             wanted = found is not None and (found.verdict != "step-bound" or self._trying)
             if found is not None and wanted and self._predict:
                 self._tell("causes")

@@ -41,7 +41,8 @@ class Report:
         seconds_per_batch: arm -> seconds for one step ("synthetic", "host", "contended",
             "real", "cold"; arms that say nothing here are missing).
         stalls: "prep", "transfer", "contention" -> seconds a batch lost to it, which add up to real
-            minus synthetic; "fetch" -> seconds that an epoch from the disk loses beyond these.
+            minus synthetic; "fetch" -> seconds that an epoch from the disk loses beyond these;
+            "launch" -> seconds of the step alone in which its device waits to be given work.
         smallest_gap: the smallest share of time that this run could have seen.
         loader: the loader in one line.
         batch: one batch in one line: dtypes and shapes.

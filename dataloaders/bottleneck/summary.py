@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from dataloaders.predicting import Candidate, best_of
 __all__ = ["advice", "notes_of", "summarise"]
 
 _HELD_FROM = 0.03
+_LAUNCH_SHARE = 0.05  # of a step, from which on it is worth a word
 
 
 def summarise(
@@ -31,12 +33,15 @@ def summarise(
     feed: Feed,
     notes: tuple[str, ...],
     causes: Causes | None = None,
+    launched: Interval | None = None,
     **told: Any,
 ) -> Report:
     """Return the report of a check, finished or not; ``told`` are fields of it."""
     known = analysis or Analysis()
     arms, stalls = dict(known.seconds_per_batch), dict(known.stalls)
-    tips = [] if analysis is None else advice(analysis, loader, feed)
+    if launched is not None and "synthetic" in arms:
+        stalls["launch"] = _less(arms["synthetic"], launched)
+    tips = [] if analysis is None else advice(replace(known, stalls=stalls), loader, feed)
     if causes is not None:
         tips += _change(causes.candidates)
         notes += tuple(causes.notes)
@@ -101,6 +106,12 @@ def notes_of(
     return tuple(note for note, holds in notes.items() if holds)
 
 
+def _less(whole: Interval, part: Interval) -> Interval:
+    """Return whole - part, measured apart; none of its ends is below 0."""
+    half, estimate = math.hypot(whole.half_width, part.half_width), whole.estimate - part.estimate
+    return Interval(*(max(0.0, end) for end in (estimate - half, estimate, estimate + half)))
+
+
 def _change(found: Sequence[Candidate]) -> list[str]:
     """Return the one change to make, as code, with what it gains."""
     if not found:
@@ -133,9 +144,15 @@ def advice(analysis: Analysis, loader: Any, feed: Feed) -> list[str]:
     bound = analysis.speedup_bound
     if analysis.verdict == "step-bound":
         gain = 0.0 if bound is None else max(0.0, bound.high - 1)
+        tips = [f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most"]
+        launch, step = analysis.stalls.get("launch"), analysis.seconds_per_batch.get("synthetic")
+        if launch is None or step is None or launch.low < _LAUNCH_SHARE * step.estimate:
+            faster = "a faster step (mixed precision, torch.compile, a larger batch)"
+            return [*tips, f"{faster} is where time is"]
         return [
-            f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
-            "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
+            *tips,
+            f"{launch.estimate / step.estimate:.0%} of each step the device waits for work: launch "
+            "less, by torch.compile(mode='reduce-overhead'), CUDA graphs or a larger batch",
         ]
     if analysis.verdict == "input-bound":
         if not feed.workers:

@@ -238,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         "--try",
         action="store_true",
         dest="try_candidates",
-        help="run each remedy that needs no build in the script's loop, beside its prediction",
+        help="run each remedy in the script's loop, beside its prediction",
     )
     remedies.add_argument(
         "--no-predict",

@@ -21,11 +21,14 @@ import torch
 __all__ = ["Clock", "DeviceClock", "HostClock", "HostTime", "clock_of", "host_time_of"]
 
 
+_CYCLES_PER_S = 2.5e9  # no GPU's clock is faster
+
+
 class Clock(Protocol):
     """What the check and tuning need of a clock; any object with these methods will do.
 
-    A clock of a device that this module does not know may also have `HostTime`'s methods, if
-    its host is played as well.
+    A clock of a device may also have ``delay(seconds)``, which gives the device that much to do
+    without waiting for it; and `HostTime`'s methods, if its host is played as well.
     """
 
     def mark(self) -> Any:
@@ -109,6 +112,13 @@ class DeviceClock(HostTime):
         """Return when every device is idle."""
         for device in self._devices:
             torch.accelerator.synchronize(device)
+
+    def delay(self, seconds: float) -> None:
+        """Keep the current stream of each CUDA device busy for ``seconds`` at the least."""
+        for device in self._devices:
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
 
 
 def clock_of(devices: Sequence[torch.device]) -> Clock:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from dataloaders import registry
@@ -34,6 +32,7 @@ from dataloaders.tuning.trial import driven, observe
 from dataloaders.tuning.variant import Settings, Variants
 
 __all__ = [
+    "LONGEST_SAMPLE_S",
     "Candidate",
     "Stages",
     "backend_of",
@@ -43,19 +42,15 @@ __all__ = [
     "variant_of",
 ]
 
+LONGEST_SAMPLE_S = 0.25
+"""Of preparation: an estimate and a small cache read some hundred samples."""
+
 _ALIKE = 1.02  # speed-ups that differ by less are the same
 _GAINS = 1.05
 _DALI_S = 1.5
 _PINNED_GAINS = 5.0  # from pinned memory a copy is at most so many times as fast
 _COMPETING = 0.5  # of the steps beside workers, when both want all cores
-_ROW_S = 5e-6  # of finding a row in a cache
 _LONGEST_QUEUE = 8
-_LOOKED_AT_S = 0.25  # of a sample: a cache's estimate reads some thirty
-_DONE_IN_BATCHES = {
-    *("RandomCrop", "RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip"),
-    *("CenterCrop", "ToTensor", "PILToTensor", "ConvertImageDtype", "ToDtype", "Normalize"),
-}
-"""Live transforms that h5 does for a batch at once."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,7 @@ class Candidate:
         predicted: how many times faster the loop would be; None if that is not known.
         measured: the same, as measured in the loop; None if it was not tried.
         reason: why it is out, "" if it is not.
+        build_s: seconds to build the cache that it needs first; 0 if it needs none.
     """
 
     name: str
@@ -76,6 +72,7 @@ class Candidate:
     predicted: Interval | None = None
     measured: Interval | None = None
     reason: str = ""
+    build_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,12 @@ class Stages:
     transfer: float = 0.0  # that the step waits for its copy; 0 if nothing is copied
     pinned: bool = False  # whether it is copied from pinned memory: as fast as it can be
     take: float = 0.0  # of the loop, to take a batch that a worker has ready
-    starting: float = 0.0  # within real, that starting workers for each epoch takes
+    # That starting the loader's workers for each epoch takes; without workers, a first one.
+    starting: float = 0.0
+    apart: float = 1.0  # a worker's seconds for a batch over this process's
+    cached: float | None = None  # a batch from a cache over one of the dataset, in seconds
+    cached_apart: float = 1.0  # as ``apart``, for batches from a cache
+    uncached: str = ""  # why no cache can hold the samples
     load_cores: float = 1.0  # the share of loads that wants a core; the rest waits
     step_cores: float = 1.0  # that the step computes on
     workers: int = 0  # of the loader
@@ -107,19 +109,25 @@ class Stages:
         copy = self.transfer
         quickest = copy if self.pinned else copy / _PINNED_GAINS
         scale, ends = self.scale, []
-        # In a worker torch computes with one thread, as it did alone.
-        usual = 1.0 if workers and not self.workers else scale
+        usual = scale * (self.apart if workers and not self.workers else 1.0)
         for step, load, competing, beside in (
-            (self.step.low, min(1.0, scale) * (1 - self.spread), 0.0, quickest),
+            (self.step.low, min(1.0, usual) * (1 - self.spread), 0.0, quickest),
             (self.step.estimate, usual, _COMPETING, copy),
-            (self.step.high, max(1.0, scale) * (1 + self.spread), 1.0, copy),
+            (self.step.high, max(1.0, usual) * (1 + self.spread), 1.0, copy),
         ):
             # Beside the step, copies wait for each other still.
             own = max(step, beside) if hidden else step + copy
             took = self._seconds(workers, prefetch, load, own, competing)
-            ends.append(took + self.starting * (workers > 0))
+            ends.append(took + self.started(workers))
         low, estimate, high = ends
         return Interval(min(low, estimate), estimate, max(estimate, high))
+
+    def started(self, workers: int) -> float:
+        """Return the seconds a batch that starting ``workers`` for each epoch takes.
+
+        The first one takes as long as three others: the loop waits for it.
+        """
+        return self.starting * (2 + workers) / (2 + max(1, self.workers)) if workers else 0.0
 
     def speedup(self, **change: Any) -> Interval:
         """Return real / predicted."""
@@ -137,7 +145,10 @@ class Stages:
         """How much longer preparation takes in the loop than alone; 1 if the loop does not tell."""
         if self.factor is not None:
             return self.factor
-        step, real = self.step.estimate + self.transfer, self.real.estimate - self.starting
+        step, real = (
+            self.step.estimate + self.transfer,
+            self.real.estimate - self.started(self.workers),
+        )
 
         def modelled(scale: float) -> float:
             return self._seconds(self.workers, self.prefetch, scale, step, 0.0)
@@ -180,7 +191,6 @@ def candidates(
     batch: int,
     batches: int | None,
     random: bool,
-    sample_bytes: int,
 ) -> tuple[Candidate, ...]:
     """Return every candidate, those that are out last, the most promising first.
 
@@ -191,10 +201,9 @@ def candidates(
         batch: samples of a batch.
         batches: of an epoch, if that is known.
         random: whether the dataset draws random numbers.
-        sample_bytes: of a delivered one.
     """
     found = [*_queues(stages), *_prefetch(loader, stages), _dali(loader, stages)]
-    found += _cached(loader, stages, by_call, batch, batches or 0, random, sample_bytes)
+    found += _cached(loader, stages, by_call, batch, batches or 0, random)
     return tuple(sorted(found, key=lambda one: -_gain(one)))
 
 
@@ -245,10 +254,10 @@ def settings_of(loader: Any, change: str = "", cache: str | None = None) -> Sett
     return Settings(workers, prefetch if workers else None, loader.pin_memory, backend)
 
 
-def variant_of(loader: Any, candidate: Candidate) -> Any:
-    """Return ``loader`` with the change, on samplers of its own; None if that takes a build."""
+def variant_of(loader: Any, candidate: Candidate, cache: str | None = None) -> Any:
+    """Return ``loader`` with the change, on its own samplers; None for h5 without a ``cache``."""
     usable = candidate.change and not candidate.reason
-    settings = settings_of(loader, candidate.change) if usable else None
+    settings = settings_of(loader, candidate.change, cache) if usable else None
     if settings is None:
         return None
     device = getattr(loader, "device", None)
@@ -258,12 +267,13 @@ def variant_of(loader: Any, candidate: Candidate) -> Any:
 def _queues(stages: Stages) -> Iterator[Candidate]:
     """Yield other numbers of workers, and of batches ahead."""
     own = stages.workers
-    most = math.ceil(stages.cores / max(0.25, stages.load_cores))
+    # One that computes for nearly all of its time takes a core.
+    most = math.ceil(stages.cores / max(0.25, stages.load_cores) - 0.25)
     if stages.room is not None:
         most = min(most, stages.room // stages.prefetch)
     usual = stages.seconds()
     now = usual.estimate
-    floor = stages.step.estimate + stages.transfer + stages.take + stages.starting
+    floor = stages.step.estimate + stages.transfer + stages.take + stages.started(own)
     keeps_up = now <= _ALIKE * floor
     took: dict[int, float] = {}
     for count in range(own + 1, most + 1):
@@ -288,7 +298,7 @@ def _queues(stages: Stages) -> Iterator[Candidate]:
         yield Candidate("more cores", "", stages.gain(there))
     if own == 0:
         return
-    kept = Interval(*(max(1e-9, end - stages.starting) for end in (usual.low, now, usual.high)))
+    kept = Interval(*(max(1e-9, end - stages.started(own)) for end in (usual.low, now, usual.high)))
     if kept.estimate * _ALIKE < now:
         yield Candidate("persistent_workers", "persistent_workers=True", stages.gain(kept))
     longer = stages.seconds(prefetch=_LONGEST_QUEUE)
@@ -346,7 +356,6 @@ def _cached(
     batch: int,
     batches: int,
     random: bool,
-    sample_bytes: int,
 ) -> Iterator[Candidate]:
     """Yield h5, and pairs with it."""
     from dataloaders.cache import estimate
@@ -359,7 +368,7 @@ def _cached(
         live |= {member.name for member in random_on}
     whole = sum(by_call.values()) or 1e-9
     live_s = sum(seconds for call, seconds in by_call.items() if call in live)
-    reason = ""
+    reason = stages.uncached
     if random and not live:
         reason = "its samples are random, and no chain of transforms was found to keep live"
     elif live_s > whole / _GAINS:
@@ -367,8 +376,8 @@ def _cached(
     if reason:
         yield Candidate("h5", "", reason=reason)
         return
-    if whole > _LOOKED_AT_S:  # reading some more would take long
-        build_s, size = (whole - live_s) * batch * batches / stages.cores, sample_bytes
+    if whole > LONGEST_SAMPLE_S:  # reading some more would take long
+        build_s = (whole - live_s) * batch * batches / stages.cores
         costs = f"  # built once: about {build_s:.0f} s"
     else:
         try:
@@ -381,40 +390,30 @@ def _cached(
             room = f"the disk has no room for {size_of(told.disk_needed)}; a larger one is missing"
             yield Candidate("h5", "", reason=room)
             return
-        build_s, size = told.seconds, told.bytes // max(1, told.samples)
+        build_s = told.seconds
         costs = f"  # built once: {build_s:.0f} s, {size_of(told.bytes)}"
-    row_s = batch * (_ROW_S + _copy_s(max(1, size)))
     rest = max(0.0, sum(stages.loads) / len(stages.loads) - batch * whole)  # collation, sending
 
-    def holding(live_s: float) -> Stages:
-        loads = [(load - rest) * live_s / whole + rest + row_s for load in stages.loads]
-        return replace(stages, loads=[max(row_s, load) for load in loads], factor=stages.scale)
-
-    then = holding(live_s)
+    if stages.cached is None:
+        loads = [(load - rest) * live_s / whole + rest for load in stages.loads]
+    else:
+        loads = [load * stages.cached for load in stages.loads]
+    then = replace(stages, loads=loads, apart=stages.cached_apart, factor=stages.scale)
     took = then.seconds()
-    if live <= _DONE_IN_BATCHES:  # in a part of what was measured for single samples
-        took = replace(took, low=min(took.low, holding(0.0).seconds().low))
     saved = (stages.real.estimate - took.estimate) * batches
     if saved > 0:
         epochs = math.ceil(build_s / saved)
         costs += f", paid for after {epochs} epoch{'s' * (epochs != 1)}"
-    cached = Candidate("h5", f'backend="h5"{costs}', stages.gain(took))
+    cached = Candidate("h5", f'backend="h5"{costs}', stages.gain(took), build_s=build_s)
     yield cached
     if stages.transfer and not _obstacle(loader, "prefetch"):
         gain = then.speedup(hidden=True)
-        yield Candidate("h5 + prefetch", f'backend="h5", device="cuda"{costs}', gain)
+        change = f'backend="h5", device="cuda"{costs}'
+        yield Candidate("h5 + prefetch", change, gain, build_s=build_s)
     for each in _queues(then):
         if each.name == "workers" and _gain(each) > _ALIKE * _gain(cached):
-            yield replace(each, name="h5 + workers", change=f'{each.change}, backend="h5"{costs}')
-
-
-def _copy_s(size: int) -> float:
-    """Return the seconds that copying ``size`` bytes takes here."""
-    source = np.ones(size, np.uint8)
-    begin = time.perf_counter()
-    for _ in range(4):
-        source.copy()
-    return (time.perf_counter() - begin) / 4
+            change = f'{each.change}, backend="h5"{costs}'
+            yield replace(each, name="h5 + workers", change=change, build_s=build_s)
 
 
 def _obstacle(loader: Any, name: str) -> str:

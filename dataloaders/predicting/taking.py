@@ -1,4 +1,4 @@
-"""The seconds that a training process spends to take a batch that a worker has ready.
+"""The seconds that a training process spends to take a batch of a worker, and to start one.
 
 torch hands over each tensor by a descriptor of shared memory, for which it connects to a thread of
 the worker: a millisecond for a few tensors, which no prefetching hides.
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dataloaders.batches.tree import Batch, map_tensors, nbytes
 
-__all__ = ["seconds_to_take"]
+__all__ = ["seconds_of_a_worker"]
 
 _READY_S, _BYTES_PER_S = 0.005, 5e8  # until a worker has the next batch ready, with room to spare
 _LONGEST_S, _FEWEST, _MOST = 1.0, 3, 9
@@ -34,13 +34,15 @@ class _Same(Dataset[Any]):
         return self._batch
 
 
-def seconds_to_take(
+def seconds_of_a_worker(
     batch: Batch, context: Any = None, now: Callable[[], float] = time.perf_counter
-) -> float:
-    """Return the median of some batches like ``batch``, of the host; 0 if none can be sent.
+) -> tuple[float, float]:
+    """Return the seconds to take a batch that is ready, and to start and end a worker.
+
+    The former is the median of some batches like ``batch``. Zeros if none can be sent.
 
     Args:
-        batch: a batch as the training process gets it.
+        batch: as the training process gets it, of the host.
         context: of the worker, as DataLoader's ``multiprocessing_context``.
         now: the time.
     """
@@ -59,13 +61,18 @@ def seconds_to_take(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+            began = now()
             batches = loader._get_iterator()  # not iter(): that may be watched
-        next(batches)  # the worker has started
+        next(batches)
+        started_s = now() - began
         for _ in range(len(same) - 1):
             time.sleep(ready_s)
             begin = now()
             next(batches)
             took.append(now() - begin)
+        began = now()
+        next(batches, None)
+        started_s += now() - began
     except Exception:  # shared memory has no room, the batch cannot be pickled, imports take long
-        return 0.0
-    return statistics.median(took)
+        return 0.0, 0.0
+    return statistics.median(took), started_s

@@ -78,7 +78,9 @@ def _waterfall(axes: Any, report: Report) -> Iterator[str]:
         return
     bars, at = [("step alone", 0.0, alone.estimate, _STEP)], alone.estimate
     lost = {name: each.estimate for name, each in report.stalls.items() if each.estimate > 0}
-    fetch = lost.pop("fetch", 0.0)
+    fetch, launch = lost.pop("fetch", 0.0), lost.pop("launch", 0.0)
+    if launch:  # within the step
+        bars.append(("launch", alone.estimate - launch, launch, _COLOURS["launch"]))
     for name, seconds in in_order(lost, [stall.name for stall in STALLS]):
         bars.append((name, at, seconds, _COLOURS.get(name, _LOOP)))
         at += seconds

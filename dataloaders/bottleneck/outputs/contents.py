@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, STALLS, Verdict
+from dataloaders.bottleneck.arms import ARMS, COLD, FETCH, LAUNCH, STALLS, Verdict
 from dataloaders.findings import Finding
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import best_of
@@ -123,7 +123,7 @@ def stalls(report: Report) -> Table:
     real = report.seconds_per_batch.get("real")
     if real is None or report.verdict == "step-bound":
         return Table((), [])
-    tells = {cause.name: cause.tells for cause in (*STALLS, FETCH)}
+    tells = {cause.name: cause.tells for cause in (*STALLS, FETCH, LAUNCH)}
     rows = [
         (name, milliseconds(lost), f"{lost / real.estimate:.0%}", tells.get(name, ""))
         for name, found in in_order(report.stalls, tells)

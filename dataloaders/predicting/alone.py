@@ -1,0 +1,134 @@
+"""The seconds of a batch without a step, as the loader makes it and from a cache, in turns.
+
+some samples ──────────────────> stock, without workers and with one ──┐ in turns, so that a
+             └──small cache──> h5, without workers and with one ───────┘ machine's moods cancel
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Generator
+from torch.utils.data import Subset
+
+from dataloaders import registry
+from dataloaders.errors import last_line
+from dataloaders.loader import DataLoader as OurLoader
+from dataloaders.seeding.states import random_states_kept
+from dataloaders.specification import view_of
+
+__all__ = ["Alone", "build", "seconds_alone"]
+
+Alone = dict[tuple[str, int], float]
+"""Seconds by backend and number of workers."""
+
+_BUILD_S, _FEWEST, _MOST = 1.0, 8, 64  # of the small cache: seconds of one process, samples
+_BATCH_S = 0.05  # batches of samples that take long are smaller
+_IN_FLIGHT = 2
+_TURN_S, _TURNS, _FEWEST_TIMED, _MOST_TIMED = 0.1, 4, 3, 100
+
+
+def seconds_alone(
+    loader: Any,
+    size: int,
+    sample_s: float,
+    workers: Iterable[int],
+    now: Callable[[], float] = time.perf_counter,
+) -> tuple[Alone, str]:
+    """Return the mean seconds of a batch, and why a cache is not among them; "" if it is.
+
+    Args:
+        loader: a torch DataLoader over a map-style dataset.
+        size: samples of a batch.
+        sample_s: seconds of one, now.
+        workers: 0 reads in this process, whose random states are kept.
+        now: the time.
+    """
+    draw, length = random.Random(0), len(loader.dataset)
+    sample_s = max(1e-6, sample_s)
+    rows = min(length, max(_FEWEST, min(_MOST, int(_BUILD_S / sample_s))))
+    some = Subset(loader.dataset, draw.sample(range(length), rows))
+    size = max(1, min(size, int(_BATCH_S / sample_s)))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path, reason = Path(folder) / "some.h5", ""
+        try:
+            build(some, path, loader)
+        except Exception as error:  # the dataset's own, or why no cache can hold it
+            reason = last_line(error)
+        backends = [registry.load("stock")(gather=isinstance(loader, OurLoader))]  # type: ignore[call-arg]
+        views: list[Any] = []  # a session does not keep its loader alive
+        if not reason:
+            backends.append(registry.load("h5")(path))  # type: ignore[call-arg]
+        open_: dict[tuple[str, int], Iterator[Any]] = {}
+        stack.enter_context(random_states_kept())
+        for backend in backends:
+            for count in sorted(workers):
+                views.append(_view(loader, some, size, count, draw))
+                session = backend.open(views[-1])
+                stack.callback(session.close)
+                open_[backend.name, count] = session.epoch()
+        took: dict[tuple[str, int], list[float]] = {name: [] for name in open_}
+        for _ in range(_TURNS):
+            for name, batches in open_.items():
+                took[name].append(_turn(batches, now))
+        return {name: statistics.median(each) for name, each in took.items()}, reason
+
+
+def build(dataset: Any, path: str | Path, loader: Any) -> None:
+    """Build a cache of ``dataset`` in workers like the loader's, without a word."""
+    from dataloaders.cache import precompute
+
+    precompute(
+        dataset,
+        path,
+        announce=lambda told: None,
+        multiprocessing_context=loader.multiprocessing_context,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+class _Keys:
+    """Batches of row numbers without end."""
+
+    def __init__(self, rows: int, size: int | None, seed: int) -> None:
+        self._rows, self._size, self._draw = rows, size, random.Random(seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            keys = [self._draw.randrange(self._rows) for _ in range(self._size or 1)]
+            yield keys if self._size else keys[0]
+
+
+def _view(loader: Any, some: Any, size: int, count: int, draw: random.Random) -> Any:
+    whole = loader.batch_sampler is not None
+    keys = _Keys(len(some), size if whole else None, draw.randrange(1 << 30))
+    changes: dict[str, Any] = {"batch_sampler" if whole else "sampler": keys}
+    if not count:
+        changes["timeout"] = 0
+    return view_of(
+        loader,
+        dataset=some,
+        generator=Generator(),
+        num_workers=count,
+        prefetch_factor=_IN_FLIGHT if count else None,
+        persistent_workers=False,
+        **changes,
+    )
+
+
+def _turn(batches: Iterator[Any], now: Callable[[], float]) -> float:
+    """Return the mean seconds of some batches, after those that were ready."""
+    for _ in range(_IN_FLIGHT + 1):
+        next(batches)
+    begin, count = now(), 0
+    while count < _FEWEST_TIMED or (now() - begin < _TURN_S and count < _MOST_TIMED):
+        next(batches)
+        count += 1
+    return (now() - begin) / count
