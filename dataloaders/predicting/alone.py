@@ -76,8 +76,10 @@ def seconds_alone(
                 open_[backend.name, count] = session.epoch()
         took: dict[tuple[str, int], list[float]] = {name: [] for name in open_}
         for _ in range(_TURNS):
-            for name, batches in open_.items():
-                took[name].append(_turn(batches, now))
+            for (name, count), batches in open_.items():
+                mean = _turn(batches, now)
+                took[name, count].append(mean)
+                time.sleep((count > 0) * _IN_FLIGHT * mean)  # its worker is at work until then
         return {name: statistics.median(each) for name, each in took.items()}, reason
 
 
