@@ -260,6 +260,8 @@ class TestModel:
         cached = self.found(self.stages(0.04, cached=0.25, cached_apart=2.0), random=False)
         assert cached["h5"].predicted.estimate == pytest.approx(2.5, rel=0.02)
         assert cached["h5 + workers"].change.startswith("num_workers=2, ")
+        out = self.found(self.stages(0.04, uncached="no cache holds it"), random=False)["h5"]
+        assert out.reason == "no cache holds it"
 
     def test_alone_batches_are_measured_in_turns_and_nothing_is_drawn(self) -> None:
         state = torch.get_rng_state()
@@ -282,7 +284,6 @@ class TestModel:
             (0.02, {"real": 0.02, "workers": 1}, "prefetch_factor", "even out nothing"),
             (0.04, {}, "prefetch", "no copy"),
             (0.04, {}, "h5", "random"),
-            (0.04, {"uncached": "no cache holds it"}, "h5", "no cache holds it"),
         ],
     )
     def test_why_a_change_is_out(self, load, options, name, reason):

@@ -368,12 +368,12 @@ def _cached(
         live |= {member.name for member in random_on}
     whole = sum(by_call.values()) or 1e-9
     live_s = sum(seconds for call, seconds in by_call.items() if call in live)
-    reason = stages.uncached
+    reason = ""
     if random and not live:
         reason = "its samples are random, and no chain of transforms was found to keep live"
     elif live_s > whole / _GAINS:
         reason = "what is random, or code of your own, comes first: next to nothing could be cached"
-    if reason:
+    if reason := reason or stages.uncached:
         yield Candidate("h5", "", reason=reason)
         return
     if whole > LONGEST_SAMPLE_S:  # reading some more would take long
