@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +25,10 @@ from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
 from dataloaders.cache.build.rows import Maker, other_structure
 from dataloaders.cache.build.source import Options, Source, silent
-from dataloaders.cache.build.workers import make_parts
+from dataloaders.cache.build.workers import parts_made
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed, compressed_of
+from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
@@ -36,9 +37,7 @@ from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import check_shard, folder_of
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
-from dataloaders.errors import CacheError, CacheWarning, add_note
-
-__all__ = ["BuildProgress", "Estimate", "estimate", "precompute"]
+from dataloaders.errors import CacheError, CacheWarning, OptionError, add_note
 
 
 def precompute(
@@ -65,16 +64,14 @@ def precompute(
 ) -> CachedDataset:
     """Return the samples of ``dataset`` from the cache at ``path``; build it if it is missing.
 
-    If the dataset's transforms are a torchvision Compose that a few samples prove to be separable,
-    the file holds the result of its members before the first one that draws random numbers or is
-    your own code, and the rest runs live when a sample is read. Trailing ToTensor,
-    ConvertImageDtype, ToDtype and Normalize before that point stay live too, so that images are
-    stored as uint8. For any other dataset, whole samples are stored, and they must be the same each
-    time they are read.
+    The members of the dataset's torchvision Compose before the first one that draws random numbers
+    or is your own code are computed, and the rest runs live when a sample is read; ToTensor and
+    Normalize before that point stay live too, so that images are stored as uint8. A few samples
+    prove it. Of any other dataset whole samples are stored, the same each time they are read.
 
     Workers build parts, each a finished file in the folder ``train.parts`` of ``train.h5``, which
-    joins them; a cache of less than 128 MiB is one file. Finished parts are not lost: after Ctrl-C,
-    a crash or a power cut the same call makes those that are missing.
+    joins them; a cache of less than 128 MiB is one file. After Ctrl-C, a crash or a power cut the
+    same call makes the parts that are missing.
 
     Args:
         dataset: map-style, with samples made of tensors, arrays, numbers, bool, str, bytes, PIL
@@ -94,7 +91,8 @@ def precompute(
             latter.
         on_error: "skip" leaves out samples that cannot be read or stored; the file lists them.
         resume: continue an unfinished build, also one that overwrites; False begins again, which
-            is needed where samples have changed meanwhile that no look at a few of them shows.
+            is needed where samples have changed meanwhile that no look at a few of them shows. Not
+            for a ``shard``: delete the folder of the parts before the ranks are started.
         overwrite: build even if there is a file, or an unfinished build of something else. The
             old file stays in place until the new one is finished.
         compress: "zstd", "gzip" or a `Compressed` with its level: columns that are large enough are
@@ -113,7 +111,7 @@ def precompute(
         check: "contents" reads a few samples again, in another process, and compares them with the
             file that is there. None: its class, length, transforms and classes are compared, and no
             sample is read.
-        expect: entries of the fingerprint (see `fingerprint`) that a file that is there must have:
+        expect: entries of the fingerprint that a file that is there must have:
             ``{"torchvision": "0.29.2"}`` refuses one of another version.
         single_file: True: one file, however large it is; its parts are copied, so the disk has to
             hold the rows twice meanwhile. False: parts are never copied. None: they are, if all
@@ -149,16 +147,22 @@ def precompute(
         overwrite=overwrite,
         wait=wait,
     )
-    target = Path(os.path.realpath(path))
-    _refuse_no_folder(target)
     if shard is not None:
         check_shard(shard)
+        if not resume:
+            raise OptionError(
+                "resume=False with shard=: another rank may have made its parts already; delete "
+                "the folder of the parts before the ranks are started"
+            )
+    target = _target(path)
     builder = _Builder(dataset, target, options, shard)
     builder.have_built()
     return builder.source.open(builder.own if shard is not None and not wait else target)
 
 
-def _refuse_no_folder(target: Path) -> None:
+def _target(path: str | os.PathLike[str]) -> Path:
+    """Return the real path of a cache; raise CacheError if none can be built there."""
+    target = Path(os.path.realpath(path))
     try:
         there = target.parent.is_dir()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -172,6 +176,7 @@ def _refuse_no_folder(target: Path) -> None:
         raise CacheError(
             f"{target.parent} is not a folder, so no cache can be built in it; create it"
         )
+    return target
 
 
 def estimate(
@@ -185,19 +190,17 @@ def estimate(
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
     options = Options(num_workers, images, context=multiprocessing_context, one_file=single_file)
-    target = Path(os.path.realpath(path))
-    _refuse_no_folder(target)
-    return Source(dataset, options).estimate(target.parent, BuildFolder(target).rows)
+    return Source(dataset, options).estimate(_target(path).parent)
 
 
 def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
     """Return the finished cache at ``path``, compared with the dataset of ``loader``.
 
-    The dataset is observed only where ``check`` asks for it, or where the file does not say how
-    samples go through the transforms.
+    The dataset is observed, in a worker of ``loader``, only where ``check`` asks for it, or where
+    the file does not say how samples go through the transforms.
 
     Args:
-        loader: whose worker observes the dataset.
+        loader: of the dataset.
         path: of the cache.
         options: ``images``, ``check`` and ``expect`` as `precompute` takes them.
 
@@ -205,9 +208,8 @@ def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
         CacheError: the file is of something else (names what changed), or the dataset cannot be
             observed.
     """
-    return Source(loader.dataset, Options(loader=loader, **options)).open(
-        Path(os.path.realpath(path))
-    )
+    source = Source(loader.dataset, Options(loader=loader, **options))
+    return source.open(Path(os.path.realpath(path)))
 
 
 def _warn(told: Estimate) -> None:
@@ -225,73 +227,65 @@ class _Builder:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        path: Path,
-        options: Options,
-        shard: tuple[int, int] | None = None,
+        self, dataset: Any, path: Path, options: Options, shard: tuple[int, int] | None
     ) -> None:
         self.folder = BuildFolder(path)
-        self.path = path
-        self.own = path
+        self.path = self.own = path
         self.source = Source(dataset, options, shard)
         self._options = options
         self._is_alone = shard is None
         self._range = self.source.samples
-        length = self.source.length
-        self._ranks = Ranks(path, self.folder, length, shard, options.report)
+        self._ranks = Ranks(path, self.folder, self.source.length, shard, options.report)
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def have_built(self) -> None:
         """Have the cache in place, or this rank's parts of it."""
-        options = self._options
-        if self._before is not None and not options.overwrite and not self._lacks_parts():
-            self._remove_leftover()
-            if self._is_alone or options.wait:
-                return
-        is_waiting = self._ranks.tell if options.wait or not self._is_alone else None
-        with locked(self.path, self._ranks.name, waiting=is_waiting):
-            # Whoever was waited for has built it: also where each was told to overwrite.
-            if self._is_alone and _identity(self.path) != self._before:
-                self._remove_leftover(is_locked=True)
-                return
-            try:
-                self._build()
-            except BaseException as error:
-                self._tell_how_to_go_on(error)
-                if not self._is_alone and not isinstance(error, KeyboardInterrupt):
-                    self._ranks.note_error(error)
-                raise
-        if not self._is_alone and options.wait:
-            self._ranks.wait(lambda: self._finish(self.folder.finished()))
+        wait, is_alone = self._options.wait, self._is_alone
+        is_there = self._before is not None and not self._options.overwrite
+        if not is_there or self._lacks_parts() or not (is_alone or wait):
+            waiting = self._ranks.tell if wait or not is_alone else None
+            with locked(self.path, self._ranks.name, waiting=waiting):
+                try:
+                    self._build()
+                except BaseException as error:
+                    self._tell_how_to_go_on(error)
+                    if not is_alone and not isinstance(error, KeyboardInterrupt):
+                        self._ranks.note_error(error)
+                    raise
+            if not is_alone and wait:
+                self._ranks.wait(lambda: self._finish(self.folder.finished()))
+        if is_alone or wait:
+            self._end_finished()
+
+    def _parts_there(self) -> list[Path]:
+        """Return the parts that the cache which is there joins."""
+        shards = Index.parse(str(self.path)).shards
+        return [folder_of(self.path) / shard.name for shard in shards]
 
     def _lacks_parts(self) -> bool:
-        """Whether a part of the joined cache that is there is not."""
-        folder = folder_of(self.path)
-        shards = Index.parse(str(self.path)).shards
-        return any(not os.path.lexists(folder / shard.name) for shard in shards)
+        return not all(map(os.path.lexists, self._parts_there()))
 
-    def _remove_leftover(self, *, is_locked: bool = False) -> None:
+    def _token_there(self) -> str:
+        parts = self._parts_there()
+        return "".join(parts[0].stem.partition("-")[1:]) if parts else ""
+
+    def _end_finished(self) -> None:
         """Remove what a builder that was killed at the very end has left behind.
 
         An interrupted build that is to replace the cache stays, to go on.
         """
         if not self.folder.is_begun:
             self.folder.remove_if_empty()
-            return
-        with suppress(OSError, CacheError):  # it may well be a disk that can only be read
-            names = [Path(shard.name).name for shard in Index.parse(str(self.path)).shards]
-            if not self.folder.watch() or self.folder.names.token != self._token_there():
-                return
-            if is_locked:
-                self.folder.keep_only(names)
-            else:
-                with locked(self.path):
-                    self.folder.keep_only(names)
+        elif self.path.exists():
+            with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
+                if self.folder.watch() and self.folder.names.token == self._token_there():
+                    self.folder.keep_only(part.name for part in self._parts_there())
 
     def _build(self) -> None:
         """Make the parts that are missing, and unless there are other ranks the cache."""
         options, folder, source = self._options, self.folder, self.source
+        if self._is_alone and _identity(self.path) != self._before:
+            return  # whoever was waited for has built it: also where each was told to overwrite
         refuse_no_h5py()  # before the first sample is read
         if options.compress is not None:
             refuse_missing(options.compress.codec)
@@ -302,26 +296,21 @@ class _Builder:
             )
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
-        if self._is_alone:
+        with nullcontext() if self._is_alone else locked(self.path, "build", waiting=silent):
+            if options.wait and _identity(self.path) != self._before:
+                return  # finished by another rank, with parts that this one had made earlier
             self._settle()
-        else:
-            with locked(self.path, "build", waiting=silent):
-                if options.wait and _identity(self.path) != self._before:
-                    return  # finished by another rank, with parts that this one had made earlier
-                self._settle()
-        if not options.resume:
-            folder.drop(folder.finished(self._range))
         folder.sweep(self._range)
-        parts = folder.finished(self._range)
-        if not options.skip:
-            folder.drop(part for part in parts if part.failed)
-            parts = folder.finished(self._range)
         told = source.estimate(self.path.parent, folder.rows)
-        if told.is_copied:  # with checksums of its own: what flipped since would not be seen later
-            folder.drop(part for part in parts if verify(part.path))
-            parts = folder.finished(self._range)
-        written = sum(part.index.file_bytes for part in parts)
-        self._ranks.refuse_small_disk(told, written, together=options.wait)
+        parts = []
+        for part in folder.finished(self._range):
+            is_unfit = not options.resume or (part.failed and not options.skip)
+            # A copy has checksums of its own: what flipped since would not be seen later.
+            if is_unfit or (told.is_copied and verify(part.path)):
+                part.path.unlink(missing_ok=True)
+            else:
+                parts.append(part)
+        self._refuse_small_disk(told)
         options.announce(told)
         self._make(missing_in(self._range, parts), parts, told)
         parts = folder.finished(self._range)
@@ -343,7 +332,7 @@ class _Builder:
         elif self._before is not None:  # a cache that lacks a part keeps the names of the others
             token = self._token_there()
         self.folder.settle(
-            source.known.fingerprint,
+            source.fingerprint,
             source.length,
             rows=options.rows,
             default=rows_of_part(source.known.found, source.length),
@@ -351,16 +340,31 @@ class _Builder:
             overwrite=options.overwrite,
         )
 
-    def _token_there(self) -> str:
-        names = [Path(shard.name).stem for shard in Index.parse(str(self.path)).shards]
-        _, dash, token = names[0].partition("-") if names else ("", "", "")
-        return dash + token
+    def _refuse_small_disk(self, told: Estimate) -> None:
+        """Raise CacheError if there is no room for what is still to be written here.
+
+        Ranks that wait for each other write into one folder; each counts what all of them need.
+        """
+        whole = range(self.source.length) if self._options.wait else self._range
+        written = sum(part.index.file_bytes for part in self.folder.finished(whole))
+        needed = round(told.low_needed / max(1, told.samples) * len(whole)) - written
+        if needed <= told.disk_free:
+            return
+        copied = ", and twice that while its parts are copied into one file"
+        raise CacheError(
+            f"{told.samples} samples will take about {size_of(told.bytes)}"
+            f"{copied if told.is_copied else ''}: {size_of(needed)} more are needed"
+            f"{' for all ranks' if len(whole) > told.samples else ''} and "
+            f"{size_of(told.disk_free)} are free in {self.path.parent}; make room, give a path on "
+            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
+        )
 
     def _make(self, missing: list[range], parts: list[Part], told: Estimate) -> None:
-        options, known, rows = self._options, self.source.known, self.folder.rows
+        options, source, rows = self._options, self.source, self.folder.rows
+        known = source.known
         about = About(
             samples=0,
-            fingerprint=known.fingerprint,
+            fingerprint=source.fingerprint,
             head=known.cut.head,
             tail=known.cut.tail,
             compress=options.compress,
@@ -371,7 +375,7 @@ class _Builder:
             known.found.calls,
             options.allow_random,
             options.skip,
-            self.source.images,
+            source.images,
             self.folder.names,
             about,
         )
@@ -380,32 +384,30 @@ class _Builder:
             for each in missing
             for first in range(each.start // rows * rows, each.stop, rows)
         ]
-        if not self.source.length and not parts:
+        if not source.length and not parts:
             tasks = [range(0)]
-        pace = Pace(len(self._range), told.bytes)
-        options.report(pace.computing(parts))
+        pace = Pace(len(self._range), told.bytes, parts)
+        options.report(pace.told)
+        if not tasks:
+            return
         first = next((part for part in parts if part.index.rows), None)
-
-        def finished(part: Part) -> None:
-            nonlocal first
-            if part.index.rows:
-                first = first or part
-                one, other = first.index.structure, part.index.structure
-                if one != other:
-                    who = f"samples {first.samples.start} and {part.samples.start}"
-                    raise other_structure(who, one, other)
-            options.report(pace.computing([part]))
-
-        if tasks:
-            make_parts(
-                maker,
-                tasks,
-                finished,
-                dataset=self.source.dataset,
-                workers=min(known.workers, len(tasks)),
-                context=options.context,
-                worker_init_fn=options.worker_init_fn,
-            )
+        made = parts_made(
+            maker,
+            tasks,
+            dataset=source.dataset,
+            workers=min(told.num_workers, len(tasks)),
+            context=options.context,
+            worker_init_fn=options.worker_init_fn,
+        )
+        with closing(made):  # an error ends the workers at once
+            for part in made:
+                if part.index.rows:
+                    first = first or part
+                    one, other = first.index.structure, part.index.structure
+                    if one != other:
+                        who = f"samples {first.samples.start} and {part.samples.start}"
+                        raise other_structure(who, one, other)
+                options.report(pace.computing(part))
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
@@ -422,43 +424,40 @@ class _Builder:
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
-            pace = Pace(self.source.length, 0)
+            pace = Pace(self.source.length)
 
             def report(done: int, whole: int) -> None:
                 options.report(pace.assembling(done, whole))
 
             combined(self.path, parts, one_file=one_file, progress=report)
-        is_joined = len(parts) > 1 and not one_file
-        self.folder.keep_only([part.path.name for part in parts] if is_joined else [])
+        is_whole = one_file or len(parts) == 1
+        self.folder.keep_only([] if is_whole else [part.path.name for part in parts])
 
     def _make_own(self, parts: list[Part]) -> None:
         """Have a cache of this rank's samples, beside its parts."""
-        if len(parts) == 1:
-            self.own = parts[0].path
-            return
-        self.own = self.folder.path / f"{self._ranks.name}.h5"
-        if parts:
-            combined(self.own, parts)
-        else:  # fewer samples than ranks
+        if not parts:
             raise CacheError(
                 f"there are no samples for rank {self._ranks.name}: the dataset has "
-                f"{self.source.length}; use "
-                "fewer ranks"
+                f"{self.source.length}; use fewer ranks"
             )
+        self.own = parts[0].path
+        if len(parts) > 1:
+            self.own = self.folder.path / f"{self._ranks.name}.h5"
+            combined(self.own, parts)
 
     def _tell_how_to_go_on(self, error: BaseException) -> None:
         """Add to ``error`` what is kept; remove the folder if nothing is."""
-        parts = self.folder.finished(self._range) if self.folder.names.length else []
-        done = sum(len(part.samples) for part in parts)
-        if not done:
-            if self.folder.names.length and self._is_alone and not is_joined(self.path):
-                self.folder.keep_only([])
+        if not self.folder.names.length:
             return
+        done = sum(len(part.samples) for part in self.folder.finished(self._range))
         text = (
             f"{done} of {len(self._range)} samples are kept in {self.folder.path}; start it "
             "again with the same arguments to go on"
         )
-        if isinstance(error, KeyboardInterrupt) and not error.args:
+        if not done:
+            if self._is_alone and not is_joined(self.path):
+                self.folder.keep_only([])
+        elif isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")

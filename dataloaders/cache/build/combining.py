@@ -10,43 +10,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.rows import other_structure
-from dataloaders.cache.format.entries import MOST_VARIANTS, ColumnEntry
+from dataloaders.cache.build.rows import other_structure, refuse_many
+from dataloaders.cache.format.entries import ColumnEntry, Extent, Shard
 from dataloaders.cache.format.hdf5 import Source
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import path_of
-from dataloaders.cache.read.columns import ColumnReader, mapped
+from dataloaders.cache.read.columns import mapped
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
-
-__all__ = ["Combined", "MappedPart"]
 
 _AT_ONCE = 1 << 20  # rows whose offsets are in memory together
 
 
-@dataclass(frozen=True)
-class MappedPart:
-    """One part that is combined with others.
-
-    Attributes:
-        name: of its file, from the folder of the whole.
-        index: its own.
-        data: all bytes of the file.
-    """
+class MappedPart(NamedTuple):
+    """One part that is combined with others: its name from the folder of the whole, and itself."""
 
     name: str
-    index: Index
-    data: npt.NDArray[np.uint8]
+    cached: CachedDataset
 
-    def reader(self, number: int) -> ColumnReader:
-        """Return what reads this column."""
-        return ColumnReader(self.index.columns[number], self.index.rows, self.data)
+    @property
+    def index(self) -> Index:
+        """Of the part."""
+        return self.cached.index
+
+    @property
+    def shard(self) -> Shard:
+        """What the joined cache says of it."""
+        index = self.index
+        return Shard(self.name, index.rows, index.samples, index.file_bytes, index.identity)
+
+    def mapped(self, dtype: str, extent: Extent) -> npt.NDArray[Any]:
+        """Return the values at this place of its file."""
+        return mapped(self.cached.data, dtype, extent)
 
 
 class Combined:
@@ -57,6 +58,7 @@ class Combined:
         copied: whether values are copied, so that rows that are None have none.
 
     Attributes:
+        structure: of each sample; None without rows.
         rows: of all parts.
         entries: of the columns, without places.
 
@@ -68,11 +70,11 @@ class Combined:
         self._parts = [part for part in parts if part.index.rows]
         self._copied = copied
         self.rows = sum(part.index.rows for part in self._parts)
+        self.structure = self._parts[0].index.structure if self._parts else None
         for part in self._parts:
-            one, other = self._parts[0].index.structure, part.index.structure
-            if one != other:
-                names = f"{self._parts[0].name} and {part.name}"
-                raise other_structure(f"the samples of the parts {names}", one, other)
+            if part.index.structure != self.structure:
+                who = f"the samples of the parts {self._parts[0].name} and {part.name}"
+                raise other_structure(who, self.structure, part.index.structure)
         count = len(self._parts[0].index.columns) if self._parts else 0
         self.entries = [self._entry(number) for number in range(count)]
 
@@ -80,13 +82,9 @@ class Combined:
         columns = [part.index.columns[number] for part in self._parts]
         name = columns[0].name
         variants = tuple(dict.fromkeys(variant for each in columns for variant in each.variants))
-        if len(variants) > MOST_VARIANTS:
-            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
-        there = [
-            (part, each)
-            for part, each in zip(self._parts, columns, strict=True)
-            if not each.is_none
-        ]
+        refuse_many(name, variants)
+        pairs = zip(self._parts, columns, strict=True)
+        there = [(part, each) for part, each in pairs if not each.is_none]
         if not there:
             return ColumnEntry.of_rows(name, "|u1", variants, (0,), self.rows)
         first, one = there[0]
@@ -168,7 +166,7 @@ class Combined:
 
     def _values(self, part: MappedPart, number: int) -> Iterator[npt.NDArray[Any]]:
         entry, whole = part.index.columns[number], self.entries[number]
-        reader = part.reader(number)
+        reader = part.cached.readers[number].of(0)
         has_gaps = entry.shape is not None and entry.codes is not None and whole.shape is None
         if entry.shape == whole.shape and entry.packing is None and not has_gaps:
             yield reader.values
@@ -197,7 +195,7 @@ class Combined:
                 shapes[there, : len(entry.shape)] = entry.shape
             return counts, shapes
         assert entry.offsets is not None
-        every = mapped(part.data, "<u8", entry.offsets)
+        every = part.mapped("<u8", entry.offsets)
         if every[0] != 0 or every[-1] != entry.values.size:
             raise _damaged(entry, part, f"its rows begin at {every[0]} and end at {every[-1]}")
         places = np.array(every[rows.start : rows.stop + 1])
@@ -205,7 +203,7 @@ class Combined:
             raise _damaged(entry, part, "rows have values in another order, or outside")
         counts = (places[1:] - places[:-1]).astype(np.int64)
         if entry.shapes is not None:
-            found = mapped(part.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
+            found = part.mapped("<u8", entry.shapes).reshape(-1, entry.dimensions)
             shapes[:, : entry.dimensions] = found[rows.start : rows.stop]
         elif whole.dimensions:
             dimensions = np.array([of for _, of in entry.variants], np.int64)[codes]
@@ -216,7 +214,7 @@ class Combined:
 def _codes(entry: ColumnEntry, part: MappedPart, rows: range) -> npt.NDArray[np.uint8]:
     if entry.codes is None:
         return np.zeros(len(rows), np.uint8)
-    codes = np.array(mapped(part.data, "|u1", entry.codes)[rows.start : rows.stop])
+    codes = np.array(part.mapped("|u1", entry.codes)[rows.start : rows.stop])
     if len(codes) and codes.max() >= len(entry.variants):
         raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
     return codes

@@ -12,14 +12,6 @@ from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS
 from dataloaders.cache.build.study import Findings
 from dataloaders.cache.format.disk import free_bytes, size_of
 
-__all__ = [
-    "ONE_FILE_BYTES",
-    "Estimate",
-    "estimate_of",
-    "rows_of_part",
-    "workers_for",
-]
-
 ONE_FILE_BYTES = 128 << 20
 """Parts that take less together are put into one file."""
 
@@ -66,27 +58,18 @@ class Estimate:
         return self.disk_needed > self.bytes
 
     def __str__(self) -> str:
-        by = "this process"
-        if self.num_workers:
-            by = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        told = (
+        workers = f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"
+        return (
             f"{self.samples:,} samples, about {size_of(self.bytes)} and "
-            f"{timedelta(seconds=max(1, round(self.seconds)))} with {by}"
+            f"{timedelta(seconds=max(1, round(self.seconds)))} with "
+            f"{workers if self.num_workers else 'this process'}"
+            f"{f'; {size_of(self.disk_needed)} while it is built' if self.is_copied else ''}"
+            f"; {size_of(self.disk_free)} are free"
         )
-        if self.disk_needed > self.bytes:
-            told += f"; {size_of(self.disk_needed)} while it is built"
-        return f"{told}; {size_of(self.disk_free)} are free"
 
 
 def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> int:
-    """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory.
-
-    Args:
-        found: what the dataset is.
-        samples: to be read.
-        cores: that the build may use.
-        memory: bytes that it may take.
-    """
+    """Return how many workers "auto" is: one a core, if there is work for them, and memory."""
     if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
         return 0
     return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
@@ -97,48 +80,40 @@ def rows_of_part(found: Findings, samples: int) -> int:
 
     What becomes one file is made of more and smaller parts, so that all workers have some.
     """
-    memory = statistics.fmean(found.proved) if found.proved else 1.0
-    rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (_seconds(found) or 1e-9))))
+    memory, seconds = _mean(found.proved), _seconds(found)
+    rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (seconds or 1e-9))))
     if _mean(found.bytes) * samples > ONE_FILE_BYTES:
         return rows
-    parts = min(_MOST_PARTS, round(_seconds(found) * samples / _PART_SECONDS))
+    parts = min(_MOST_PARTS, round(seconds * samples / _PART_SECONDS))
     return max(1, min(rows, math.ceil(samples / max(1, parts))))
 
 
 def estimate_of(
     found: Findings,
     folder: Path,
-    *,
     samples: int,
+    *,
     num_workers: int,
     cores: int,
     rows: int,
     one_file: bool | None,
     advice: str = "",
 ) -> Estimate:
-    """Return what building in ``folder`` will take.
+    """Return what building so many samples in ``folder`` will take, as parts of ``rows`` samples.
 
-    Args:
-        found: what the dataset is.
-        folder: of the file.
-        samples: to be read.
-        num_workers: processes that read them.
-        cores: that these may use.
-        rows: of a part.
-        one_file: whether parts are put into one file; None: if they are small.
-        advice: what would make it smaller.
+    ``num_workers`` processes read them, on ``cores``. Parts are put into one file as ``one_file``
+    says; None: if they are small.
     """
     mean = _mean(found.bytes)
     spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
     low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
     size = round(mean * samples)
     is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
-    busy = max(1, min(num_workers, cores))
     return Estimate(
         samples=samples,
         bytes=size,
         low_bytes=round(low * samples),
-        seconds=_seconds(found) * samples / busy,
+        seconds=_seconds(found) * samples / max(1, min(num_workers, cores)),
         disk_needed=2 * size if is_copied else size,
         disk_free=free_bytes(folder),
         num_workers=num_workers,

@@ -27,15 +27,12 @@ from dataloaders.cache.build.parts import (
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
-from dataloaders.cache.format.entries import Shard
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import first_of, open_shard
 from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
-
-__all__ = ["Progress", "combined", "is_joined", "join", "merge"]
 
 Progress = Callable[[int, int], None]
 
@@ -120,16 +117,9 @@ def combined(
     one_file: bool = False,
     progress: Progress | None = None,
 ) -> Index:
-    """Write the cache of these parts, in their order; the lock is held.
+    """Write the cache of these parts, in the order of their samples; the lock is held.
 
-    Args:
-        target: where it then is.
-        parts: in the order of their samples.
-        one_file: whether it has all rows itself.
-        progress: as in `join`.
-
-    Raises:
-        CacheError: as `join`.
+    With ``one_file`` it has all rows itself. Everything else is as in `join`.
     """
     if one_file:  # a copy of a flipped bit would have a checksum that fits
         for part in parts:
@@ -150,13 +140,11 @@ def combined(
 
     try:
         with writing(target.parent):
-            opened = [CachedDataset(part.path) for part in parts]
-            names = [os.path.relpath(part.path, target.parent) for part in parts]
             maps = [
-                MappedPart(name, each.index, each.data)
-                for name, each in zip(names, opened, strict=True)
+                MappedPart(os.path.relpath(part.path, target.parent), CachedDataset(part.path))
+                for part in parts
             ]
-            about = _about(parts, opened)
+            about = _about(parts, [each.cached for each in maps])
             columns = Combined(maps, copied=one_file)
             whole = sum(
                 extent.size * np.dtype(dtype).itemsize
@@ -166,12 +154,12 @@ def combined(
             write_cache(
                 path,
                 about,
-                next((each.index.structure for each in maps if each.index.rows), None),
+                columns.structure,
                 columns.rows,
                 columns.entries,
                 columns.blocks,
                 sources=None if one_file else columns.sources,
-                shards=() if one_file else [_shard(each) for each in maps],
+                shards=() if one_file else [each.shard for each in maps],
                 progress=told,
             )
             path.rename(target)
@@ -181,17 +169,12 @@ def combined(
     return Index.parse(str(target))
 
 
-def _shard(part: MappedPart) -> Shard:
-    index = part.index
-    return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
-
-
 def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
     first, start = parts[0], parts[0].samples.start
     says, attributes = _common(first.index), opened[0].attributes
     failed: list[tuple[int, str]] = []
     for part, cached in zip(parts, opened, strict=True):
-        index, other = part.index, _common(part.index)
+        other = _common(part.index)
         changed = [
             f"{name} is {str(says.get(name, 'nothing'))[:200]} in one and "
             f"{str(other.get(name, 'nothing'))[:200]} in the other"
@@ -205,9 +188,9 @@ def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
                 f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
             )
         attributes = {n: each for n, each in attributes.items() if n in cached.attributes}
-        shift = part.samples.start - start - first_of(index)
+        shift = part.samples.start - start - first_of(part.index)
         failed += [(shift + number, text) for number, text in cached.failed]
-    samples = sum(part.index.samples for part in parts)
+    samples = sum(len(part.samples) for part in parts)
     fingerprint = {n: e for n, e in says.items() if n in first.index.fingerprint}
     if samples != says.get("length", samples):  # of one rank
         fingerprint["first"] = start

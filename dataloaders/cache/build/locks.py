@@ -11,8 +11,6 @@ from pathlib import Path
 
 from dataloaders.errors import CacheError, MissingDependency
 
-__all__ = ["Busy", "builder_of", "lock_path", "locked"]
-
 _POLL_S = 0.1
 
 

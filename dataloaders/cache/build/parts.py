@@ -20,31 +20,17 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataloaders.cache.format.block import parts_folder
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.index import Index
-from dataloaders.cache.format.writing import About
 from dataloaders.errors import CacheError
 
-__all__ = [
-    "BuildFolder",
-    "Names",
-    "Part",
-    "complete_builds",
-    "missing_in",
-    "parts_folder",
-    "range_of",
-    "remove_unfinished",
-    "unfinished",
-]
-
 _DIGITS = 5
-_PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
+_PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5(\.\d+\.tmp)?")
 
 
 def range_of(rank: int, of: int, samples: int) -> range:
@@ -52,42 +38,26 @@ def range_of(rank: int, of: int, samples: int) -> range:
     return range(rank * samples // of, (rank + 1) * samples // of)
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(NamedTuple):
     """How the parts of one build are named.
 
     Attributes:
         folder: of the parts.
         token: of the build; "" unless it replaces another one.
-        length: of the dataset.
+        length: of the dataset; 0 while it is not known what is built.
     """
 
     folder: Path
-    token: str
-    length: int
+    token: str = ""
+    length: int = 0
 
     def path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
         return self.folder / f"{first:0{_DIGITS}d}{self.token}.h5"
 
-    def of_part(self, about: About, samples: range, failed: list[tuple[int, str]]) -> About:
-        """Return what the part of these samples says of itself."""
-        fingerprint = dict(about.fingerprint)
-        if samples != range(self.length):
-            fingerprint["first"] = samples.start
-        own = [(number - samples.start, text) for number, text in failed]
-        return replace(about, samples=len(samples), failed=own, fingerprint=fingerprint)
 
-
-@dataclass(frozen=True)
-class Part:
-    """A finished part.
-
-    Attributes:
-        path: of its file.
-        samples: of the dataset, those left out included.
-        index: of the file.
-    """
+class Part(NamedTuple):
+    """A finished part: its file, its samples (those left out included), the index of the file."""
 
     path: Path
     samples: range
@@ -103,12 +73,9 @@ def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
     """Return what of ``samples`` no part has, in order."""
     found, first = [], samples.start
     for part in sorted(parts, key=lambda part: part.samples.start):
-        if part.samples.start > first:
-            found.append(range(first, min(part.samples.start, samples.stop)))
+        found.append(range(first, min(part.samples.start, samples.stop)))
         first = max(first, part.samples.stop)
-    if first < samples.stop:
-        found.append(range(first, samples.stop))
-    return [each for each in found if each]
+    return [each for each in (*found, range(first, samples.stop)) if each]
 
 
 class BuildFolder:
@@ -117,14 +84,14 @@ class BuildFolder:
     Attributes:
         path: of the folder.
         rows: samples of a part, once it is known what is built.
-        names: of the parts, once it is known what is built.
+        names: of the parts.
     """
 
     def __init__(self, target: Path) -> None:
         self.path = parts_folder(target)
-        self._target = target
         self.rows = 0
-        self.names = Names(self.path, "", 0)
+        self.names = Names(self.path)
+        self._target = target
         self._settings = self.path / "build.json"
         self._fingerprint: dict[str, Any] = {}
         self._known: dict[str, tuple[tuple[int, int], Part | None]] = {}
@@ -157,57 +124,57 @@ class BuildFolder:
         Raises:
             CacheError: it is an unfinished build of something else; or the disk is full.
         """
+        now = {"of": json.loads(json.dumps(dict(fingerprint))), "rows": rows or default}
+        now["token"] = token
         before = self._loaded()
-        changed = []
         if before is not None:
-            changed = changes(before.get("of", {}), fingerprint, "when it was begun")
-            if rows not in (None, before.get("rows")):
-                changed.append(f"rows: {before.get('rows')} when it was begun, {rows} now")
+            changed = changes(before["of"], fingerprint, "when it was begun")
+            if rows not in (None, before["rows"]):
+                changed.append(f"rows: {before['rows']} when it was begun, {rows} now")
             if changed and not overwrite:
                 raise CacheError(
                     f"{self.path} holds an unfinished build of something else; "
                     f"{'; '.join(changed)}. Pass overwrite=True (--overwrite) to begin anew, "
                     "or give what it was begun with to go on"
                 )
-        self._fingerprint = json.loads(json.dumps(dict(fingerprint)))
-        if before is None or changed:
-            self.rows = default if rows is None else rows
+            if not changed:
+                now.update(rows=before["rows"], token=before["token"])
+        if now != before:
             with writing(self.path.parent):
                 self.path.mkdir(exist_ok=True)
-                text = json.dumps({"of": self._fingerprint, "rows": self.rows, "token": token})
                 unfinished = self._settings.with_suffix(f".{os.getpid()}.tmp")
-                unfinished.write_text(text)
+                unfinished.write_text(json.dumps(now))
                 unfinished.rename(self._settings)
                 sync(self.path.parent)
-        else:
-            self.rows, token = before["rows"], before["token"]
-        self.names = Names(self.path, token, length)
+        self._take(now, length)
+
+    def _take(self, settings: Mapping[str, Any], length: int) -> None:
+        self._fingerprint, self.rows = settings["of"], settings["rows"]
+        self.names = Names(self.path, settings["token"], length)
 
     def _loaded(self) -> dict[str, Any] | None:
         """Return what was begun; None: nothing, or it cannot be read."""
         try:
             found = json.loads(self._settings.read_text())
-        except (OSError, ValueError, RecursionError):
+            good = (
+                type(found["of"]) is dict
+                and type(found["rows"]) is int
+                and found["rows"] > 0
+                and re.fullmatch(r"(-[0-9a-f]{8})?", found["token"])
+            )
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
-        good = (
-            type(found) is dict
-            and type(found.get("of")) is dict
-            and type(found.get("rows")) is int
-            and found["rows"] > 0
-            and type(found.get("token")) is str
-            and re.fullmatch(r"(-[0-9a-f]{8})?", found["token"])
-        )
         return found if good else None
 
     def finished(self, samples: range | None = None) -> list[Part]:
         """Return the finished parts of this build, in order; those that begin in ``samples``."""
         found = [
             part
-            for name in self._listed()
-            if (match := _PART.fullmatch(name)) is not None
-            and match[2] == self.names.token
-            and (samples is None or int(match[1]) in samples or not self.names.length)
-            and (part := self._part(name, int(match[1]))) is not None
+            for name, first, token, is_unfinished in self._listed()
+            if token == self.names.token
+            and not is_unfinished
+            and (samples is None or first in samples or not self.names.length)
+            and (part := self._part(name, first)) is not None
         ]
         return sorted(found, key=lambda part: part.samples.start)
 
@@ -216,21 +183,14 @@ class BuildFolder:
         before = self._loaded()
         if before is None or type(before["of"].get("length")) is not int:
             return False
-        self._fingerprint, self.rows = before["of"], before["rows"]
-        self.names = Names(self.path, before["token"], before["of"]["length"])
+        self._take(before, before["of"]["length"])
         return True
 
     def sweep(self, samples: range) -> None:
         """Remove unfinished files of parts that begin in ``samples``."""
-        for name in self._listed():
-            match = re.fullmatch(r"(\d{5,15})(-[0-9a-f]{8})?\.h5\.\d+\.tmp", name)
-            if match is not None and int(match[1]) in samples:
+        for name, first, _, is_unfinished in self._listed():
+            if is_unfinished and first in samples:
                 (self.path / name).unlink(missing_ok=True)
-
-    def drop(self, parts: Iterable[Part]) -> None:
-        """Delete these parts."""
-        for part in parts:
-            part.path.unlink(missing_ok=True)
 
     def keep_only(self, names: Iterable[str]) -> None:
         """End the build: remove all but these files, and the folder if nothing is left.
@@ -239,10 +199,11 @@ class BuildFolder:
         """
         remove_unfinished(self._target)
         kept = {*names}
-        for name in self._listed():
-            ours = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
-            if ours and name not in kept:
-                (self.path / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.path):
+                ours = _PART.fullmatch(name) or name.endswith(".tmp") or "-of-" in name
+                if ours and name not in kept:
+                    (self.path / name).unlink(missing_ok=True)
         self._settings.unlink(missing_ok=True)  # last: while it is there the build is not ended
         self.remove_if_empty()
 
@@ -251,29 +212,42 @@ class BuildFolder:
         with suppress(OSError):
             self.path.rmdir()
 
-    def _listed(self) -> list[str]:
+    def _listed(self) -> list[tuple[str, int, str, bool]]:
+        """Return name, first sample and token of each part, and whether it is unfinished."""
         try:
-            return os.listdir(self.path)
+            found = map(_PART.fullmatch, os.listdir(self.path))
         except FileNotFoundError:
             return []
+        return [(each[0], int(each[1]), each[2], bool(each[3])) for each in found if each]
 
     def _part(self, name: str, first: int) -> Part | None:
+        """Return this part if it is one of this build; its index is read once."""
         path = self.path / name
         with suppress(OSError, CacheError):
             found = path.stat()
             seen = found.st_ino, found.st_mtime_ns
             if self._known.get(name, (None, None))[0] != seen:
                 self._known[name] = seen, None  # what cannot be read now may be later
-                self._known[name] = seen, self._of(path, first, Index.parse(str(path)))
+                part = part_at(path)
+                says = {n: each for n, each in part.index.fingerprint.items() if n != "first"}
+                is_ours = part.samples.start == first and part.samples.stop <= self.names.length
+                if is_ours and says == self._fingerprint and not part.index.shards:
+                    self._known[name] = seen, part
             return self._known[name][1]
         return None
 
-    def _of(self, path: Path, first: int, index: Index) -> Part | None:
-        says = dict(index.fingerprint)
-        begins = says.pop("first", 0)
-        samples = range(first, first + index.samples)
-        is_ours = begins == first and says == self._fingerprint and not index.shards
-        return Part(path, samples, index) if is_ours and samples.stop <= self.names.length else None
+
+def part_at(path: Path) -> Part:
+    """Return the part in this file.
+
+    Raises:
+        CacheError: it is none.
+    """
+    index = Index.parse(str(path))
+    first = index.fingerprint.get("first", 0)
+    if type(first) is not int:
+        raise CacheError(f"{path} does not say with which sample it begins; build it again")
+    return Part(path, range(first, first + index.samples), index)
 
 
 def unfinished(target: Path) -> Path:
@@ -302,18 +276,16 @@ def complete_builds(target: Path) -> list[Part]:
             "precompute(..., shard=(0, 8), wait=False) builds some"
         ) from error
     builds: dict[str, list[Part]] = {}
-    for name in names:
-        match = _PART.fullmatch(name)
-        if match is not None:
-            index = Index.parse(str(folder / name))
-            begins = index.fingerprint.get("first", 0)
-            if begins != int(match[1]):
-                raise CacheError(
-                    f"{folder / name} begins with sample {str(begins)[:40]}: it was renamed or "
-                    "swapped with another one; give each part the name that it was built with"
-                )
-            samples = range(begins, begins + index.samples)
-            builds.setdefault(match[2], []).append(Part(folder / name, samples, index))
+    for match in filter(None, map(_PART.fullmatch, names)):
+        if match[3]:
+            continue
+        part = part_at(folder / match[0])
+        if part.samples.start != int(match[1]):
+            raise CacheError(
+                f"{part.path} begins with sample {part.samples.start}: it was renamed or "
+                "swapped with another one; give each part the name that it was built with"
+            )
+        builds.setdefault(match[2], []).append(part)
     complete, missing = [], list[range]()
     for parts in builds.values():
         length = parts[0].index.fingerprint.get("length")

@@ -9,13 +9,11 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.sample import Cell, Structure, split
 from dataloaders.errors import CacheError, add_note
-
-__all__ = ["BYTES_PER_CELL", "Failure", "draws_refused", "not_interrupted", "read_row", "told"]
 
 BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
@@ -23,39 +21,27 @@ BYTES_PER_CELL = 400
 _LONGEST_MESSAGE = 1000
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An exception on its way from a worker.
+class Failure(NamedTuple):
+    """An exception on its way from a worker; one that cannot be pickled as a `CacheError`."""
 
-    Attributes:
-        error: pickled; None if it does not come back from that as it was.
-        text: one line: its type and text.
-        trace: where it came from.
-    """
-
-    error: bytes | None
-    text: str
+    pickled: bytes
     trace: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """``error``, ready to be sent."""
+        """Return ``error``, ready to be sent."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        pickled: bytes | None
         try:
             pickled = pickle.dumps(error)
             again = pickle.loads(pickled)
-            if type(again) is not type(error) or str(again) != str(error):
-                pickled = None
-        except Exception:  # classes of functions, odd constructors: anything; its text is sent
-            pickled = None
-        return cls(pickled, told(error), trace)
+            is_same = type(again) is type(error) and str(again) == str(error)
+        except Exception:  # classes of functions, odd constructors: anything
+            is_same = False
+        return cls(pickled if is_same else pickle.dumps(CacheError(told(error))), trace)
 
     def reraise(self) -> None:
         """Raise it where it was sent to, the worker's traceback as its cause."""
-        pickled = self.error
-        error: BaseException = CacheError(self.text) if pickled is None else pickle.loads(pickled)
-        raise error from _InWorker(f"\n{self.trace}")
+        raise pickle.loads(self.pickled) from _InWorker(f"\n{self.trace}")
 
 
 class _InWorker(Exception):
@@ -63,14 +49,14 @@ class _InWorker(Exception):
 
 
 def not_interrupted(error: BaseException) -> BaseException:
-    """``error``, which may be a sample's own, as sys.exit() is; Ctrl-C is none: it goes on."""
+    """Return ``error``, which may be a sample's own, as sys.exit() is; raise Ctrl-C again."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
 
 
 def told(error: BaseException) -> str:
-    """``ValueError: its text``, of bounded length."""
+    """Return ``ValueError: its text``, of bounded length."""
     try:
         text = str(error)
     except Exception:  # somebody else's code: the type is told, and the error itself goes on
@@ -108,16 +94,14 @@ def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "
         name: of the dataset's class.
         index: of the sample.
         generators: their names, as `DrawDetector.moved` gives them.
-        why: what else is known of it, to follow the generators' names.
+        why: what else is known of it.
     """
-    *most, last = generators
-    names = f"generators of {', '.join(most)} and {last}" if most else f"generator of {last}"
+    whose = f"generator{'s' * (len(generators) > 1)} of {' and '.join(generators)}"
     return CacheError(
-        f"{name} draws random numbers: making the part of sample {index} that "
-        f"a cache keeps drew from, or seeded, the {names}{why}. A cache would keep one draw for "
-        "ever; drawing or seeding counts even if it has no effect on the sample. Take it out of "
-        "the dataset (a torchvision Compose as transform= stays live from its first random member "
-        "on), or pass allow_random=True (--allow-random) to keep one draw of each sample, "
-        "with the generators "
+        f"{name} draws random numbers: making the part of sample {index} that a cache keeps drew "
+        f"from, or seeded, the {whose}{why}. A cache would keep one draw for ever; drawing or "
+        "seeding counts even if it has no effect on the sample. Take it out of the dataset (a "
+        "torchvision Compose as transform= stays live from its first random member on), or pass "
+        "allow_random=True (--allow-random) to keep one draw of each sample, with the generators "
         "seeded by the sample's number"
     )

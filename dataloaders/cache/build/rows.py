@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,6 @@ from dataloaders.cache.sample.sample import Cell, Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
 
-__all__ = ["PART_BYTES", "PART_SECONDS", "Gathered", "Maker", "other_structure"]
-
 PART_BYTES = 96 << 20
 """Rows are written when they take more memory than this."""
 
@@ -47,9 +45,7 @@ class Maker:
     Args:
         cut: gives the rows.
         calls: how each row must have gone through the transforms; None: however it did.
-        allow_random: whether rows may draw from the process-wide generators, which are then seeded
-            for each by its number.
-        skip: whether a sample that fails is left out instead of ending the build.
+        allow_random, skip: as `precompute` has them.
         images: how images are kept.
         names: of the parts' files.
         about: what each part says of itself, but for its samples.
@@ -108,7 +104,15 @@ class Maker:
 
     def _written(self, rows: Gathered, samples: range, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, synced and at its name."""
-        about = self.names.of_part(self.about, samples, failed)
+        fingerprint = dict(self.about.fingerprint)
+        if samples != range(self.names.length):
+            fingerprint["first"] = samples.start
+        about = replace(
+            self.about,
+            samples=len(samples),
+            failed=[(number - samples.start, text) for number, text in failed],
+            fingerprint=fingerprint,
+        )
         path = self.names.path(samples.start)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
@@ -164,17 +168,13 @@ class Gathered:
         Raises:
             CacheError: a column has values of several types; names the samples.
         """
-        self._entries = [
-            self._entry(name, column)
-            for name, column in zip(self._names, self._columns, strict=True)
-        ]
+        self._entries = list(map(self._entry, self._names, self._columns))
         return self._entries
 
     def _entry(self, name: str, cells: list[Cell]) -> ColumnEntry:
         dtype = self._dtype(name, cells)
         variants = tuple(dict.fromkeys(map(_variant, cells)))
-        if len(variants) > MOST_VARIANTS:
-            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
+        refuse_many(name, variants)
         there = [cell for cell in cells if cell.kind != "none"]
         shapes = {cell.values.shape for cell in there} or {(0,)}  # a column that takes no bytes
         one = next(iter(shapes))
@@ -225,6 +225,12 @@ class Gathered:
         else:
             codes = {variant: code for code, variant in enumerate(entry.variants)}
             yield np.array([codes[_variant(cell)] for cell in cells], "|u1")
+
+
+def refuse_many(name: str, variants: Sequence[Variant]) -> None:
+    """Raise CacheError if a column has more kinds of value than a file can tell apart."""
+    if len(variants) > MOST_VARIANTS:
+        raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
 
 
 def other_structure(who: str, one: Structure | None, other: Structure | None) -> CacheError:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
-__all__ = ["DrawDetector", "seed_for"]
-
 _TURN = 1_000_003
 
 
-def seed_for(index: int, turn: int = 0) -> None:
+def seed_for(index: int, turn: int = 0) -> int:
     """Seed torch's, NumPy's and ``random``'s generators for one reading of sample ``index``.
 
-    A row that draws is then the same in every process and at any time.
+    A row that draws is then the same in every process and at any time. Returns the seed.
     """
-    number = _number(index, turn)
+    number = turn * _TURN + index + 1
     torch.default_generator.manual_seed(number)  # torch.manual_seed seeds every CUDA device too
     np.random.seed(number % 2**32)
     random.seed(number)
-
-
-def _number(index: int, turn: int) -> int:
-    return turn * _TURN + index + 1
+    return number
 
 
 class DrawDetector:
@@ -38,24 +32,21 @@ class DrawDetector:
     """
 
     def __init__(self, index: int) -> None:
-        seed_for(index)
-        number = _number(index, 0)
+        number = seed_for(index)
         self._torch = _torch_state()
-        self._numpy = np.random.RandomState(number % 2**32)
-        self._python = random.Random(number)
+        self._numpy = np.random.RandomState(number % 2**32).random_sample
+        self._python = random.Random(number).random
 
     def moved(self) -> tuple[str, ...]:
         """Return the names of the generators that were drawn from or seeded; empty: none was."""
+        ours, numpys = np.random.random_sample, self._numpy
         same = {
             "torch": _torch_state() == self._torch,
-            "NumPy": _two(np.random.random_sample) == _two(self._numpy.random_sample),
-            "Python's random": _two(random.random) == _two(self._python.random),
+            "NumPy": (ours(), ours()) == (numpys(), numpys()),
+            "Python's random": (random.random(), random.random())
+            == (self._python(), self._python()),
         }
         return tuple(name for name, is_same in same.items() if not is_same)
-
-
-def _two(draw: Callable[[], float]) -> tuple[float, float]:
-    return draw(), draw()
 
 
 def _torch_state() -> bytes:

@@ -47,8 +47,6 @@ from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 
-__all__ = ["Findings", "Study", "obstacle_to_packing", "studied"]
-
 _PROVED = 4
 _MEASURED = 16
 _SECONDS = 1.0
@@ -100,7 +98,7 @@ def studied(loader: Any, study: Study) -> Findings:
         Exception: a sample's own.
     """
     try:
-        found = observe(loader, _Studying(study))
+        found = observe(loader, study.look)
     except Unobserved as error:
         name = type(loader.dataset).__name__
         raise CacheError(f"{name} could not be studied: {error}") from error
@@ -108,17 +106,6 @@ def studied(loader: Any, study: Study) -> Findings:
         found.reraise()
     assert isinstance(found, Findings)
     return found
-
-
-@dataclass(frozen=True)
-class _Studying:
-    study: Study
-
-    def __call__(self, dataset: Any) -> Findings | Failure:
-        try:
-            return self.study()
-        except BaseException as error:  # a sample may call sys.exit()
-            return Failure.of(not_interrupted(error))
 
 
 class Study:
@@ -134,8 +121,8 @@ class Study:
 
     Attributes:
         images: how images are kept.
-        cuts: the ways to cut the dataset, best first; the last one is the dataset itself. One that
-            gives its files, if they are to be packed.
+        cuts: the ways to cut the dataset, best first; the last one is the dataset itself, without
+            tails. One that gives its files, if they are to be packed.
 
     Raises:
         CacheError: the files are to be packed, and the dataset cannot be copied.
@@ -157,6 +144,13 @@ class Study:
         self._samples = samples
         self._skip = skip
 
+    def look(self, dataset: Any) -> Findings | Failure:
+        """Return the same as a call, or what it raised: ready to be sent."""
+        try:
+            return self()
+        except BaseException as error:  # a sample may call sys.exit()
+            return Failure.of(not_interrupted(error))
+
     def __call__(self) -> Findings:
         """Read; the random states are then what they were."""
         self._own = [(put, get()) for get, put in find_generators(self._dataset)]
@@ -169,43 +163,31 @@ class Study:
 
     def _findings(self) -> Findings:
         found = Findings(reason=self._reason, attributes=attributes_of(self._dataset))
-        if self.images.packed:
-            self._prove_packed(found)
-            self._measure(found)
-            return found
-        reasons = []
-        for choice, cut in enumerate(self.cuts):
-            calls = None if choice == len(self.cuts) - 1 else self._calls(cut)
-            if isinstance(calls, str):
-                reasons.append(calls)
+        for found.choice, cut in enumerate(self.cuts):
+            if not cut.tails or not self._samples:
                 continue
-            found.choice, found.calls = choice, calls
-            break
-        if reasons:
-            found.reason = reasons[-1]
+            calls = self._calls(cut)
+            if not isinstance(calls, str):
+                found.calls = calls
+                break
+            found.reason = calls
+            if self.images.packed:
+                self._refuse_packing(found)
         self._measure(found)
         return found
 
-    def _prove_packed(self, found: Findings) -> None:
+    def _refuse_packing(self, found: Findings) -> None:
         """There is no other cut to fall back to: whoever asks for files must get files."""
-        found.choice = 0
-        calls = self._calls(self.cuts[0]) if self._samples else ()
-        if calls == _UNREAD:
+        if found.reason == _UNREAD:
             self._measure(found)  # which raises what reading raises, if it is not to be skipped
-        if isinstance(calls, str):
-            raise CacheError(
-                f'images="packed": {type(self._dataset).__name__} does more than open its '
-                f"files in RGB and apply its transform: {calls}. Keep what it gives instead: "
-                'images="jpeg", "png" or "webp"'
-            )
-        found.calls = calls
+        raise CacheError(
+            f'images="packed": {type(self._dataset).__name__} does more than open its '
+            f"files in RGB and apply its transform: {found.reason}. Keep what it gives instead: "
+            'images="jpeg", "png" or "webp"'
+        )
 
     def refuse_no_images(self, found: Findings) -> None:
-        """Nothing to encode is not what was asked for.
-
-        Raises:
-            CacheError: there is no image in the samples, or not in a column that was named.
-        """
+        """Raise CacheError if there is no image to encode, or none in a column that was named."""
         if self.images.rows != "images" or not self._encode or not found.bytes:
             return
         names = ", ".join(map(repr, found.columns)) or "none"
@@ -225,12 +207,7 @@ class Study:
         )
 
     def refuse_random(self, found: Findings) -> None:
-        """A cache would keep what is drawn once.
-
-        Raises:
-            CacheError: rows drew from process-wide generators, or samples differ each time they
-                are read.
-        """
+        """Raise CacheError if rows drew from process-wide generators, or differ when read again."""
         why = f"; {found.random}" if found.random else ""
         if found.reason and found.choice == len(self.cuts) - 1:
             why += f", and nothing can stay live: {found.reason}"
@@ -241,10 +218,9 @@ class Study:
                 f"{type(self._dataset).__name__} is random{why}. It drew from none of the "
                 "generators of torch, NumPy and Python's random, so it has a generator of its own "
                 "or depends on something else that changes. A cache would keep one draw for ever. "
-                "Take what is random out of the dataset (a torchvision Compose as "
-                "transform= stays live from its first random member on), or pass "
-                "allow_random=True (--allow-random) "
-                "to keep what each sample is when it is read"
+                "Take what is random out of the dataset (a torchvision Compose as transform= stays "
+                "live from its first random member on), or pass allow_random=True "
+                "(--allow-random) to keep what each sample is when it is read"
             )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
@@ -267,11 +243,9 @@ class Study:
                 kept = _rejoined(row)
                 self._seed(index, 0)
                 ours = Finish(cut.tails, now)(kept)
-            except CacheError as error:
-                if self.images.packed:
-                    continue  # the same
-                return f"a row could not be made or finished ({told(error)})"
             except Exception as error:
+                if self.images.packed and isinstance(error, CacheError):
+                    continue  # the same
                 return f"a row could not be made or finished ({told(error)})"
             if calls not in (None, now):
                 return "samples go through its transforms in different ways"
