@@ -59,30 +59,27 @@ def info(path: str) -> int:
 
 
 def _columns_table(cached: CachedDataset) -> str:
-    columns = cached.index.columns
-    headings = ["column", "kind", "values", "shape of a row", "in the file"]
-    some_packed = any(column.packing is not None for column in columns)
+    headings = ["column", "kind", "values", "shape of a row", "in the file", "compressed"]
     # Only its parts say what compressed columns of a cache take: all of them are opened then.
     may_be_packed = cached.index.fingerprint.get("compress", "") is not None
-    if some_packed:
-        headings.append("compressed")
     rows = []
     for reader in cached.readers:
         column = reader.entry
-        kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
-        shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
-        cells = [printable(column.name, 200), kinds, np.dtype(column.dtype).name, shape]
         values = column.values.size * np.dtype(column.dtype).itemsize
         packed = reader.packed_bytes() if may_be_packed else None
-        others = sum(
-            np.dtype(dtype).itemsize * extent.size
-            for name, dtype, extent in column.parts()
-            if name != "values"
-        )
-        cells.append(size_of(others + (values if packed is None else packed)))
-        if some_packed:
-            packing = column.packing
-            ratio = values / max(1, packed or 1)
-            cells.append("" if packing is None else f"{packing.codec}, to 1/{ratio:.1f}")
+        size = values if packed is None else packed
+        for name, dtype, extent in column.parts():
+            size += np.dtype(dtype).itemsize * extent.size * (name != "values")
+        how = column.packing
+        cells = [
+            printable(column.name, 200),
+            ", ".join(dict.fromkeys(kind for kind, _ in column.variants)),
+            np.dtype(column.dtype).name,
+            "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one",
+            size_of(size),
+            "" if how is None else f"{how.codec}, to 1/{values / max(1, packed or 1):.1f}",
+        ]
         rows.append(cells)
+    if not any(cells[-1] for cells in rows):
+        headings, rows = headings[:-1], [cells[:-1] for cells in rows]
     return table(headings, rows, right="in the file")

@@ -17,13 +17,7 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import (
-    BuildFolder,
-    Part,
-    complete_builds,
-    remove_unfinished,
-    unfinished,
-)
+from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, remove_unfinished
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
@@ -50,7 +44,7 @@ def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
         MissingDependency: h5py is not installed.
     """
     target = Path(os.path.realpath(path))
-    parts = complete_builds(target)
+    parts = complete_build(target)
     if target.exists() and not is_joined(target):
         raise CacheError(
             f"{target} exists and is not a joined cache; delete it, or give another path"
@@ -129,7 +123,7 @@ def combined(
                     "again"
                 )
     remove_unfinished(target)
-    path = unfinished(target)
+    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     done = whole = 0
 
     def told(count: int) -> None:

@@ -29,7 +29,6 @@ from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError
 
-_DIGITS = 5
 _PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5(\.\d+\.tmp)?")
 
 
@@ -53,7 +52,7 @@ class Names(NamedTuple):
 
     def path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
-        return self.folder / f"{first:0{_DIGITS}d}{self.token}.h5"
+        return self.folder / f"{first:05d}{self.token}.h5"
 
 
 class Part(NamedTuple):
@@ -111,13 +110,11 @@ class BuildFolder:
         token: str,
         overwrite: bool,
     ) -> None:
-        """Begin the build of this, or go on with it.
+        """Begin the build of a dataset with this fingerprint and length, or go on with it.
 
         Args:
-            fingerprint: of what is built.
-            length: of the dataset.
-            rows: of a part; None: as it was begun.
-            default: the rows of a part where nothing was begun.
+            fingerprint, length: of the dataset.
+            rows: of a part; None: as it was begun, else ``default``.
             token: of the build where nothing was begun.
             overwrite: whether a build of something else is begun anew.
 
@@ -250,57 +247,44 @@ def part_at(path: Path) -> Part:
     return Part(path, range(first, first + index.samples), index)
 
 
-def unfinished(target: Path) -> Path:
-    """Return where this process writes ``target``, which it renames when it is finished."""
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
-
-
 def remove_unfinished(target: Path) -> None:
     """Remove what killed processes have left of ``target``; its lock is held."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         left.unlink(missing_ok=True)
 
 
-def complete_builds(target: Path) -> list[Part]:
-    """Return the parts in the folder of ``target`` that have all samples of one build.
+def complete_build(target: Path) -> list[Part]:
+    """Return the parts in the folder of ``target``, in order: all samples of one build.
 
     Raises:
         CacheError: there are none, some are missing, or there are several builds.
     """
     folder = parts_folder(target)
     try:
-        names = sorted(os.listdir(folder))
+        found = list(filter(None, map(_PART.fullmatch, sorted(os.listdir(folder)))))
     except OSError as error:
         raise CacheError(
             f"there are no parts of {target}: {folder} cannot be read ({error.strerror}); "
             "precompute(..., shard=(0, 8), wait=False) builds some"
         ) from error
-    builds: dict[str, list[Part]] = {}
-    for match in filter(None, map(_PART.fullmatch, names)):
-        if match[3]:
-            continue
-        part = part_at(folder / match[0])
-        if part.samples.start != int(match[1]):
-            raise CacheError(
-                f"{part.path} begins with sample {part.samples.start}: it was renamed or "
-                "swapped with another one; give each part the name that it was built with"
-            )
-        builds.setdefault(match[2], []).append(part)
-    complete, missing = [], list[range]()
-    for parts in builds.values():
-        length = parts[0].index.fingerprint.get("length")
-        lacks = missing_in(range(length if type(length) is int else 0), parts)
-        missing += lacks
-        if not lacks:
-            complete.append(parts)
-    if not complete:
+    parts = []
+    for match in found:
+        if not match[3]:
+            part = part_at(folder / match[0])
+            if part.samples.start != int(match[1]):
+                raise CacheError(
+                    f"{part.path} begins with sample {part.samples.start}: it was renamed or "
+                    "swapped with another one; give each part the name that it was built with"
+                )
+            parts.append(part)
+    length = parts[0].index.fingerprint.get("length") if parts else 0
+    missing = missing_in(range(length if type(length) is int else 0), parts)
+    if missing or not parts:
         told = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
         what = f"samples {', '.join(told)} are missing" if told else "it has no parts"
         raise CacheError(
             f"{folder} is not complete: {what}; copy the other parts there, or build them"
         )
-    if len(complete) > 1:
-        raise CacheError(
-            f"{folder} has the parts of {len(complete)} builds; delete those of the old ones"
-        )
-    return complete[0]
+    if sum(len(part.samples) for part in parts) != length:
+        raise CacheError(f"{folder} has the parts of several builds; delete those of the old ones")
+    return parts

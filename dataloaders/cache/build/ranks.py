@@ -4,21 +4,18 @@
            ──its error──> .train.h5.00000-of-00002.lock     <──looks── and raises it, too
 
 Ranks know of each other only by these files. A rank that is killed leaves no error: it may be slow,
-or be started again, so others wait for it, and warn. An error that was noted before this process
-began is of an earlier start: that rank may be started again, too.
+or be started again, so others wait for it, and warn. An error that stands there when this rank
+begins may be of an earlier start: that rank may be started again, too.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from socket import gethostname
 
 from dataloaders.cache.build.locks import Busy, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
@@ -29,8 +26,6 @@ from dataloaders.errors import CacheError, CacheWarning
 _POLL_S = 0.1
 _TELL_S = 0.5
 _STALL_S = 60.0
-
-_raised: set[str] = set()  # notes of errors that were raised in this process already
 
 
 class Ranks:
@@ -64,31 +59,17 @@ class Ranks:
 
     def note_error(self, error: BaseException) -> None:
         """Have the others know why this rank ends; its lock is held."""
-        at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        note = json.dumps({"error": told(error), "at": at, "host": gethostname()})
-        _raised.add(note)
         with suppress(OSError):  # a full disk; then they warn, and go on waiting
-            lock_path(self._path, self.name).write_text(note)
+            note = f"failed {time.time()} {told(error)}"  # no two are equal
+            lock_path(self._path, self.name).write_text(note, "utf-8", "backslashreplace")
 
     def _note_of(self, rank: int) -> str:
+        """Return what this rank noted when it ended with an error; "": none, or it runs again."""
         try:
-            return lock_path(self._path, self._name(rank)).read_text()
+            text = lock_path(self._path, self._name(rank)).read_text("utf-8")
         except (OSError, ValueError):
             return ""
-
-    def _error_of(self, rank: int) -> str:
-        """Return the error that this rank noted since this one began; "": it may still build."""
-        note = self._note_of(rank)
-        try:
-            found = json.loads(note)
-            error, at, host = str(found["error"]), float(found["at"]), found["host"]
-        except (ValueError, TypeError, LookupError, RecursionError):
-            return ""
-        is_of_this_start = host == gethostname() and at >= _began()
-        if note in _raised or (note in self._before and not is_of_this_start):
-            return ""
-        _raised.add(note)
-        return error
+        return text if text.startswith("failed ") else ""
 
     def tell(self, seconds: float, missing: Sequence[range] = ()) -> None:
         """Report, now and then, how far the process that builds is, or all ranks.
@@ -147,22 +128,28 @@ class Ranks:
                         finish()
                     return
             lacking = self._lacking(missing)
-            for rank in lacking:
-                if error := self._error_of(rank):
+            errors = {rank: note for rank in lacking if (note := self._note_of(rank))}
+            for rank, note in errors.items():
+                if note not in self._before:
                     raise CacheError(
                         f"rank {rank} of {len(self._ranges)} ended with an error, and {self._path} "
-                        f"lacks its samples: {error}. Mend that, and start all ranks again with "
-                        "the same arguments: what is finished is kept"
+                        f"lacks its samples: {_told(note)}. Mend that, and start all ranks again "
+                        "with the same arguments: what is finished is kept"
                     )
             left = sum(map(len, missing))
             if left != seen:
                 seen, since = left, now
             elif now - since >= _STALL_S:
                 texts = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
+                ended = " (ended before this one began: {})"
+                whose = [
+                    f"{rank}{ended.format(_told(errors[rank])) if rank in errors else ''}"
+                    for rank in lacking[:8]
+                ]
                 warnings.warn(
                     f"{self._path} waits for samples {', '.join(texts)} of other ranks: "
-                    f"{', '.join(map(str, lacking[:8]))}. None was finished for {now - since:.0f} "
-                    "s. If a rank has ended, start it again: what is finished is kept",
+                    f"{', '.join(whose)}. None was finished for {now - since:.0f} s. If a rank has "
+                    "ended, start it again: what is finished is kept",
                     CacheWarning,
                     stacklevel=2,
                 )
@@ -172,10 +159,5 @@ class Ranks:
             time.sleep(max(_POLL_S, 10 * (time.monotonic() - looked)))
 
 
-def _began() -> float:
-    """Return the seconds since the machine's start at which this process began."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return math.inf
-    return (int(fields[19]) + 1) / os.sysconf("SC_CLK_TCK")  # which is cut to whole ticks
+def _told(note: str) -> str:
+    return note.split(" ", 2)[-1]

@@ -18,6 +18,11 @@ from dataloaders.errors import CacheError, add_note
 BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
+STAY_LIVE = (
+    "Take what is random out of the dataset (a torchvision Compose as transform= stays live from "
+    "its first random member on), or pass allow_random=True (--allow-random)"
+)
+
 _LONGEST_MESSAGE = 1000
 
 
@@ -100,8 +105,6 @@ def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "
     return CacheError(
         f"{name} draws random numbers: making the part of sample {index} that a cache keeps drew "
         f"from, or seeded, the {whose}{why}. A cache would keep one draw for ever; drawing or "
-        "seeding counts even if it has no effect on the sample. Take it out of the dataset (a "
-        "torchvision Compose as transform= stays live from its first random member on), or pass "
-        "allow_random=True (--allow-random) to keep one draw of each sample, with the generators "
-        "seeded by the sample's number"
+        f"seeding counts even if it has no effect on the sample. {STAY_LIVE} to keep one draw of "
+        "each sample, with the generators seeded by the sample's number"
     )

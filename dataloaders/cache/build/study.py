@@ -11,15 +11,12 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from dataloaders.batches.tree import leaves, same_bits
 from dataloaders.cache.build.reading import (
     BYTES_PER_CELL,
+    STAY_LIVE,
     Failure,
     draws_refused,
     not_interrupted,
@@ -28,7 +25,15 @@ from dataloaders.cache.build.reading import (
 )
 from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.attributes import attributes_of
-from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole
+from dataloaders.cache.sample.cut import (
+    Call,
+    Cut,
+    Finish,
+    cuts_of,
+    equal_state,
+    sample_of,
+    whole,
+)
 from dataloaders.cache.sample.encoding import Encoder
 from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.packed import packed
@@ -217,10 +222,8 @@ class Study:
             raise CacheError(
                 f"{type(self._dataset).__name__} is random{why}. It drew from none of the "
                 "generators of torch, NumPy and Python's random, so it has a generator of its own "
-                "or depends on something else that changes. A cache would keep one draw for ever. "
-                "Take what is random out of the dataset (a torchvision Compose as transform= stays "
-                "live from its first random member on), or pass allow_random=True "
-                "(--allow-random) to keep what each sample is when it is read"
+                f"or depends on something else that changes. {STAY_LIVE} to keep what each sample "
+                "is when it is read"
             )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
@@ -383,21 +386,9 @@ def same_samples(one: Any, other: Any) -> bool:
     """Whether they are of the same types, structure and values, to the bit."""
     try:
         return not _difference(split(one), split(other))
-    except CacheError:
-        return _equal(one, other)  # what a tail makes may be something that no cache keeps
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and type(one) is type(other):
-        plain = one.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
-        return one.layout is other.layout is torch.strided and same_bits(*plain)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return list(one) == list(other) and all(same_samples(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(same_samples, one, other))
-    if hasattr(one, "__dict__") and type(one) is type(other):
-        if any(True for _ in leaves(one)):
-            return all(map(same_samples, leaves(one), leaves(other)))
-        own: Any = type(one).__eq__
-        return same_samples(vars(one), vars(other)) if own is object.__eq__ else bool(one == other)
-    return type(one) is type(other) and bool(one == other)
+    except CacheError:  # what a tail makes may be something that no cache keeps
+        if isinstance(one, (dict, list, tuple)) and type(one) is type(other):
+            members = (each.items() if isinstance(each, dict) else each for each in (one, other))
+            return len(one) == len(other) and all(map(same_samples, *members))
+        state = equal_state(one)
+        return state is not None and state == equal_state(other)
