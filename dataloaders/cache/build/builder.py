@@ -24,20 +24,20 @@ from dataloaders.cache.build.parts import BuildFolder, Part, missing_in
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
 from dataloaders.cache.build.rows import Maker, other_structure
-from dataloaders.cache.build.source import Options, Source, silent
+from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.workers import parts_made
 from dataloaders.cache.format.codecs import refuse_missing
-from dataloaders.cache.format.compress import Compressed, compressed_of
+from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import check_shard, folder_of
+from dataloaders.cache.read.shards import folder_of
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
-from dataloaders.errors import CacheError, CacheWarning, OptionError, add_note
+from dataloaders.errors import CacheError, CacheWarning, add_note
 
 
 def precompute(
@@ -129,33 +129,9 @@ def precompute(
         MissingDependency: h5py, or a package that compression needs, is not installed.
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
-    options = Options(
-        images=images,
-        num_workers=num_workers,
-        rows=rows,
-        allow_random=allow_random,
-        on_error=on_error,
-        report=progress or silent,
-        announce=announce or _warn,
-        compress=compressed_of(compress),
-        context=multiprocessing_context,
-        worker_init_fn=worker_init_fn,
-        check=check,
-        expect=expect,
-        one_file=single_file,
-        resume=resume,
-        overwrite=overwrite,
-        wait=wait,
-    )
-    if shard is not None:
-        check_shard(shard)
-        if not resume:
-            raise OptionError(
-                "resume=False with shard=: another rank may have made its parts already; delete "
-                "the folder of the parts before the ranks are started"
-            )
+    options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
     target = _target(path)
-    builder = _Builder(dataset, target, options, shard)
+    builder = _Builder(Source(dataset, Options(**options)), target)
     builder.have_built()
     return builder.source.open(builder.own if shard is not None and not wait else target)
 
@@ -189,8 +165,8 @@ def estimate(
     single_file: bool | None = None,
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
-    options = Options(num_workers, images, context=multiprocessing_context, one_file=single_file)
-    return Source(dataset, options).estimate(_target(path).parent)
+    options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
+    return Source(dataset, Options(**options)).estimate(_target(path).parent)
 
 
 def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
@@ -212,11 +188,6 @@ def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
     return source.open(Path(os.path.realpath(path)))
 
 
-def _warn(told: Estimate) -> None:
-    if told.advice:
-        warnings.warn(told.advice, CacheWarning, stacklevel=2)
-
-
 class _Builder:
     """One call of `precompute`.
 
@@ -226,16 +197,16 @@ class _Builder:
         own: with a shard, the cache of this rank's samples, once these are built.
     """
 
-    def __init__(
-        self, dataset: Any, path: Path, options: Options, shard: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, source: Source, path: Path) -> None:
         self.folder = BuildFolder(path)
         self.path = self.own = path
-        self.source = Source(dataset, options, shard)
-        self._options = options
-        self._is_alone = shard is None
-        self._range = self.source.samples
-        self._ranks = Ranks(path, self.folder, self.source.length, shard, options.report)
+        self.source = source
+        self._options = source.options
+        self._is_alone = source.options.shard is None
+        self._range = source.samples
+        self._report = source.options.progress or _silent
+        shard = source.options.shard
+        self._ranks = Ranks(path, self.folder, source.length, shard, self._report)
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def have_built(self) -> None:
@@ -287,8 +258,8 @@ class _Builder:
         if self._is_alone and _identity(self.path) != self._before:
             return  # whoever was waited for has built it: also where each was told to overwrite
         refuse_no_h5py()  # before the first sample is read
-        if options.compress is not None:
-            refuse_missing(options.compress.codec)
+        if source.compress is not None:
+            refuse_missing(source.compress.codec)
         if not is_shard_name(f"{folder.path.name}/x"):
             raise CacheError(
                 f"the parts of {str(self.path)!r} would be in a folder {folder.path.name!r}, which "
@@ -296,7 +267,7 @@ class _Builder:
             )
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
-        with nullcontext() if self._is_alone else locked(self.path, "build", waiting=silent):
+        with nullcontext() if self._is_alone else locked(self.path, "build", waiting=_silent):
             if options.wait and _identity(self.path) != self._before:
                 return  # finished by another rank, with parts that this one had made earlier
             self._settle()
@@ -311,7 +282,10 @@ class _Builder:
             else:
                 parts.append(part)
         self._refuse_small_disk(told)
-        options.announce(told)
+        if options.announce is not None:
+            options.announce(told)
+        elif told.advice:
+            warnings.warn(told.advice, CacheWarning, stacklevel=2)
         self._make(missing_in(self._range, parts), parts, told)
         parts = folder.finished(self._range)
         if missing := missing_in(self._range, parts):  # a cache without them would be short
@@ -367,7 +341,7 @@ class _Builder:
             fingerprint=source.fingerprint,
             head=known.cut.head,
             tail=known.cut.tail,
-            compress=options.compress,
+            compress=source.compress,
             attributes=known.found.attributes,
         )
         maker = Maker(
@@ -387,7 +361,7 @@ class _Builder:
         if not source.length and not parts:
             tasks = [range(0)]
         pace = Pace(len(self._range), told.bytes, parts)
-        options.report(pace.told)
+        self._report(pace.told)
         if not tasks:
             return
         first = next((part for part in parts if part.index.rows), None)
@@ -396,7 +370,7 @@ class _Builder:
             tasks,
             dataset=source.dataset,
             workers=min(told.num_workers, len(tasks)),
-            context=options.context,
+            context=options.multiprocessing_context,
             worker_init_fn=options.worker_init_fn,
         )
         with closing(made):  # an error ends the workers at once
@@ -407,7 +381,7 @@ class _Builder:
                     if one != other:
                         who = f"samples {first.samples.start} and {part.samples.start}"
                         raise other_structure(who, one, other)
-                options.report(pace.computing(part))
+                self._report(pace.computing(part))
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
@@ -420,14 +394,14 @@ class _Builder:
                 f"{why!r} (sample {number})"
             )
         size = sum(part.index.file_bytes for part in parts)
-        one_file = size <= ONE_FILE_BYTES if options.one_file is None else options.one_file
+        one_file = size <= ONE_FILE_BYTES if options.single_file is None else options.single_file
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
             pace = Pace(self.source.length)
 
             def report(done: int, whole: int) -> None:
-                options.report(pace.assembling(done, whole))
+                self._report(pace.assembling(done, whole))
 
             combined(self.path, parts, one_file=one_file, progress=report)
         is_whole = one_file or len(parts) == 1
@@ -461,6 +435,10 @@ class _Builder:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")
+
+
+def _silent(told: object) -> None:
+    pass
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

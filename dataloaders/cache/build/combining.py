@@ -25,8 +25,6 @@ from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 
-_AT_ONCE = 1 << 20  # rows whose offsets are in memory together
-
 
 class MappedPart(NamedTuple):
     """One part that is combined with others: its name from the folder of the whole, and itself."""
@@ -118,7 +116,7 @@ class Combined:
             return entry.values.size
         rows = part.index.rows
         if self._copied and entry.codes is not None:
-            rows = int(_there(entry, _codes(entry, part, range(rows))).sum())
+            rows = int(_there(entry, _codes(entry, part)).sum())
         return rows * math.prod(entry.shape)
 
     def sources(self, number: int) -> tuple[Source, ...]:
@@ -149,20 +147,18 @@ class Combined:
             yield np.zeros(1, "<u8")
         values = 0
         for part in self._parts:
-            for first in range(0, part.index.rows, _AT_ONCE):
-                rows = range(first, min(first + _AT_ONCE, part.index.rows))
-                if name == "codes":
-                    entry, whole = part.index.columns[number], self.entries[number]
-                    numbers = [whole.variants.index(variant) for variant in entry.variants]
-                    yield np.array(numbers, "|u1")[_codes(entry, part, rows)]
-                    continue
-                counts, shapes = self._sizes(part, number, rows)
-                if name == "shapes":
-                    yield shapes
-                else:
-                    ends = values + np.cumsum(counts)
-                    values = int(ends[-1])
-                    yield ends.astype("<u8")
+            entry, whole = part.index.columns[number], self.entries[number]
+            if name == "codes":
+                numbers = [whole.variants.index(variant) for variant in entry.variants]
+                yield np.array(numbers, "|u1")[_codes(entry, part)]
+                continue
+            counts, shapes = self._sizes(part, number)
+            if name == "shapes":
+                yield shapes
+            else:
+                ends = values + np.cumsum(counts)
+                values = int(ends[-1])
+                yield ends.astype("<u8")
 
     def _values(self, part: MappedPart, number: int) -> Iterator[npt.NDArray[Any]]:
         entry, whole = part.index.columns[number], self.entries[number]
@@ -180,42 +176,40 @@ class Combined:
                 yield zeros
 
     def _sizes(
-        self, part: MappedPart, number: int, rows: range
+        self, part: MappedPart, number: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Return how many values each of these rows of a part has, and their shapes."""
-        entry, whole = part.index.columns[number], self.entries[number]
-        codes = _codes(entry, part, rows)
-        there = _there(entry, codes)
-        shapes = np.zeros((len(rows), whole.dimensions), "<u8")
+        """Return how many values each row of a part has, and their shapes."""
+        entry, whole, rows = part.index.columns[number], self.entries[number], part.index.rows
+        codes = _codes(entry, part)
+        shapes = np.zeros((rows, whole.dimensions), "<u8")
+        if entry.is_none:
+            return np.zeros(rows, np.int64), shapes
         if entry.shape is not None:
-            counts = np.full(len(rows), 0 if entry.is_none else math.prod(entry.shape), np.int64)
-            if self._copied:
-                counts[~there] = 0
-            if not entry.is_none:
-                shapes[there, : len(entry.shape)] = entry.shape
-            return counts, shapes
+            there = _there(entry, codes)
+            shapes[there, : len(entry.shape)] = entry.shape
+            counts = np.full(rows, math.prod(entry.shape), np.int64)
+            return counts * there if self._copied else counts, shapes
         assert entry.offsets is not None
-        every = part.mapped("<u8", entry.offsets)
-        if every[0] != 0 or every[-1] != entry.values.size:
-            raise _damaged(entry, part, f"its rows begin at {every[0]} and end at {every[-1]}")
-        places = np.array(every[rows.start : rows.stop + 1])
-        if (places[1:] < places[:-1]).any() or places[-1] > entry.values.size:
-            raise _damaged(entry, part, "rows have values in another order, or outside")
-        counts = (places[1:] - places[:-1]).astype(np.int64)
+        ends = part.mapped("<u8", entry.offsets)
+        if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
+            raise _damaged(
+                entry, part, f"its rows do not end at 0 to {entry.values.size}, in order"
+            )
+        counts = (ends[1:] - ends[:-1]).astype(np.int64)
         if entry.shapes is not None:
             found = part.mapped("<u8", entry.shapes).reshape(-1, entry.dimensions)
-            shapes[:, : entry.dimensions] = found[rows.start : rows.stop]
+            shapes[:, : entry.dimensions] = found
         elif whole.dimensions:
             dimensions = np.array([of for _, of in entry.variants], np.int64)[codes]
             shapes[:, 0] = np.where(dimensions == 1, counts, 0)
         return counts, shapes
 
 
-def _codes(entry: ColumnEntry, part: MappedPart, rows: range) -> npt.NDArray[np.uint8]:
+def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
     if entry.codes is None:
-        return np.zeros(len(rows), np.uint8)
-    codes = np.array(part.mapped("|u1", entry.codes)[rows.start : rows.stop])
-    if len(codes) and codes.max() >= len(entry.variants):
+        return np.zeros(part.index.rows, np.uint8)
+    codes = part.mapped("|u1", entry.codes)
+    if codes.max() >= len(entry.variants):
         raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
     return codes
 

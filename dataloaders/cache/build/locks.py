@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dataloaders.errors import CacheError, MissingDependency
+from filelock import FileLock, Timeout
+
+from dataloaders.errors import CacheError
 
 _POLL_S = 0.1
 
@@ -35,15 +37,7 @@ def locked(
     Raises:
         Busy: somebody has it, and it is not to be waited for.
         CacheError: the file system has no locks.
-        MissingDependency: filelock is not installed.
     """
-    try:
-        from filelock import FileLock, Timeout
-    except ImportError as error:
-        raise MissingDependency(
-            f"building a cache needs filelock, which cannot be imported ({error}); install it "
-            "with: pip install 'gpu-dataloaders[h5]'"
-        ) from error
     path = lock_path(target, rank)
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
     started = time.monotonic()

@@ -23,9 +23,10 @@ from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.study import Findings, Study, studied
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
-from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.format.compress import Compressed, compressed_of
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, whole
 from dataloaders.cache.sample.images import Choice, Images
 from dataloaders.cache.sample.packed import packed
@@ -39,34 +40,31 @@ _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "n
 _LARGE = 1 << 18  # bytes of a row: an image of 256 x 256 and a little more
 
 
-def silent(told: object) -> None:
-    """Report nothing."""
-
-
 @dataclass(frozen=True)
 class Options:
-    """What `precompute` is told, checked; ``loader``: whose worker observes the dataset.
+    """The options of `precompute`, by its names; ``loader``: whose worker observes the dataset.
 
     Raises:
-        OptionError: a value that it cannot take.
+        OptionError: a value that one cannot take.
     """
 
-    num_workers: int | Literal["auto"] = "auto"
     images: Choice = None
+    num_workers: int | Literal["auto"] = "auto"
     rows: int | None = None
     allow_random: bool = False
     on_error: Literal["raise", "skip"] = "skip"
-    report: Callable[[BuildProgress], None] = silent
-    announce: Callable[[Estimate], None] = silent
-    compress: Compressed | None = None
-    context: Any = None
-    worker_init_fn: Callable[[int], None] | None = None
-    check: Literal["contents"] | None = None
-    expect: Mapping[str, Any] | None = None
-    one_file: bool | None = None
     resume: bool = True
     overwrite: bool = False
+    compress: str | Compressed | None = None
+    progress: Callable[[BuildProgress], None] | None = None
+    announce: Callable[[Estimate], None] | None = None
     wait: bool = True
+    multiprocessing_context: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+    shard: tuple[int, int] | None = None
+    check: Literal["contents"] | None = None
+    expect: Mapping[str, Any] | None = None
+    single_file: bool | None = None
     loader: Any = None
 
     def __post_init__(self) -> None:
@@ -81,6 +79,13 @@ class Options:
             )
         if self.check not in (None, "contents"):
             raise OptionError(f'check={self.check!r}: it must be None or "contents"')
+        if self.shard is not None:
+            check_shard(self.shard)
+            if not self.resume:
+                raise OptionError(
+                    "resume=False with shard=: another rank may have made its parts already; "
+                    "delete the folder of the parts before the ranks are started"
+                )
 
     @property
     def skip(self) -> bool:
@@ -110,29 +115,25 @@ class Known(NamedTuple):
 class Source:
     """A dataset of which a cache is built or opened.
 
-    Args:
+    Attributes:
         dataset: the user's.
         options: of the call.
-        shard: the rank that builds, and how many there are; None: it builds alone.
-
-    Attributes:
         length: of the dataset.
         samples: those that this rank builds.
-        images: how they are kept.
+        images, compress: how they are kept.
     """
 
-    def __init__(
-        self, dataset: Any, options: Options, shard: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, dataset: Any, options: Options) -> None:
         self.dataset = dataset
+        self.options = options
         self.length = _length_of(dataset)
-        self.samples = range_of(*(shard or (0, 1)), self.length)
+        self.samples = range_of(*(options.shard or (0, 1)), self.length)
         self.images = Images.of(options.images)
-        self._options = options
+        self.compress = compressed_of(options.compress)
         self._known: Known | None = None
         # All of the machine's, where no shard is built: then the other ranks wait for this one.
-        self._cores = machine_cores() if shard is None else usable_cores()
-        self._memory_of = ranks_here() if shard is None else 1
+        self._cores = machine_cores() if options.shard is None else usable_cores()
+        self._memory_of = ranks_here() if options.shard is None else 1
 
     @property
     def known(self) -> Known:
@@ -147,7 +148,7 @@ class Source:
         Raises:
             CacheError: the process that reads the samples cannot.
         """
-        options = self._options
+        options = self.options
         study = Study(
             self.dataset, self.length, skip=options.skip, images=self.images, encode=encode
         )
@@ -156,7 +157,7 @@ class Source:
         else:
             loader = options.loader
             if loader is None:
-                loader = worker_of(self.dataset, options.context)
+                loader = worker_of(self.dataset, options.multiprocessing_context)
                 loader.worker_init_fn = options.worker_init_fn
             found = studied(loader, study)
         study.refuse_no_images(found)
@@ -179,7 +180,7 @@ class Source:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What a cache of the dataset depends on, and where its rows go through the transforms."""
-        known, compress = self.known, self._options.compress
+        known, compress = self.known, self.compress
         says = {**known.contents, "compress": None if compress is None else str(compress)}
         calls = known.found.calls or ()
         if known.found.at_leaves and all(type(k) in (int, str) for _, path in calls for k in path):
@@ -189,15 +190,15 @@ class Source:
     @property
     def workers(self) -> int:
         """How many processes read samples."""
-        if isinstance(self._options.num_workers, int):
-            return self._options.num_workers
+        if isinstance(self.options.num_workers, int):
+            return self.options.num_workers
         memory = available_memory() * self._memory_of
         most = workers_for(self.known.found, len(self.samples), cores=self._cores, memory=memory)
         return max(1, most)  # "auto" never opens the dataset's files in this process
 
     def estimate(self, folder: Path, rows: int = 0) -> Estimate:
         """Return what building in ``folder`` will take, with parts of so many rows; 0: as usual."""
-        options, found = self._options, self.known.found
+        options, found = self.options, self.known.found
         return estimate_of(
             found,
             folder,
@@ -205,7 +206,7 @@ class Source:
             num_workers=self.workers,
             cores=self._cores,
             rows=rows or options.rows or rows_of_part(found, len(self.samples)),
-            one_file=options.one_file,
+            one_file=options.single_file,
             advice=self._advice(),
         )
 
@@ -232,12 +233,12 @@ class Source:
         Raises:
             CacheError: there is no cache, or it is of something else; says what differs.
         """
-        options = self._options
+        options = self.options
         wanted = dict(options.expect or {})
         if options.images is not None:
             wanted["images"] = str(self.images)
-        if options.compress is not None:
-            wanted["compress"] = str(options.compress)
+        if self.compress is not None:
+            wanted["compress"] = str(self.compress)
         cached = CachedDataset(path, expect=wanted)
         if options.check is None and self._known is None and self._open_unread(cached):
             return cached
