@@ -270,7 +270,7 @@ class H5(Backend):
         if self.path is not None:
             return Path(self.path)
         source = Source(loader.dataset, Options(images=self.images, loader=loader))
-        text = json.dumps(source.studied(encode=False).contents, sort_keys=True)
+        text = json.dumps(source.studied().contents, sort_keys=True)
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
     def _describe_rows(self) -> str:

@@ -11,9 +11,7 @@ _CACHE = """\
 A cache holds what a dataset gives before anything random happens to it, in HDF5 files: decoded and
 resized once, read at the speed of memory from then on. It is worth it where the check says
 input-bound and a profile says decoding.
-"""
 
-_CACHE_EPILOG = """\
 examples:
   dataloaders cache build mypackage.data:training_set train.h5
       training_set is a dataset, or a function without arguments that returns one; what its
@@ -36,14 +34,12 @@ Under torchrun (RANK and WORLD_SIZE say so) each rank builds the parts of its ow
 all are there one of them writes train.h5. Give --shard RANK/OF where something else starts the
 processes (Slurm: --shard $SLURM_PROCID/$SLURM_NTASKS), and --no-wait where the machines share no
 folder: then copy the parts into one and run dataloaders cache join.
-"""
 
-_BUILD_EPILOG = """\
 examples:
   dataloaders cache build photos/train train.h5 --resize 256 --crop 256
   dataloaders cache build photos/train train.h5 --images jpeg --quality 90 --max-side 512
   dataloaders cache build photos/train train.h5 --images packed
-  dataloaders cache build data.py:training_set train.h5 --images image=jpeg,mask=png --workers 8
+  dataloaders cache build data.py:training_set train.h5 --workers 8
   dataloaders cache build mypackage.data:training_set small.h5 --compress zstd --level 9
   torchrun --nproc-per-node 4 -m dataloaders cache build mypackage.data:training_set train.h5
 
@@ -60,24 +56,9 @@ example:
   dataloaders cache join train.h5      # where train.parts now has the parts of both
 """
 
-_MERGE = """\
-Copies a cache with all of its parts into one file, which takes as much disk again. The cache stays
-as it is.
-
-example:
-  dataloaders cache merge train.h5 one.h5
-"""
-
-_INFO = """\
-Prints each column with its kind, type, the shape of a row and its size; the transforms that were
-computed (the head) and those that are left to run live (the tail); classes; what the cache was
-built from; and the samples that were left out.
-"""
-
 _VERIFY = """\
-Reads the whole cache, with all of its parts, and compares every block with its checksum:
-any flipped bit is found, and what it hit is named. Exit status 0: whole; 1: damaged, with a line
-for each damage. Delete the parts that it names and build again: only these are made anew.
+Reads the whole cache and compares every block with its checksum: any flipped bit is found. Exit
+status 0: whole; 1: damaged. Delete the parts that it names and build again: only these are made.
 """
 
 
@@ -105,10 +86,7 @@ def _build(parser: argparse.ArgumentParser) -> None:
     add("--workers", help="processes (as many as cores)", **workers)
     add("--resize", help="of a folder: the shorter side", **pixels)
     add("--crop", help="of a folder: the middle N x N", **pixels)
-    images = (
-        "raw, jpeg, png, webp, packed (the dataset's own files), or some of the first four by "
-        "column, as in image=jpeg,mask=png (raw)"
-    )
+    images = "raw, jpeg, png, webp or packed (the dataset's own files) (raw)"
     add("--images", metavar="HOW", help=images)
     add("--quality", help="of jpeg, 1 to 100 (90)", **number)
     add("--max-side", help="of encoded images: larger ones are made smaller", **number)
@@ -131,27 +109,28 @@ def _build(parser: argparse.ArgumentParser) -> None:
     add("--no-wait", dest="wait", action="store_false", help=no_wait)
 
 
-# Action -> one line about it, its description and examples.
+# Action -> one line about it, and its description with examples.
 _ACTIONS = {
-    "build": ("compute a dataset's samples once", _BUILD, _BUILD_EPILOG),
-    "join": ("make one cache of parts that were built apart", _JOIN, None),
-    "merge": ("copy a cache into one file", _MERGE, None),
-    "info": ("what is in a cache", _INFO, None),
-    "verify": ("find any flipped bit", _VERIFY, None),
+    "build": ("compute a dataset's samples once", _BUILD),
+    "join": ("make one cache of parts that were built apart", _JOIN),
+    "merge": ("copy a cache into one file, which takes as much disk again", None),
+    "info": ("what is in a cache, what it was built from, and what was left out", None),
+    "verify": ("find any flipped bit", _VERIFY),
 }
 
 
 def add_parsers(commands: Any) -> None:
     """Add ``cache`` and what it can do to the subcommands of the parser."""
 
-    def add(to: Any, name: str, about: str, text: str, epilog: str | None) -> Any:
+    def add(to: Any, name: str, about: str, text: str | None) -> Any:
         how = argparse.RawDescriptionHelpFormatter
-        texts = {"help": about, "description": text, "epilog": epilog}
+        texts = {"help": about, "description": text or about}
         return to.add_parser(name, **texts, formatter_class=how, allow_abbrev=False)
 
     about = "precompute a dataset into one file, and look after it"
-    cache = add(commands, "cache", about, _CACHE, _CACHE_EPILOG)
-    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add(commands, "cache", about, _CACHE).add_subparsers(
+        dest="action", metavar="ACTION", required=True
+    )
     for name, texts in _ACTIONS.items():
         action = add(actions, name, *texts)
         if name == "build":

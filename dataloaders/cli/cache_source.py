@@ -59,45 +59,29 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
 
 
 def _no_dataset(text: str) -> str:
-    rule = "give module:name, file.py:name or a folder of images"
-    folder = Path(text)
+    rule, path = "give module:name, file.py:name or a folder of images", Path(text)
     if text.endswith(".py"):
         return f"{text!r} is a file, and which dataset in it is not said; give {text}:name"
-    if os.path.isfile(text):
+    if path.is_file():
         return f"{text!r} is a file, and the dataset comes before the path of the cache; {rule}"
-    near = similar(folder.name, os.listdir(folder.parent)) if folder.parent.is_dir() else ""
-    if os.sep in text and ":" not in text:
-        return f"there is no folder {text!r}{near}; {rule}"
-    return f"{text!r} names no dataset{near}; {rule}"
+    near = similar(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+    return f"{text!r} names no dataset, and there is no such folder{near}; {rule}"
 
 
 def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
-    """Return ``--images text`` as `precompute` takes it: one way, or ``column=way`` with commas.
+    """Return what ``--images``, ``--quality`` and ``--max-side`` say, as `precompute` takes it.
 
     Raises:
         OptionError: the options do not go together.
     """
-    if quality is None and max_side is None and (text is None or "=" not in text):
+    if quality is None and max_side is None:
         return text  # type: ignore[return-value]  # any text: `precompute` says what it may be
     if text is None or text in ("raw", "packed"):
         raise OptionError(
             f"--quality and --max-side are for images that are encoded, and --images is "
             f"{text or 'not given'}; give --images jpeg, png or webp"
         )
-    if "=" not in text:
-        return Encoded(text, quality, max_side)  # type: ignore[arg-type]
-    ways: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, way = part.partition("=")
-        if not name or not way or name in ways:
-            raise OptionError(f"--images {text}: give column=jpeg,other=png, each column once")
-        ways[name] = way
-    if quality is not None and "jpeg" not in ways.values():
-        raise OptionError(f"--quality is for jpeg, and --images {text} has none; leave it out")
-    for name, way in ways.items():
-        if way != "raw":
-            ways[name] = Encoded(way, quality if way == "jpeg" else None, max_side)
-    return ways
+    return Encoded(text, quality, max_side)  # type: ignore[arg-type]
 
 
 def _found(source: str, name: str) -> Any:

@@ -271,13 +271,13 @@ class _Builder:
             if options.wait and _identity(self.path) != self._before:
                 return  # finished by another rank, with parts that this one had made earlier
             self._settle()
-        folder.sweep(self._range)
         told = source.estimate(self.path.parent, folder.rows)
+        # A copy has checksums of its own: what flipped in a part would not be seen later.
+        is_small = options.single_file is None and told.low_bytes <= ONE_FILE_BYTES
         parts = []
         for part in folder.finished(self._range):
             is_unfit = not options.resume or (part.failed and not options.skip)
-            # A copy has checksums of its own: what flipped since would not be seen later.
-            if is_unfit or (told.is_copied and verify(part.path)):
+            if is_unfit or ((options.single_file or is_small) and verify(part.path)):
                 part.path.unlink(missing_ok=True)
             else:
                 parts.append(part)

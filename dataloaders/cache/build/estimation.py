@@ -6,11 +6,10 @@ import math
 import statistics
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS
 from dataloaders.cache.build.study import Findings
-from dataloaders.cache.format.disk import free_bytes, size_of
+from dataloaders.cache.format.disk import size_of
 
 ONE_FILE_BYTES = 128 << 20
 """Parts that take less together are put into one file."""
@@ -70,7 +69,7 @@ class Estimate:
 
 def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> int:
     """Return how many workers "auto" is: one a core, if there is work for them, and memory."""
-    if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
+    if cores < 2 or samples * found.row_seconds < _FEW_SECONDS:
         return 0
     return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
 
@@ -80,52 +79,10 @@ def rows_of_part(found: Findings, samples: int) -> int:
 
     What becomes one file is made of more and smaller parts, so that all workers have some.
     """
-    memory, seconds = _mean(found.proved), _seconds(found)
+    seconds = found.row_seconds
+    memory = statistics.fmean(found.proved) if found.proved else 1.0
     rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (seconds or 1e-9))))
-    if _mean(found.bytes) * samples > ONE_FILE_BYTES:
+    if found.row_bytes * samples > ONE_FILE_BYTES:
         return rows
     parts = min(_MOST_PARTS, round(seconds * samples / _PART_SECONDS))
     return max(1, min(rows, math.ceil(samples / max(1, parts))))
-
-
-def estimate_of(
-    found: Findings,
-    folder: Path,
-    samples: int,
-    *,
-    num_workers: int,
-    cores: int,
-    rows: int,
-    one_file: bool | None,
-    advice: str = "",
-) -> Estimate:
-    """Return what building so many samples in ``folder`` will take, as parts of ``rows`` samples.
-
-    ``num_workers`` processes read them, on ``cores``. Parts are put into one file as ``one_file``
-    says; None: if they are small.
-    """
-    mean = _mean(found.bytes)
-    spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
-    low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
-    size = round(mean * samples)
-    is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
-    return Estimate(
-        samples=samples,
-        bytes=size,
-        low_bytes=round(low * samples),
-        seconds=_seconds(found) * samples / max(1, min(num_workers, cores)),
-        disk_needed=2 * size if is_copied else size,
-        disk_free=free_bytes(folder),
-        num_workers=num_workers,
-        rows=rows,
-        advice=advice,
-    )
-
-
-def _seconds(found: Findings) -> float:
-    """Of one row: the median, without the first, which imports and opens things."""
-    return statistics.median(found.seconds[1:] or found.seconds or [0.0])
-
-
-def _mean(values: list[int]) -> float:
-    return statistics.fmean(values) if values else 0.0

@@ -24,7 +24,7 @@ from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import first_of, open_shard
+from dataloaders.cache.read.shards import first_of
 from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
@@ -79,8 +79,11 @@ def merge(
     if target.exists():
         raise CacheError(f"{target} exists; delete it, or give another path")
     cached = CachedDataset(source)
-    for shard in cached.index.shards:
-        os.close(open_shard(source.parent, shard, source))
+    for damage in verify(source):  # the copy of a flipped bit would have a checksum that fits
+        raise CacheError(
+            f"the part {damage.shard or source} is damaged: {damage.what}; delete it, and build "
+            "again"
+        )
     parts, first = [], 0
     for part in cached.shards or [source]:
         index = Index.parse(str(part))
@@ -113,15 +116,8 @@ def combined(
 ) -> Index:
     """Write the cache of these parts, in the order of their samples; the lock is held.
 
-    With ``one_file`` it has all rows itself. Everything else is as in `join`.
+    With ``one_file`` it has all rows itself: then the parts have to be sound.
     """
-    if one_file:  # a copy of a flipped bit would have a checksum that fits
-        for part in parts:
-            if damages := verify(part.path):
-                raise CacheError(
-                    f"the part {part.path} is damaged: {damages[0].what}; delete it, and build "
-                    "again"
-                )
     remove_unfinished(target)
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     done = whole = 0

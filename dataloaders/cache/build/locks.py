@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -48,7 +47,7 @@ def locked(
         except Timeout:
             if waiting is None:
                 raise Busy(
-                    f"{target} is being built by {builder_of(path)} (wait=False, "
+                    f"{target} is being built by another process or thread (wait=False, "
                     "--no-wait); wait for it, or give another path"
                 ) from None
             waiting(time.monotonic() - started)
@@ -59,8 +58,7 @@ def locked(
                 "can be written and locked; give a path on such a disk, and move the finished files"
             ) from error
     try:
-        with suppress(OSError):  # a full disk; it only tells others who builds
-            path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+        os.truncate(path, 0)  # what a rank noted in it, see ranks.py
         yield
     finally:
         lock.release()
@@ -69,14 +67,3 @@ def locked(
 def lock_path(target: Path, rank: str = "") -> Path:
     """Return the lock file of the cache at ``target``."""
     return target.with_name(f".{target.name}{rank and '.' + rank}.lock")
-
-
-def builder_of(path: Path) -> str:
-    """Say who has locked this file."""
-    try:
-        pid, host = path.read_text().split()
-    except (OSError, ValueError):
-        return "another process"
-    if host == socket.gethostname():
-        return "another thread" if int(pid) == os.getpid() else f"process {pid}"
-    return f"process {pid} on {host}"

@@ -29,7 +29,7 @@ from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError
 
-_PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5(\.\d+\.tmp)?")
+_PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
 
 
 def range_of(rank: int, of: int, samples: int) -> range:
@@ -77,6 +77,14 @@ def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
     return [each for each in (*found, range(first, samples.stop)) if each]
 
 
+def parts_in(folder: Path) -> list[re.Match[str]]:
+    """Return name, first sample and token of each part, as groups 0 to 2."""
+    try:
+        return list(filter(None, map(_PART.fullmatch, sorted(os.listdir(folder)))))
+    except FileNotFoundError:
+        return []
+
+
 class BuildFolder:
     """The parts of one cache.
 
@@ -90,7 +98,6 @@ class BuildFolder:
         self.path = parts_folder(target)
         self.rows = 0
         self.names = Names(self.path)
-        self._target = target
         self._settings = self.path / "build.json"
         self._fingerprint: dict[str, Any] = {}
         self._known: dict[str, tuple[tuple[int, int], Part | None]] = {}
@@ -167,11 +174,10 @@ class BuildFolder:
         """Return the finished parts of this build, in order; those that begin in ``samples``."""
         found = [
             part
-            for name, first, token, is_unfinished in self._listed()
-            if token == self.names.token
-            and not is_unfinished
-            and (samples is None or first in samples or not self.names.length)
-            and (part := self._part(name, first)) is not None
+            for match in parts_in(self.path)
+            if match[2] == self.names.token
+            and (samples is None or int(match[1]) in samples or not self.names.length)
+            and (part := self._part(match[0], int(match[1]))) is not None
         ]
         return sorted(found, key=lambda part: part.samples.start)
 
@@ -183,18 +189,11 @@ class BuildFolder:
         self._take(before, before["of"]["length"])
         return True
 
-    def sweep(self, samples: range) -> None:
-        """Remove unfinished files of parts that begin in ``samples``."""
-        for name, first, _, is_unfinished in self._listed():
-            if is_unfinished and first in samples:
-                (self.path / name).unlink(missing_ok=True)
-
     def keep_only(self, names: Iterable[str]) -> None:
         """End the build: remove all but these files, and the folder if nothing is left.
 
         Only files that a build writes are removed. The lock of the cache is held.
         """
-        remove_unfinished(self._target)
         kept = {*names}
         with suppress(FileNotFoundError):
             for name in os.listdir(self.path):
@@ -208,14 +207,6 @@ class BuildFolder:
         """Remove the folder if nothing is in it."""
         with suppress(OSError):
             self.path.rmdir()
-
-    def _listed(self) -> list[tuple[str, int, str, bool]]:
-        """Return name, first sample and token of each part, and whether it is unfinished."""
-        try:
-            found = map(_PART.fullmatch, os.listdir(self.path))
-        except FileNotFoundError:
-            return []
-        return [(each[0], int(each[1]), each[2], bool(each[3])) for each in found if each]
 
     def _part(self, name: str, first: int) -> Part | None:
         """Return this part if it is one of this build; its index is read once."""
@@ -260,30 +251,26 @@ def complete_build(target: Path) -> list[Part]:
         CacheError: there are none, some are missing, or there are several builds.
     """
     folder = parts_folder(target)
-    try:
-        found = list(filter(None, map(_PART.fullmatch, sorted(os.listdir(folder)))))
-    except OSError as error:
-        raise CacheError(
-            f"there are no parts of {target}: {folder} cannot be read ({error.strerror}); "
-            "precompute(..., shard=(0, 8), wait=False) builds some"
-        ) from error
     parts = []
-    for match in found:
-        if not match[3]:
-            part = part_at(folder / match[0])
-            if part.samples.start != int(match[1]):
-                raise CacheError(
-                    f"{part.path} begins with sample {part.samples.start}: it was renamed or "
-                    "swapped with another one; give each part the name that it was built with"
-                )
-            parts.append(part)
-    length = parts[0].index.fingerprint.get("length") if parts else 0
-    missing = missing_in(range(length if type(length) is int else 0), parts)
-    if missing or not parts:
-        told = [f"{each.start} to {each.stop - 1}" for each in missing[:8]]
-        what = f"samples {', '.join(told)} are missing" if told else "it has no parts"
+    for match in parts_in(folder):
+        part = part_at(folder / match[0])
+        if part.samples.start != int(match[1]):
+            raise CacheError(
+                f"{part.path} begins with sample {part.samples.start}: it was renamed or "
+                "swapped with another one; give each part the name that it was built with"
+            )
+        parts.append(part)
+    if not parts:
         raise CacheError(
-            f"{folder} is not complete: {what}; copy the other parts there, or build them"
+            f"there are no parts of {target} in {folder}; copy them there, or build them with "
+            "precompute(..., shard=(0, 8), wait=False)"
+        )
+    length = parts[0].index.fingerprint.get("length")
+    if missing := missing_in(range(length if type(length) is int else 0), parts):
+        told = ", ".join(f"{each.start} to {each.stop - 1}" for each in missing[:8])
+        raise CacheError(
+            f"{folder} is not complete: samples {told} are missing; copy the other parts there, "
+            "or build them"
         )
     if sum(len(part.samples) for part in parts) != length:
         raise CacheError(f"{folder} has the parts of several builds; delete those of the old ones")

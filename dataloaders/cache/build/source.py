@@ -8,6 +8,8 @@ A file of an earlier version does not say where the heads' parts stand; then sam
 
 from __future__ import annotations
 
+import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +19,19 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import IterableDataset, MapDataPipe
 
-from dataloaders.cache.build.estimation import Estimate, estimate_of, rows_of_part, workers_for
+from dataloaders.cache.build.estimation import (
+    ONE_FILE_BYTES,
+    Estimate,
+    rows_of_part,
+    workers_for,
+)
 from dataloaders.cache.build.parts import range_of
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.study import Findings, Study, studied
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
-from dataloaders.cache.format.disk import size_of
+from dataloaders.cache.format.disk import free_bytes, size_of
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, whole
@@ -139,19 +146,17 @@ class Source:
     def known(self) -> Known:
         """What the dataset is; it is studied once, in a process of its own or in this one."""
         if self._known is None:
-            self._known = self.studied(encode=True)
+            self._known = self.studied()
         return self._known
 
-    def studied(self, *, encode: bool) -> Known:
-        """Study the dataset; ``encode``: and what encoding its images costs.
+    def studied(self) -> Known:
+        """Study the dataset.
 
         Raises:
             CacheError: the process that reads the samples cannot.
         """
         options = self.options
-        study = Study(
-            self.dataset, self.length, skip=options.skip, images=self.images, encode=encode
-        )
+        study = Study(self.dataset, self.length, skip=options.skip, images=self.images)
         if options.num_workers == 0:
             found = study()
         else:
@@ -198,15 +203,22 @@ class Source:
 
     def estimate(self, folder: Path, rows: int = 0) -> Estimate:
         """Return what building in ``folder`` will take, with parts of so many rows; 0: as usual."""
-        options, found = self.options, self.known.found
-        return estimate_of(
-            found,
-            folder,
-            len(self.samples),
+        found, samples, one_file = self.known.found, len(self.samples), self.options.single_file
+        rows = rows or self.options.rows or rows_of_part(found, samples)
+        errors = 0.0
+        if len(found.bytes) > 1:
+            errors = 2 * statistics.stdev(found.bytes) / math.sqrt(len(found.bytes))
+        size = round(found.row_bytes * samples)
+        is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
+        return Estimate(
+            samples=samples,
+            bytes=size,
+            low_bytes=round(max(min(found.bytes, default=0), found.row_bytes - errors) * samples),
+            seconds=found.row_seconds * samples / max(1, min(self.workers, self._cores)),
+            disk_needed=2 * size if is_copied else size,
+            disk_free=free_bytes(folder),
             num_workers=self.workers,
-            cores=self._cores,
-            rows=rows or options.rows or rows_of_part(found, len(self.samples)),
-            one_file=options.single_file,
+            rows=rows,
             advice=self._advice(),
         )
 
@@ -214,7 +226,7 @@ class Source:
         """Say so if images are kept as large as they are decoded, and what would be smaller."""
         found, how = self.known.found, self.images
         raw = any(image and how.of_column(name) is None for name, image in found.columns.items())
-        size = sum(found.bytes) / max(1, len(found.bytes))
+        size = found.row_bytes
         if how.packed or not raw or not found.calls or self.known.cut.head or size < _LARGE:
             return ""
         return (
@@ -245,7 +257,7 @@ class Source:
         like = Images.like(cached.index.fingerprint.get("images"))
         if self._known is None or like.rows != self.images.rows:
             self.images = like
-            self._known = self.studied(encode=False)
+            self._known = self.studied()
         _, found, cut, contents = self._known
         own = {name: each for name, each in contents.items() if name != "images"}
         cached.refuse_changed({**own, **wanted})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +95,16 @@ class Findings:
     seconds: list[float] = field(default_factory=list)
     attributes: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def row_bytes(self) -> float:
+        """The mean of `bytes`."""
+        return statistics.fmean(self.bytes) if self.bytes else 0.0
+
+    @property
+    def row_seconds(self) -> float:
+        """The median of `seconds`, without the first row, which imports and opens things."""
+        return statistics.median(self.seconds[1:] or self.seconds or [0.0])
+
 
 def studied(loader: Any, study: Study) -> Findings:
     """Return what ``study`` finds in a worker of ``loader``.
@@ -121,8 +132,6 @@ class Study:
         samples: how many it has.
         skip: whether samples that fail are left out.
         images: how images are kept.
-        encode: whether to encode images of the samples that are read, as is done where a cache is
-            built: what it costs, and whether there are any.
 
     Attributes:
         images: how images are kept.
@@ -133,9 +142,7 @@ class Study:
         CacheError: the files are to be packed, and the dataset cannot be copied.
     """
 
-    def __init__(
-        self, dataset: Any, samples: int, *, skip: bool, images: Images, encode: bool = True
-    ) -> None:
+    def __init__(self, dataset: Any, samples: int, *, skip: bool, images: Images) -> None:
         self.images = images
         self.cuts: list[Cut]
         if images.packed:
@@ -143,8 +150,7 @@ class Study:
         else:
             found, self._reason = cuts_of(dataset, images=images.rows == "images")
             self.cuts = [*found, whole(dataset)]
-        self._encoder = Encoder(images if encode else Images())
-        self._encode = encode
+        self._encoder = Encoder(images)
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
@@ -193,7 +199,7 @@ class Study:
 
     def refuse_no_images(self, found: Findings) -> None:
         """Raise CacheError if there is no image to encode, or none in a column that was named."""
-        if self.images.rows != "images" or not self._encode or not found.bytes:
+        if self.images.rows != "images" or not found.bytes:
             return
         names = ", ".join(map(repr, found.columns)) or "none"
         missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
