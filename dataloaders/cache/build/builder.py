@@ -173,29 +173,17 @@ def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
     """Return the finished cache at ``path``, compared with the dataset of ``loader``.
 
     The dataset is observed, in a worker of ``loader``, only where ``check`` asks for it, or where
-    the file does not say how samples go through the transforms.
-
-    Args:
-        loader: of the dataset.
-        path: of the cache.
-        options: ``images``, ``check`` and ``expect`` as `precompute` takes them.
+    the file does not say how samples go through the transforms. The options are `precompute`'s.
 
     Raises:
-        CacheError: the file is of something else (names what changed), or the dataset cannot be
-            observed.
+        CacheError: the file is of something else, or the dataset cannot be observed.
     """
     source = Source(loader.dataset, Options(loader=loader, **options))
     return source.open(Path(os.path.realpath(path)))
 
 
 class _Builder:
-    """One call of `precompute`.
-
-    Attributes:
-        folder: the parts so far.
-        path: of the cache.
-        own: with a shard, the cache of this rank's samples, once these are built.
-    """
+    """One call of `precompute`; ``own``: of a rank, the cache of its samples once it is built."""
 
     def __init__(self, source: Source, path: Path) -> None:
         self.folder = BuildFolder(path)

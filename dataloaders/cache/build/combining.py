@@ -49,16 +49,9 @@ class MappedPart(NamedTuple):
 
 
 class Combined:
-    """The columns of all parts.
+    """The structure, the number of rows and the column entries of all parts, without places.
 
-    Args:
-        parts: in the order of their rows.
-        copied: whether values are copied, so that rows that are None have none.
-
-    Attributes:
-        structure: of each sample; None without rows.
-        rows: of all parts.
-        entries: of the columns, without places.
+    Where values are ``copied``, rows that are None have none.
 
     Raises:
         CacheError: parts that cannot stand in one cache; the message names both.

@@ -26,15 +26,11 @@ def locked(
     """Hold the lock of the cache at ``target`` inside the block.
 
     The lock file stays when the block is left: to delete it would let two others lock two files.
-
-    Args:
-        target: of the cache.
-        rank: which of several locks, each of one rank.
-        waiting: called now and then, with the seconds so far, while somebody else has it; None: it
-            is not waited for.
+    Each ``rank`` has a lock of its own. ``waiting`` is called now and then, with the seconds so
+    far, while somebody else has it.
 
     Raises:
-        Busy: somebody has it, and it is not to be waited for.
+        Busy: somebody has it, and ``waiting`` is None.
         CacheError: the file system has no locks.
     """
     path = lock_path(target, rank)

@@ -38,17 +38,11 @@ def range_of(rank: int, of: int, samples: int) -> range:
 
 
 class Names(NamedTuple):
-    """How the parts of one build are named.
-
-    Attributes:
-        folder: of the parts.
-        token: of the build; "" unless it replaces another one.
-        length: of the dataset; 0 while it is not known what is built.
-    """
+    """How the parts of one build are named."""
 
     folder: Path
-    token: str = ""
-    length: int = 0
+    token: str = ""  # unless it replaces another build
+    length: int = 0  # of the dataset; 0 while it is not known what is built
 
     def path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
@@ -86,13 +80,7 @@ def parts_in(folder: Path) -> list[re.Match[str]]:
 
 
 class BuildFolder:
-    """The parts of one cache.
-
-    Attributes:
-        path: of the folder.
-        rows: samples of a part, once it is known what is built.
-        names: of the parts.
-    """
+    """The folder of the parts of one cache; ``rows`` are the samples of a part, once known."""
 
     def __init__(self, target: Path) -> None:
         self.path = parts_folder(target)
@@ -119,11 +107,8 @@ class BuildFolder:
     ) -> None:
         """Begin the build of a dataset with this fingerprint and length, or go on with it.
 
-        Args:
-            fingerprint, length: of the dataset.
-            rows: of a part; None: as it was begun, else ``default``.
-            token: of the build where nothing was begun.
-            overwrite: whether a build of something else is begun anew.
+        A part has ``rows``; None: as it was begun, else ``default``. ``token`` counts where nothing
+        was begun, or where something else was that is to be overwritten.
 
         Raises:
             CacheError: it is an unfinished build of something else; or the disk is full.

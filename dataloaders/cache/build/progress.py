@@ -43,15 +43,10 @@ class BuildProgress:
 
 
 class Pace:
-    """How fast a build is, from when this call began.
+    """How fast a build is, from when this call began; ``told`` is how far it is.
 
-    Args:
-        samples: of the build.
-        expected: bytes of it; 0: not known.
-        before: the parts that were there.
-
-    Attributes:
-        told: how far it is.
+    ``expected`` are the bytes of all its samples; 0: not known. ``before`` are the parts that were
+    there.
     """
 
     def __init__(self, samples: int, expected: int = 0, before: Sequence[Part] = ()) -> None:

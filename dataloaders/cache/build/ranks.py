@@ -29,14 +29,9 @@ _STALL_S = 60.0
 
 
 class Ranks:
-    """The ranks that build the cache at ``path``.
+    """The ranks that build the cache at ``path``; without a ``shard`` this process builds alone.
 
-    Args:
-        path: of the cache.
-        folder: of its parts.
-        length: of the dataset.
-        shard: this rank, and how many there are; None: this process builds alone.
-        report: called with the progress of all while this one waits.
+    ``report`` is called with the progress of all while this one waits. ``name`` is of its lock.
     """
 
     def __init__(
@@ -72,11 +67,9 @@ class Ranks:
         return text if text.startswith("failed ") else ""
 
     def tell(self, seconds: float, missing: Sequence[range] = ()) -> None:
-        """Report, now and then, how far the process that builds is, or all ranks.
+        """Report, now and then, how far whoever is waited for is, for so many seconds.
 
-        Args:
-            seconds: since this one began to wait.
-            missing: samples that other ranks are to make.
+        Other ranks are waited for if they have these missing samples to make.
         """
         if 0 <= seconds - self._told < _TELL_S:
             return

@@ -40,24 +40,15 @@ _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use 
 
 @dataclass(frozen=True)
 class Maker:
-    """Callable that makes the parts of some samples: one, unless it takes too much room or time.
-
-    Args:
-        cut: gives the rows.
-        calls: how each row must have gone through the transforms; None: however it did.
-        allow_random, skip: as `precompute` has them.
-        images: how images are kept.
-        names: of the parts' files.
-        about: what each part says of itself, but for its samples.
-    """
+    """Callable that makes the parts of some samples: one, unless it takes too much room or time."""
 
     cut: Cut
-    calls: tuple[Call, ...] | None
+    calls: tuple[Call, ...] | None  # how each row must have gone through the transforms
     allow_random: bool
     skip: bool
     images: Images
     names: Names
-    about: About
+    about: About  # but for the samples
 
     def __call__(self, samples: range) -> list[Part]:
         """Return what was made; its files are on the disk.
@@ -87,7 +78,7 @@ class Maker:
                 return index
             if self.allow_random:
                 seed_for(index)
-            row: tuple[Structure, list[Cell]] | None = None
+            row = None
             try:
                 structure, cells = read_row(cut, index, self.calls)
                 row = structure, encoder.cells(index, structure, cells)
@@ -127,13 +118,7 @@ class Maker:
 
 
 class Gathered:
-    """Rows of one part, column by column.
-
-    Attributes:
-        structure: of each row; None without rows.
-        rows: how many there are.
-        memory: bytes that they take, about.
-    """
+    """Rows of one part, column by column; ``memory``: bytes that they take, about."""
 
     def __init__(self) -> None:
         self.structure: Structure | None = None

@@ -101,16 +101,11 @@ class Options:
 
 
 class Known(NamedTuple):
-    """What a dataset was found to be.
+    """What a dataset was found to be, and how its samples become rows.
 
-    Attributes:
-        study: how; it can refuse what was found.
-        found: what.
-        cut: how its samples become rows.
-        contents: what the rows depend on, by name, all of it JSON: the class, length, head, images
-            and versions of packages, and for some samples ``sample 17``, a digest of what this one
-            gives before it is encoded. The live tail is not in it: the same rows serve another
-            augmentation.
+    ``contents`` is what the rows depend on, by name, all of it JSON: the class, length, head,
+    images and versions of packages, and for some samples ``sample 17``, a digest of what this one
+    gives before it is encoded. Not the live tail: the same rows serve another augmentation.
     """
 
     study: Study
@@ -120,15 +115,7 @@ class Known(NamedTuple):
 
 
 class Source:
-    """A dataset of which a cache is built or opened.
-
-    Attributes:
-        dataset: the user's.
-        options: of the call.
-        length: of the dataset.
-        samples: those that this rank builds.
-        images, compress: how they are kept.
-    """
+    """A dataset of which a cache is built or opened; ``samples`` are those that a rank builds."""
 
     def __init__(self, dataset: Any, options: Options) -> None:
         self.dataset = dataset
@@ -239,9 +226,6 @@ class Source:
     def open(self, path: Path) -> CachedDataset:
         """Return the finished cache, or that of one rank, compared with the dataset now.
 
-        Warns:
-            CacheWarning: it was built with other versions of torch, torchvision, Pillow or NumPy.
-
         Raises:
             CacheError: there is no cache, or it is of something else; says what differs.
         """
@@ -310,11 +294,6 @@ def _calls_in(found: Any) -> Sequence[Call] | None:
 
 
 def _length_of(dataset: Any) -> int:
-    """Return how many samples there are.
-
-    Raises:
-        OptionError: it has no samples by index, or no length.
-    """
     why, length = "", 0
     try:
         if isinstance(dataset, (IterableDataset, MapDataPipe)):

@@ -127,12 +127,6 @@ def studied(loader: Any, study: Study) -> Findings:
 class Study:
     """Callable that reads the samples and gives the `Findings`; to be run in another process.
 
-    Args:
-        dataset: what is read.
-        samples: how many it has.
-        skip: whether samples that fail are left out.
-        images: how images are kept.
-
     Attributes:
         images: how images are kept.
         cuts: the ways to cut the dataset, best first; the last one is the dataset itself, without

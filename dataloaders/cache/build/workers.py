@@ -33,14 +33,10 @@ def parts_made(
     context: Any = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[Part]:
-    """Make the parts of these samples, and yield each when it is finished.
+    """Make the parts of each task's samples, and yield each when it is finished.
 
-    Args:
-        maker: makes those of one task.
-        tasks: the samples of each.
-        dataset: what workers read, as `get_worker_info` shows it.
-        workers: how many there are; 0: this process makes them.
-        context, worker_init_fn: how workers start, as a DataLoader takes them.
+    Without ``workers`` this process makes them. Workers start as a DataLoader's do, and see
+    ``dataset`` as theirs.
 
     Raises:
         RuntimeError: a worker died.
