@@ -132,20 +132,14 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _told(progress: BuildProgress) -> str:
     """Return a build's progress in one line."""
-    doing: str = progress.phase
+    doing, rate, left = progress.phase, progress.samples_per_second, progress.seconds_left
+    whole = f" of about {size_of(progress.bytes_expected)}" if progress.bytes_expected else ""
     if progress.waiting:
-        doing = "waiting for the process that builds it"
-    if progress.shards_left:
-        doing = f"waiting for {progress.shards_left} other ranks"
-    text = f"{doing}  {progress.samples_done:,} of {progress.samples:,} samples"
-    if progress.samples_per_second:
-        text += f", {progress.samples_per_second:,.0f}/s"
-    text += f", {size_of(progress.bytes_done)}"
-    if progress.bytes_expected:
-        about = "about " if progress.phase == "compute" else ""
-        text += f" of {about}{size_of(progress.bytes_expected)}"
-    if progress.failed:
-        text += f", {progress.failed} left out"
-    if progress.seconds_left is not None:
-        text += f", {progress.seconds_left:,.0f} s left"
-    return text
+        who = f"{progress.shards_left} other ranks" if progress.shards_left else "the process"
+        doing = f"waiting for {who} that build{'' if progress.shards_left else 's'} it"
+    return (
+        f"{doing}  {progress.samples_done:,} of {progress.samples:,} samples"
+        f"{f', {rate:,.0f}/s' if rate else ''}, {size_of(progress.bytes_done)}{whole}"
+        f"{f', {progress.failed} left out' if progress.failed else ''}"
+        f"{'' if left is None else f', {left:,.0f} s left'}"
+    )

@@ -15,11 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dataloaders.cache.build.locks import Busy, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
-from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.reading import told
 from dataloaders.errors import CacheError, CacheWarning
 
@@ -76,20 +77,8 @@ class Ranks:
         self._told = seconds
         folder = self._folder
         parts = folder.finished() if folder.names.length or folder.watch() else []
-        progress = BuildProgress(
-            phase="compute",
-            waiting=True,
-            samples=folder.names.length,
-            samples_done=sum(len(part.samples) for part in parts),
-            failed=sum(part.failed for part in parts),
-            bytes_done=sum(part.index.file_bytes for part in parts),
-            bytes_expected=0,
-            seconds=seconds,
-            samples_per_second=None,
-            seconds_left=None,
-            shards_left=len(self._lacking(missing)),
-        )
-        self._report(progress)
+        told, left = Pace(folder.names.length, 0, parts).told, len(self._lacking(missing))
+        self._report(replace(told, waiting=True, seconds=seconds, shards_left=left))
 
     def _lacking(self, missing: Sequence[range]) -> list[int]:
         """Return the ranks that have some of these samples to make."""

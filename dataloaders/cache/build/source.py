@@ -8,8 +8,6 @@ A file of an earlier version does not say where the heads' parts stand; then sam
 
 from __future__ import annotations
 
-import math
-import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,15 +190,12 @@ class Source:
         """Return what building in ``folder`` will take, with parts of so many rows; 0: as usual."""
         found, samples, one_file = self.known.found, len(self.samples), self.options.single_file
         rows = rows or self.options.rows or rows_of_part(found, samples)
-        errors = 0.0
-        if len(found.bytes) > 1:
-            errors = 2 * statistics.stdev(found.bytes) / math.sqrt(len(found.bytes))
         size = round(found.row_bytes * samples)
         is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
         return Estimate(
             samples=samples,
             bytes=size,
-            low_bytes=round(max(min(found.bytes, default=0), found.row_bytes - errors) * samples),
+            low_bytes=round(found.low_row_bytes * samples),
             seconds=found.row_seconds * samples / max(1, min(self.workers, self._cores)),
             disk_needed=2 * size if is_copied else size,
             disk_free=free_bytes(folder),
@@ -294,22 +289,19 @@ def _calls_in(found: Any) -> Sequence[Call] | None:
 
 
 def _length_of(dataset: Any) -> int:
-    why, length = "", 0
-    try:
-        if isinstance(dataset, (IterableDataset, MapDataPipe)):
-            why = "has no samples by index"
-        else:
-            length = len(dataset)
-    except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
-        why = f"has no len() ({error})"
-    if not why and not hasattr(type(dataset), "__getitem__"):
+    if isinstance(dataset, (IterableDataset, MapDataPipe)):
+        why = "has no samples by index"
+    elif not hasattr(type(dataset), "__getitem__"):
         why = "has no __getitem__"
-    if why:
-        raise OptionError(
-            f"{type(dataset).__name__} {why}, and a cache is built of samples by index; give a "
-            "map-style dataset, with __len__ and __getitem__"
-        )
-    return length
+    else:
+        try:
+            return len(dataset)
+        except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
+            why = f"has no len() ({error})"
+    raise OptionError(
+        f"{type(dataset).__name__} {why}, and a cache is built of samples by index; give a "
+        "map-style dataset, with __len__ and __getitem__"
+    )
 
 
 def _versions() -> dict[str, str | None]:

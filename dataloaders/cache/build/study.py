@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import statistics
 import time
@@ -99,6 +100,14 @@ class Findings:
     def row_bytes(self) -> float:
         """The mean of `bytes`."""
         return statistics.fmean(self.bytes) if self.bytes else 0.0
+
+    @property
+    def low_row_bytes(self) -> float:
+        """The same less two standard errors, and no less than the smallest."""
+        if len(self.bytes) < 2:
+            return self.row_bytes
+        errors = 2 * statistics.stdev(self.bytes) / math.sqrt(len(self.bytes))
+        return max(min(self.bytes), self.row_bytes - errors)
 
     @property
     def row_seconds(self) -> float:
@@ -195,20 +204,18 @@ class Study:
         """Raise CacheError if there is no image to encode, or none in a column that was named."""
         if self.images.rows != "images" or not found.bytes:
             return
-        names = ", ".join(map(repr, found.columns)) or "none"
         missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
+        if not missing and any(found.columns.values()):
+            return
+        text = f"images={str(self.images)!r}: there is no PIL image in the columns"
         if missing:
             what = "there is no PIL image in it" if missing[0] in found.columns else "unknown"
-            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are {names}"
-        elif not any(found.columns.values()):
-            text = f"images={str(self.images)!r}: there is no PIL image in the columns {names}"
-        else:
-            return
+            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are"
         why = f" ({found.reason})" if found.reason else ""
         raise CacheError(
-            f"{text} of {type(self._dataset).__name__}{why}. Tensors are kept raw: have the "
-            "dataset give PIL images, with ToTensor or ToImage behind what is computed, or "
-            "leave images out"
+            f"{text} {', '.join(map(repr, found.columns)) or 'none'} of "
+            f"{type(self._dataset).__name__}{why}. Tensors are kept raw: have the dataset give PIL "
+            "images, with ToTensor or ToImage behind what is computed, or leave images out"
         )
 
     def refuse_random(self, found: Findings) -> None:
