@@ -42,7 +42,7 @@ def said(dataset, path, **options):
 def test_what_is_said_of_the_member_that_comes_first(photos, tmp_path):
     dataset = folder(photos, FIRST)
     advice = said(dataset, tmp_path)
-    assert advice.startswith("RandomResizedCrop at dataset.transform.transforms[0] is random")
+    assert advice.startswith("RandomResizedCrop comes first, and is random")
     assert '351.6 KiB a row. Smaller are images="packed"' in advice
     assert "351.6 KiB" in said(ConcatDataset([Subset(dataset, [0]), dataset]), tmp_path)
     for images in ("packed", "jpeg", {"0": "png"}):
@@ -54,10 +54,9 @@ def test_what_is_said_of_the_member_that_comes_first(photos, tmp_path):
 @pytest.mark.parametrize(
     ("members", "where"),
     [
-        ([v2.RandomHorizontalFlip(), v2.Resize(32)], "RandomHorizontalFlip at"),
-        ([v2.RGB(), FIRST], r"RandomResizedCrop at dataset.transform.transforms\[1\] is random"),
-        ([v2.Lambda(lambda image: image), FIRST], "Lambda at .* is code of your own"),
-        ([v2.Compose([FIRST])], r"transforms\[0\].transforms\[0\] is random"),
+        ([v2.RandomHorizontalFlip(), v2.Resize(32)], "RandomHorizontalFlip comes first"),
+        ([v2.Lambda(lambda image: image), FIRST], "Lambda comes first"),
+        ([v2.Compose([FIRST])], "RandomResizedCrop comes first"),
         ([v2.Resize((32, 40)), FIRST], "^$"),
         ([v2.CenterCrop(32), v2.RandomHorizontalFlip()], "^$"),
         ([v2.RGB()], "^$"),
@@ -77,12 +76,9 @@ def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
         precompute(dataset, tmp_path / "a.h5", num_workers=0)  # it is there, and only opened
         precompute(dataset, tmp_path / "b.h5", num_workers=0, announce=heard.append)
     assert "RandomResizedCrop" in heard[0].advice
-    note = "images are stored as large as they are decoded. Smaller are"
-    assert note in str(DataLoader(dataset, backend="h5").explain())
-    assert note not in str(DataLoader(dataset, backend=H5(images="packed")).explain())
     capsys.readouterr()
     next(iter(DataLoader(dataset, batch_size=2, backend=H5(tmp_path / "c.h5"))))
-    assert "h5  RandomResizedCrop at dataset.transform" in capsys.readouterr().err
+    assert "h5  RandomResizedCrop comes first" in capsys.readouterr().err
     (tmp_path / "advice_data.py").write_text(
         "from torchvision.datasets import ImageFolder\nfrom torchvision.transforms import v2\n"
         f"data = ImageFolder({str(photos)!r}, v2.Compose([v2.RandomResizedCrop(9), v2.ToImage()]))"
@@ -91,6 +87,6 @@ def test_who_hears_of_it(photos, tmp_path, capsys, monkeypatch):
     command = ["cache", "build", "advice_data.py:data", "d.h5", "--workers", "0"]
     assert main(command) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert any(line.startswith("build  RandomResizedCrop at dataset.transform") for line in lines)
+    assert any(line.startswith("build  RandomResizedCrop comes first") for line in lines)
     assert main([*command, "--overwrite", "--quiet"]) == 0
     assert "RandomResizedCrop" not in capsys.readouterr().err

@@ -17,8 +17,7 @@ from dataloaders.cli.table import table
 
 __all__ = ["info"]
 
-_SHOWN_FAILURES = 20
-_SHOWN_SHARDS = 20
+_SHOWN = 20  # parts, and samples that were left out
 _LONGEST = 10_000  # characters of a line
 
 
@@ -29,32 +28,27 @@ def info(path: str) -> int:
         CacheError: it cannot be used.
     """
     cached = CachedDataset(path)
-
-    def print_(text: str) -> None:
-        print(printable(text, _LONGEST))
-
-    index = cached.index
-    print_(f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}")
+    index, failed = cached.index, cached.failed
+    lines = [f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}"]
     if index.shards:
-        print_(f"in {len(index.shards)} parts:")
-        for shard in index.shards[:_SHOWN_SHARDS]:
-            print_(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
-        if len(index.shards) > _SHOWN_SHARDS:
-            print_(f"  and {len(index.shards) - _SHOWN_SHARDS} more")
-    print(_columns_table(cached))
+        lines.append(f"in {len(index.shards)} parts:")
+    for shard in index.shards[:_SHOWN]:
+        lines.append(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
+    if len(index.shards) > _SHOWN:
+        lines.append(f"  and {len(index.shards) - _SHOWN} more")
+    lines += _columns_table(cached).splitlines()
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
-        print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
-    for key, value in cached.attributes.items():
-        print_(f"{key}: {told(value)}")
+        lines.append(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
+    lines += [f"{key}: {told(value)}" for key, value in cached.attributes.items()]
     for key, value in index.fingerprint.items():
-        if key in ("head", "calls") or key.startswith("sample ") or value is None:
-            continue
-        text = value if isinstance(value, str) else json.dumps(value)
-        print_(f"built from {printable(key, 200)}: {printable(text, 200)}")
-    if cached.failed:
-        print_(f"left out, since reading them failed: {len(cached.failed):,} samples")
-        for number, message in cached.failed[:_SHOWN_FAILURES]:
-            print_(f"  sample {number}: {message}")
+        if key not in ("head", "calls") and not key.startswith("sample ") and value is not None:
+            text = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"built from {printable(key, 200)}: {printable(text, 200)}")
+    if failed:
+        lines.append(f"left out, since reading them failed: {len(failed):,} samples")
+    lines += [f"  sample {number}: {message}" for number, message in failed[:_SHOWN]]
+    for line in lines:
+        print(printable(line, _LONGEST))
     return 0
 
 

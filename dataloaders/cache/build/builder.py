@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataloaders.cache.build.estimation import ONE_FILE_BYTES, Estimate, rows_of_part
-from dataloaders.cache.build.joining import combined, is_joined
+from dataloaders.cache.build.joining import combined
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.parts import BuildFolder, Part, missing_in
 from dataloaders.cache.build.progress import BuildProgress, Pace
@@ -34,7 +34,6 @@ from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import folder_of
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
 from dataloaders.errors import CacheError, CacheWarning, add_note
@@ -201,7 +200,8 @@ class _Builder:
         """Have the cache in place, or this rank's parts of it."""
         wait, is_alone = self._options.wait, self._is_alone
         is_there = self._before is not None and not self._options.overwrite
-        if not is_there or self._lacks_parts() or not (is_alone or wait):
+        is_whole = is_there and all(map(os.path.lexists, self._parts_there()))
+        if not is_whole or not (is_alone or wait):
             waiting = self._ranks.tell if wait or not is_alone else None
             with locked(self.path, self._ranks.name, waiting=waiting):
                 try:
@@ -217,12 +217,9 @@ class _Builder:
             self._end_finished()
 
     def _parts_there(self) -> list[Path]:
-        """Return the parts that the cache which is there joins."""
-        shards = Index.parse(str(self.path)).shards
-        return [folder_of(self.path) / shard.name for shard in shards]
-
-    def _lacks_parts(self) -> bool:
-        return not all(map(os.path.lexists, self._parts_there()))
+        """Return the parts that the cache which is there joins; none if there is no cache."""
+        shards = Index.parse(str(self.path)).shards if self.path.exists() else ()
+        return [self.path.parent / shard.name for shard in shards]
 
     def _token_there(self) -> str:
         parts = self._parts_there()
@@ -417,8 +414,9 @@ class _Builder:
             "again with the same arguments to go on"
         )
         if not done:
-            if self._is_alone and not is_joined(self.path):
-                self.folder.keep_only([])
+            if self._is_alone:
+                with suppress(CacheError):
+                    self.folder.keep_only(part.name for part in self._parts_there())
         elif isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:

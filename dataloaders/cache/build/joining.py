@@ -45,7 +45,7 @@ def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
     """
     target = Path(os.path.realpath(path))
     parts = complete_build(target)
-    if target.exists() and not is_joined(target):
+    if target.exists() and not Index.parse(str(target)).shards:
         raise CacheError(
             f"{target} exists and is not a joined cache; delete it, or give another path"
         )
@@ -97,14 +97,6 @@ def merge(
         )
     with locked(target):
         return combined(target, parts, one_file=True, progress=progress)
-
-
-def is_joined(path: Path) -> bool:
-    """Whether there is a cache of several parts at ``path``."""
-    try:
-        return bool(Index.parse(str(path)).shards)
-    except CacheError:
-        return False
 
 
 def combined(
