@@ -317,7 +317,7 @@ def test_a_shard_that_cannot_be(path, shard):
 
 def test_ranks_cannot_begin_anew_one_by_one(path):
     """A rank could join what another one has made before and is about to make again."""
-    with pytest.raises(OptionError, match="resume=False with shard=.* delete the folder"):
+    with pytest.raises(OptionError, match=r"resume=False with shard=.* delete the folder"):
         build(Numbered(), path, 0, resume=False)
 
 
