@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.sample import Cell, Structure, split
@@ -44,7 +44,7 @@ class Failure(NamedTuple):
             is_same = False
         return cls(pickled if is_same else pickle.dumps(CacheError(told(error))), trace)
 
-    def reraise(self) -> None:
+    def reraise(self) -> NoReturn:
         """Raise it where it was sent to, the worker's traceback as its cause."""
         raise pickle.loads(self.pickled) from _InWorker(f"\n{self.trace}")
 

@@ -43,7 +43,7 @@ class Maker:
     """Callable that makes the parts of some samples: one, unless it takes too much room or time."""
 
     cut: Cut
-    calls: tuple[Call, ...] | None  # how each row must have gone through the transforms
+    calls: tuple[Call, ...]  # how each row must have gone through the transforms
     allow_random: bool
     skip: bool
     images: Images

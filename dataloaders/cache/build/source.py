@@ -25,19 +25,19 @@ from dataloaders.cache.build.estimation import (
 )
 from dataloaders.cache.build.parts import range_of
 from dataloaders.cache.build.progress import BuildProgress
-from dataloaders.cache.build.study import Findings, Study, studied
+from dataloaders.cache.build.reading import Failure
+from dataloaders.cache.build.study import Findings, Study, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
 from dataloaders.cache.format.disk import free_bytes, size_of
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import check_shard
-from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, whole
+from dataloaders.cache.sample.cut import Call, Cut, Finish
 from dataloaders.cache.sample.images import Choice, Images
-from dataloaders.cache.sample.packed import packed
-from dataloaders.errors import CacheWarning, OptionError
+from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
-from dataloaders.observing import worker_of
+from dataloaders.observing import Unobserved, observe, worker_of
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 """By the name of a fingerprint's entry, the package whose version it is."""
@@ -149,7 +149,12 @@ class Source:
             if loader is None:
                 loader = worker_of(self.dataset, options.multiprocessing_context)
                 loader.worker_init_fn = options.worker_init_fn
-            found = studied(loader, study)
+            try:
+                answer = observe(loader, study.look)
+            except Unobserved as error:
+                name = type(self.dataset).__name__
+                raise CacheError(f"{name} could not be studied: {error}") from error
+            found = answer.reraise() if isinstance(answer, Failure) else answer
         study.refuse_no_images(found)
         cut = study.cuts[found.choice]
         contents = {
@@ -172,7 +177,7 @@ class Source:
         """What a cache of the dataset depends on, and where its rows go through the transforms."""
         known, compress = self.known, self.compress
         says = {**known.contents, "compress": None if compress is None else str(compress)}
-        calls = known.found.calls or ()
+        calls = known.found.calls
         if known.found.at_leaves and all(type(k) in (int, str) for _, path in calls for k in path):
             says["calls"] = [[number, list(path)] for number, path in calls]
         return says
@@ -240,11 +245,10 @@ class Source:
         _, found, cut, contents = self._known
         own = {name: each for name, each in contents.items() if name != "images"}
         cached.refuse_changed({**own, **wanted})
-        calls = found.calls or ()
         if found.at_leaves:
-            cached.with_tails([(keys, cut.tails[number]) for number, keys in calls])
+            cached.with_tails([(keys, cut.tails[number]) for number, keys in found.calls])
         else:  # FiveCrop gives a tuple, and what is left takes all of it
-            cached.transform = Finish(cut.tails, calls)
+            cached.transform = Finish(cut.tails, found.calls)
         cached.refuse_other_classes(found.attributes)
         return cached
 
@@ -254,11 +258,7 @@ class Source:
         calls = _calls_in(says.get("calls"))
         if calls is None:
             return False
-        kept = Images.like(says.get("images"))
-        if kept.packed:
-            cuts = [packed(self.dataset)]
-        else:
-            cuts = [*cuts_of(self.dataset, images=kept.rows == "images")[0], whole(self.dataset)]
+        cuts, _ = ways_to_cut(self.dataset, Images.like(says.get("images")))
         cut = next((cut for cut in cuts if list(cut.head) == says.get("head")), None)
         cached.refuse_changed(self._described(cut or cuts[0]))
         if cut is None or {number for number, _ in calls} != set(range(len(cut.tails))):

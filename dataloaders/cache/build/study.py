@@ -50,7 +50,6 @@ from dataloaders.cache.sample.sample import (
     split,
 )
 from dataloaders.errors import CacheError
-from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
 
@@ -84,7 +83,7 @@ class Findings:
     """
 
     choice: int = -1
-    calls: tuple[Call, ...] | None = None
+    calls: tuple[Call, ...] = ()
     at_leaves: bool = True
     reason: str = ""
     drawn: tuple[int, tuple[str, ...]] | None = None
@@ -115,44 +114,27 @@ class Findings:
         return statistics.median(self.seconds[1:] or self.seconds or [0.0])
 
 
-def studied(loader: Any, study: Study) -> Findings:
-    """Return what ``study`` finds in a worker of ``loader``.
+def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
+    """Return the ways to cut ``dataset``, best first, and why there is no better one.
 
-    Raises:
-        CacheError: the dataset cannot be read in another process; says why.
-        Exception: a sample's own.
-    """
-    try:
-        found = observe(loader, study.look)
-    except Unobserved as error:
-        name = type(loader.dataset).__name__
-        raise CacheError(f"{name} could not be studied: {error}") from error
-    if isinstance(found, Failure):
-        found.reraise()
-    assert isinstance(found, Findings)
-    return found
-
-
-class Study:
-    """Callable that reads the samples and gives the `Findings`; to be run in another process.
-
-    Attributes:
-        images: how images are kept.
-        cuts: the ways to cut the dataset, best first; the last one is the dataset itself, without
-            tails. One that gives its files, if they are to be packed.
+    The last one is the dataset itself, without tails. To be packed there is only one, which gives
+    its files.
 
     Raises:
         CacheError: the files are to be packed, and the dataset cannot be copied.
     """
+    if images.packed:
+        return [packed(dataset)], ""
+    cuts, reason = cuts_of(dataset, images=images.rows == "images")
+    return [*cuts, whole(dataset)], reason
+
+
+class Study:
+    """Callable that reads the samples and gives the `Findings`; to be run in another process."""
 
     def __init__(self, dataset: Any, samples: int, *, skip: bool, images: Images) -> None:
         self.images = images
-        self.cuts: list[Cut]
-        if images.packed:
-            self.cuts, self._reason = [packed(dataset)], ""
-        else:
-            found, self._reason = cuts_of(dataset, images=images.rows == "images")
-            self.cuts = [*found, whole(dataset)]
+        self.cuts, self._reason = ways_to_cut(dataset, images)
         self._encoder = Encoder(images)
         self._dataset = dataset
         self._samples = samples
@@ -310,7 +292,7 @@ class Study:
             # It is left out; its digest stays that of what was read.
         found.seconds.append(time.perf_counter() - begun)
         paths = leaf_paths(structure)
-        found.at_leaves &= all(path in paths for _, path in found.calls or ())
+        found.at_leaves &= all(path in paths for _, path in found.calls)
         found.bytes.append(sum(cell.values.nbytes for cell in cells))
         if not must:
             return
