@@ -76,27 +76,25 @@ def precompute(
         dataset: map-style, with samples made of tensors, arrays, numbers, bool, str, bytes, PIL
             images and None, in dicts, lists and tuples.
         path: the path of the file.
-        images: how PIL images are stored. "raw"; "jpeg" (lossy), "png", "webp" (both lossless) or
-            an `Encoded` with a quality and a bounded size; a dict of these by column; or "packed":
-            the image files that the dataset opens with Pillow, byte for byte, with all transforms
-            live. None: raw; an existing file is used as it is.
+        images: how PIL images are stored: "raw" (as None), "jpeg" (lossy), "png", "webp" (both
+            lossless), an `Encoded`, a dict of these by column; or "packed": the files that the
+            dataset opens with Pillow, with all transforms live. None takes an existing file as it
+            is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
-        rows: samples in a part, which a worker loses when it is interrupted. None: by their size,
-            some 96 MiB. A part that takes a worker longer than half a minute is closed early.
+        rows: samples in a part, which a worker loses when it is interrupted. None: some 96 MiB. A
+            part that takes a worker longer than half a minute is closed early.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
             ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
-            seeds it while any sample's stored part is made, and one of which a few samples differ
-            when they are read again. Draws from the dataset's own generators show only in the
-            latter.
+            seeds it while any sample's stored part is made, or of which a few samples differ when
+            they are read again, as draws from its own generators may show.
         on_error: "skip" leaves out samples that cannot be read or stored; the file lists them.
         resume: continue an unfinished build, also one that overwrites; False begins again, which
             is needed where samples have changed meanwhile that no look at a few of them shows. Not
             for a ``shard``: delete the folder of the parts before the ranks are started.
         overwrite: build even if there is a file, or an unfinished build of something else. The
             old file stays in place until the new one is finished.
-        compress: "zstd", "gzip" or a `Compressed` with its level: columns that are large enough are
-            compressed by HDF5's filters, in chunks of 64 KiB or a row. None: build without
-            compression; an existing file may be compressed or not.
+        compress: "zstd", "gzip" or a `Compressed` with its level, for columns that are large
+            enough. None: build without; an existing file may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
         announce: called with the `Estimate` before anything is computed, on this thread. None: its
             `advice`, if there is some, is a CacheWarning.
@@ -104,26 +102,19 @@ def precompute(
         multiprocessing_context: how workers start, as a DataLoader takes it.
         worker_init_fn: called in each worker with its number, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
-            dataset and path: each builds the parts of its samples, and when all are there, one of
-            them joins them at ``path``, which each returns. With ``wait=False`` a rank returns a
-            cache of its own samples as soon as these are built, and nothing is joined: see `join`.
-        check: "contents" reads a few samples again, in another process, and compares them with the
-            file that is there. None: its class, length, transforms and classes are compared, and no
-            sample is read.
+            dataset and path: each builds the parts of its samples, one of them joins all, and each
+            returns the whole. With ``wait=False`` a rank returns a cache of its own samples as soon
+            as these are built, and nothing is joined: see `join`.
+        check: "contents" compares a few samples, read in another process, with the file that is
+            there. None: its class, length, transforms and classes are compared, and none is read.
         expect: entries of the fingerprint that a file that is there must have:
             ``{"torchvision": "0.29.2"}`` refuses one of another version.
-        single_file: True: one file, however large it is; its parts are copied, so the disk has to
-            hold the rows twice meanwhile. False: parts are never copied. None: they are, if all
-            take less than 128 MiB.
-
-    Warns:
-        CacheWarning: images are stored as large as they are decoded, because the first transform
-            is random; says how large a row is, and what to do.
+        single_file: True: one file, copied from its parts, so that the disk has to hold the rows
+            twice meanwhile. False: never. None: if all parts take less than 128 MiB.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
-            samples are random (also with ``on_error="skip"``), or cannot be stored; the disk is too
-            small or full.
+            samples are random, or cannot be stored; the disk is too small or full.
         OptionError: an option has a value that it cannot take.
         MissingDependency: h5py, or a package that compression needs, is not installed.
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.

@@ -72,11 +72,12 @@ def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
 
 
 def parts_in(folder: Path) -> list[re.Match[str]]:
-    """Return name, first sample and token of each part, as groups 0 to 2."""
+    """Return name, first sample and token of each part, as groups 0 to 2; in order."""
     try:
-        return list(filter(None, map(_PART.fullmatch, sorted(os.listdir(folder)))))
+        found = filter(None, map(_PART.fullmatch, os.listdir(folder)))
     except FileNotFoundError:
         return []
+    return sorted(found, key=lambda match: int(match[1]))  # names may have more than five digits
 
 
 class BuildFolder:
@@ -113,8 +114,8 @@ class BuildFolder:
         Raises:
             CacheError: it is an unfinished build of something else; or the disk is full.
         """
-        now = {"of": json.loads(json.dumps(dict(fingerprint))), "rows": rows or default}
-        now["token"] = token
+        of = json.loads(json.dumps(dict(fingerprint)))
+        now = {"of": of, "rows": rows or default, "token": token}
         before = self._loaded()
         if before is not None:
             changed = changes(before["of"], fingerprint, "when it was begun")
@@ -157,14 +158,13 @@ class BuildFolder:
 
     def finished(self, samples: range | None = None) -> list[Part]:
         """Return the finished parts of this build, in order; those that begin in ``samples``."""
-        found = [
+        return [
             part
             for match in parts_in(self.path)
             if match[2] == self.names.token
             and (samples is None or int(match[1]) in samples or not self.names.length)
             and (part := self._part(match[0], int(match[1]))) is not None
         ]
-        return sorted(found, key=lambda part: part.samples.start)
 
     def watch(self) -> bool:
         """Have `finished` know the parts of the build that another process has begun, if any."""

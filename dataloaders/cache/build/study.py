@@ -257,10 +257,9 @@ class Study:
 
     def _measure(self, found: Findings) -> None:
         cut = self.cuts[found.choice]
-        must = set(_spread(self._samples, _PROVED))
-        rest = [index for index in _scattered(self._samples, _MEASURED) if index not in must]
+        must = _spread(self._samples, _PROVED)
         started = time.monotonic()
-        for index in [*sorted(must), *rest]:
+        for index in dict.fromkeys([*must, *_scattered(self._samples, _MEASURED)]):
             if index not in must and time.monotonic() - started > _SECONDS:
                 break
             try:

@@ -54,7 +54,8 @@ def parts_made(
         loader: DataLoader[Any] = DataLoader(
             _Tasks(dataset, maker, tasks),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
-            collate_fn=_same,
+            sampler=range(len(tasks)),
+            collate_fn=list,
             num_workers=workers,
             worker_init_fn=_StartBound(worker_init_fn, context.get_start_method() == "fork"),
             multiprocessing_context=context,
@@ -64,9 +65,10 @@ def parts_made(
         iterator: Any = loader._get_iterator()  # not iter(): a script's loaders may be watched
     try:
         for made in iterator:
-            if isinstance(made, Failure):
-                made.reraise()
-            yield from made
+            for part in made:
+                if isinstance(part, Failure):
+                    part.reraise()
+                yield part
     except BaseException as error:
         _kill(iterator)
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
@@ -96,14 +98,11 @@ class _Tasks:
     maker: Maker
     tasks: Sequence[range]
 
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def __getitem__(self, number: int) -> list[Part] | Failure:
+    def __getitem__(self, number: int) -> list[Part] | list[Failure]:
         try:
             return self.maker(self.tasks[number])
         except BaseException as error:  # a worker that sys.exit() ends tells nothing
-            return Failure.of(not_interrupted(error))
+            return [Failure.of(not_interrupted(error))]
 
 
 class _StartBound(Start):
@@ -113,7 +112,3 @@ class _StartBound(Start):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who builds has it, too, and ends this one
         _prctl_pr_set_pdeathsig(signal.SIGKILL)
         super().__call__(worker_id)
-
-
-def _same(made: Any) -> Any:
-    return made
