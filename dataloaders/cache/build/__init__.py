@@ -7,9 +7,9 @@
 builder.py      precompute(), estimate()             ranks.py        waiting for the other ranks
 source.py       options; the dataset of a cache: its fingerprint; opened where one is finished
 study.py        a few samples, read before           estimation.py   size, time, rows of a part
-reading.py      one sample -> cells, or its error    rows.py         samples -> one part
-seeds.py        generators: seeded, drawn from       workers.py      torch's workers make parts
+reading.py      one sample -> cells, or its error;   rows.py         samples -> one part
+                whether it drew random numbers       workers.py      torch's workers make parts
 parts.py        the folder of parts                  joining.py      join(), merge()
 combining.py    the columns of parts as one's        progress.py     how far a build is
-locks.py        filelock, and who has it
+locks.py        one builder a cache, by filelock
 """

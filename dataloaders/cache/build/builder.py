@@ -225,7 +225,7 @@ class _Builder:
             self.folder.remove_if_empty()
         elif self.path.exists():
             with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
-                if self.folder.watch() and self.folder.names.token == self._token_there():
+                if self.folder.watch() and self.folder.token == self._token_there():
                     self.folder.keep_only(part.name for part in self._parts_there())
 
     def _build(self) -> None:
@@ -326,7 +326,7 @@ class _Builder:
             options.allow_random,
             options.skip,
             source.images,
-            self.folder.names,
+            self.folder,
             about,
         )
         tasks = [
@@ -397,7 +397,7 @@ class _Builder:
 
     def _tell_how_to_go_on(self, error: BaseException) -> None:
         """Add to ``error`` what is kept; remove the folder if nothing is."""
-        if not self.folder.names.length:
+        if not self.folder.length:
             return
         done = sum(len(part.samples) for part in self.folder.finished(self._range))
         text = (

@@ -37,18 +37,6 @@ def range_of(rank: int, of: int, samples: int) -> range:
     return range(rank * samples // of, (rank + 1) * samples // of)
 
 
-class Names(NamedTuple):
-    """How the parts of one build are named."""
-
-    folder: Path
-    token: str = ""  # unless it replaces another build
-    length: int = 0  # of the dataset; 0 while it is not known what is built
-
-    def path(self, first: int) -> Path:
-        """Return where the part that begins with this sample stands."""
-        return self.folder / f"{first:05d}{self.token}.h5"
-
-
 class Part(NamedTuple):
     """A finished part: its file, its samples (those left out included), the index of the file."""
 
@@ -81,12 +69,17 @@ def parts_in(folder: Path) -> list[re.Match[str]]:
 
 
 class BuildFolder:
-    """The folder of the parts of one cache; ``rows`` are the samples of a part, once known."""
+    """The folder of the parts of one cache.
+
+    Attributes:
+        path: of the folder.
+        token: in the names of the parts; "" unless the build replaces another one.
+        rows, length: samples of a part and of the dataset; 0 while it is not known what is built.
+    """
 
     def __init__(self, target: Path) -> None:
         self.path = parts_folder(target)
-        self.rows = 0
-        self.names = Names(self.path)
+        self.token, self.rows, self.length = "", 0, 0
         self._settings = self.path / "build.json"
         self._fingerprint: dict[str, Any] = {}
         self._known: dict[str, tuple[tuple[int, int], Part | None]] = {}
@@ -140,7 +133,11 @@ class BuildFolder:
 
     def _take(self, settings: Mapping[str, Any], length: int) -> None:
         self._fingerprint, self.rows = settings["of"], settings["rows"]
-        self.names = Names(self.path, settings["token"], length)
+        self.token, self.length = settings["token"], length
+
+    def part_path(self, first: int) -> Path:
+        """Return where the part that begins with this sample stands."""
+        return self.path / f"{first:05d}{self.token}.h5"
 
     def _loaded(self) -> dict[str, Any] | None:
         """Return what was begun; None: nothing, or it cannot be read."""
@@ -161,8 +158,8 @@ class BuildFolder:
         return [
             part
             for match in parts_in(self.path)
-            if match[2] == self.names.token
-            and (samples is None or int(match[1]) in samples or not self.names.length)
+            if match[2] == self.token
+            and (samples is None or int(match[1]) in samples or not self.length)
             and (part := self._part(match[0], int(match[1]))) is not None
         ]
 
@@ -203,7 +200,7 @@ class BuildFolder:
                 self._known[name] = seen, None  # what cannot be read now may be later
                 part = part_at(path)
                 says = {n: each for n, each in part.index.fingerprint.items() if n != "first"}
-                is_ours = part.samples.start == first and part.samples.stop <= self.names.length
+                is_ours = part.samples.start == first and part.samples.stop <= self.length
                 if is_ours and says == self._fingerprint and not part.index.shards:
                     self._known[name] = seen, part
             return self._known[name][1]

@@ -76,8 +76,8 @@ class Ranks:
             return
         self._told = seconds
         folder = self._folder
-        parts = folder.finished() if folder.names.length or folder.watch() else []
-        told, left = Pace(folder.names.length, 0, parts).told, len(self._lacking(missing))
+        parts = folder.finished() if folder.length or folder.watch() else []
+        told, left = Pace(folder.length, 0, parts).told, len(self._lacking(missing))
         self._report(replace(told, waiting=True, seconds=seconds, shards_left=left))
 
     def _lacking(self, missing: Sequence[range]) -> list[int]:

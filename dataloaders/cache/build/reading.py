@@ -1,15 +1,20 @@
-"""One row of a dataset as cells; its errors with the number of the sample, on their way home.
+"""One row of a dataset as cells: what it drew, and its errors, with the number of the sample.
 
-in a worker     error ──Failure.of──> pickled, or its text
+in a worker     generators seeded ──read_row──> cells ──DrawDetector──> drawn from, or not
+                error ──Failure.of──> pickled, or its text
 who builds      ──reraise──> the error, with the worker's traceback as its cause
 """
 
 from __future__ import annotations
 
 import pickle
+import random
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
+
+import numpy as np
+import torch
 
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.sample import Cell, Structure, split
@@ -24,6 +29,7 @@ STAY_LIVE = (
 )
 
 _LONGEST_MESSAGE = 1000
+_TURN = 1_000_003
 
 
 class Failure(NamedTuple):
@@ -108,3 +114,46 @@ def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "
         f"seeding counts even if it has no effect on the sample. {STAY_LIVE} to keep one draw of "
         "each sample, with the generators seeded by the sample's number"
     )
+
+
+def seed_for(index: int, turn: int = 0) -> int:
+    """Seed torch's, NumPy's and ``random``'s generators for one reading of sample ``index``.
+
+    A row that draws is then the same in every process and at any time. Returns the seed.
+    """
+    number = turn * _TURN + index + 1
+    torch.default_generator.manual_seed(number)  # torch.manual_seed seeds every CUDA device too
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    return number
+
+
+class DrawDetector:
+    """Seeds the generators as `seed_for` does, and detects draws from them and seedings.
+
+    NumPy's and ``random``'s generators each have a copy with the same state. A check draws two
+    floats from both, 106 bits: equal states give equal bits, and other states do so with a
+    probability of 2**-106. torch's state is compared whole. A check takes about 5 us for each row;
+    reading NumPy's and ``random``'s whole states would take more than 50 us.
+    """
+
+    def __init__(self, index: int) -> None:
+        number = seed_for(index)
+        self._torch = _torch_state()
+        self._numpy = np.random.RandomState(number % 2**32).random_sample
+        self._python = random.Random(number).random
+
+    def moved(self) -> tuple[str, ...]:
+        """Return the names of the generators that were drawn from or seeded; empty: none was."""
+        ours, numpys = np.random.random_sample, self._numpy
+        same = {
+            "torch": _torch_state() == self._torch,
+            "NumPy": (ours(), ours()) == (numpys(), numpys()),
+            "Python's random": (random.random(), random.random())
+            == (self._python(), self._python()),
+        }
+        return tuple(name for name, is_same in same.items() if not is_same)
+
+
+def _torch_state() -> bytes:
+    return torch.default_generator.get_state().numpy().tobytes()

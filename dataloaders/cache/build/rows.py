@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.parts import Names, Part
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row, told
-from dataloaders.cache.build.seeds import DrawDetector, seed_for
+from dataloaders.cache.build.parts import BuildFolder, Part
+from dataloaders.cache.build.reading import (
+    BYTES_PER_CELL,
+    DrawDetector,
+    draws_refused,
+    read_row,
+    seed_for,
+    told,
+)
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
 from dataloaders.cache.format.writing import About, write_cache
@@ -47,7 +53,7 @@ class Maker:
     allow_random: bool
     skip: bool
     images: Images
-    names: Names
+    folder: BuildFolder
     about: About  # but for the samples
 
     def __call__(self, samples: range) -> list[Part]:
@@ -63,7 +69,7 @@ class Maker:
             rows, failed = Gathered(), list[tuple[int, str]]()
             with random_states_kept(cuda=False):
                 stop = self._read(left, rows, failed)
-            with writing(self.names.folder):
+            with writing(self.folder.path):
                 made.append(self._written(rows, range(left.start, stop), failed))
             left = range(stop, samples.stop)
         return made
@@ -96,7 +102,7 @@ class Maker:
     def _written(self, rows: Gathered, samples: range, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, synced and at its name."""
         fingerprint = dict(self.about.fingerprint)
-        if samples != range(self.names.length):
+        if samples != range(self.folder.length):
             fingerprint["first"] = samples.start
         about = replace(
             self.about,
@@ -104,7 +110,7 @@ class Maker:
             failed=[(number - samples.start, text) for number, text in failed],
             fingerprint=fingerprint,
         )
-        path = self.names.path(samples.start)
+        path = self.folder.part_path(samples.start)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             index = write_cache(

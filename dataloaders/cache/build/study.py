@@ -19,13 +19,14 @@ from typing import Any
 from dataloaders.cache.build.reading import (
     BYTES_PER_CELL,
     STAY_LIVE,
+    DrawDetector,
     Failure,
     draws_refused,
     not_interrupted,
     read_row,
+    seed_for,
     told,
 )
-from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.attributes import attributes_of
 from dataloaders.cache.sample.cut import (
     Call,
