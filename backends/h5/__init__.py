@@ -30,7 +30,7 @@ from torch.utils.data import default_collate
 
 from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification
-from dataloaders.cache import CachedDataset, Estimate, precompute
+from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build.builder import opened
 from dataloaders.cache.build.progress import BuildProgress
 from dataloaders.cache.build.source import Options, Source
@@ -187,17 +187,12 @@ class H5(Backend):
             what = "waits for another process: " if progress.waiting else ""
             line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
 
-        def announced(estimate: Estimate) -> None:
-            if estimate.advice:
-                print(f"h5  {estimate.advice}", file=sys.stderr)
-
         try:
             return precompute(
                 loader.dataset,
                 path,
                 images=self.images,
                 progress=told,
-                announce=announced,
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn if loader.num_workers else None,
             )

@@ -47,9 +47,8 @@ def _build(parsed: argparse.Namespace) -> int:
 
     def announce(estimate: Estimate) -> None:
         announced.append(estimate)
-        for text in filter(None, (str(estimate), estimate.advice)):
-            if speaks and not parsed.quiet:
-                print(f"build  {text}", file=sys.stderr)
+        if speaks and not parsed.quiet:
+            print(f"build  {estimate}", file=sys.stderr)
 
     takes = inspect.signature(precompute).parameters
     given = {name: value for name, value in vars(parsed).items() if name in takes}

@@ -11,7 +11,6 @@ the same with a range of samples each, and know of each other only by the parts 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
@@ -36,7 +35,7 @@ from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
-from dataloaders.errors import CacheError, CacheWarning, add_note
+from dataloaders.errors import CacheError, add_note
 
 
 def precompute(
@@ -96,8 +95,7 @@ def precompute(
         compress: "zstd", "gzip" or a `Compressed` with its level, for columns that are large
             enough. None: build without; an existing file may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
-        announce: called with the `Estimate` before anything is computed, on this thread. None: its
-            `advice`, if there is some, is a CacheWarning.
+        announce: called with the `Estimate` before anything is computed, on this thread.
         wait: if another process or thread builds this file, wait for it; False: raise.
         multiprocessing_context: how workers start, as a DataLoader takes it.
         worker_init_fn: called in each worker with its number, as a DataLoader takes it.
@@ -183,8 +181,7 @@ class _Builder:
         self._is_alone = source.options.shard is None
         self._range = source.samples
         self._report = source.options.progress or _silent
-        shard = source.options.shard
-        self._ranks = Ranks(path, self.folder, source.length, shard, self._report)
+        self._ranks = Ranks(path, self.folder, source)
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def have_built(self) -> None:
@@ -258,10 +255,7 @@ class _Builder:
             else:
                 parts.append(part)
         self._refuse_small_disk(told)
-        if options.announce is not None:
-            options.announce(told)
-        elif told.advice:
-            warnings.warn(told.advice, CacheWarning, stacklevel=2)
+        (options.announce or _silent)(told)
         self._make(missing_in(self._range, parts), parts, told)
         parts = folder.finished(self._range)
         if missing := missing_in(self._range, parts):  # a cache without them would be short
@@ -341,14 +335,7 @@ class _Builder:
         if not tasks:
             return
         first = next((part for part in parts if part.index.rows), None)
-        made = parts_made(
-            maker,
-            tasks,
-            dataset=source.dataset,
-            workers=min(told.num_workers, len(tasks)),
-            context=options.multiprocessing_context,
-            worker_init_fn=options.worker_init_fn,
-        )
+        made = parts_made(maker, tasks, source, min(told.num_workers, len(tasks)))
         with closing(made):  # an error ends the workers at once
             for part in made:
                 if part.index.rows:

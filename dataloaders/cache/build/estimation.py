@@ -33,7 +33,6 @@ class Estimate:
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: only this one.
         rows: samples in a part, which is what each worker loses on an interruption.
-        advice: why rows are larger than they need to be, and what to do; "" if they are not.
     """
 
     samples: int
@@ -44,7 +43,6 @@ class Estimate:
     disk_free: int
     num_workers: int
     rows: int
-    advice: str = ""
 
     @property
     def low_needed(self) -> float:

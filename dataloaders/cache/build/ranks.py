@@ -20,8 +20,9 @@ from pathlib import Path
 
 from dataloaders.cache.build.locks import Busy, lock_path, locked
 from dataloaders.cache.build.parts import BuildFolder, missing_in, range_of
-from dataloaders.cache.build.progress import BuildProgress, Pace
+from dataloaders.cache.build.progress import Pace
 from dataloaders.cache.build.reading import told
+from dataloaders.cache.build.source import Source
 from dataloaders.errors import CacheError, CacheWarning
 
 _POLL_S = 0.1
@@ -30,22 +31,13 @@ _STALL_S = 60.0
 
 
 class Ranks:
-    """The ranks that build the cache at ``path``; without a ``shard`` this process builds alone.
+    """The ranks that build the cache at ``path``; ``name`` is of this one's lock."""
 
-    ``report`` is called with the progress of all while this one waits. ``name`` is of its lock.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        folder: BuildFolder,
-        length: int,
-        shard: tuple[int, int] | None,
-        report: Callable[[BuildProgress], None],
-    ) -> None:
-        self._path, self._folder, self._report = path, folder, report
+    def __init__(self, path: Path, folder: BuildFolder, source: Source) -> None:
+        self._path, self._folder, shard = path, folder, source.options.shard
         rank, of = shard or (0, 1)
-        self._ranges = [range_of(each, of, length) for each in range(of)]
+        self._ranges = [range_of(each, of, source.length) for each in range(of)]
+        self._report = source.options.progress
         self._told = -math.inf
         self.name = "" if shard is None else self._name(rank)
         self._before = {self._note_of(each) for each in range(of) if shard is not None}
@@ -72,7 +64,7 @@ class Ranks:
 
         Other ranks are waited for if they have these missing samples to make.
         """
-        if 0 <= seconds - self._told < _TELL_S:
+        if self._report is None or 0 <= seconds - self._told < _TELL_S:
             return
         self._told = seconds
         folder = self._folder

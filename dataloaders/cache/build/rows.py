@@ -183,16 +183,17 @@ class Gathered:
         )
 
     def _dtype(self, name: str, cells: list[Cell]) -> str:
-        there = [each for each in zip(self._numbers, cells, strict=True) if each[1].kind != "none"]
-        dtypes = [cell.values.dtype.str for _, cell in there]
-        for (number, cell), dtype in zip(there, dtypes, strict=True):
-            if dtype != dtypes[0]:
-                raise CacheError(
-                    f"column {name!r} holds {dtypes[0]} ({there[0][1].kind}) in sample "
-                    f"{there[0][0]} and {dtype} ({cell.kind}) in sample {number}; convert them to "
-                    "one type in the dataset"
-                )
-        return dtypes[0] if dtypes else "|u1"
+        firsts: dict[str, tuple[int, str]] = {}
+        for number, cell in zip(self._numbers, cells, strict=True):
+            if cell.kind != "none":
+                firsts.setdefault(cell.values.dtype.str, (number, cell.kind))
+        if len(firsts) > 1:
+            (one, (first, kind)), (other, (later, its)), *_ = firsts.items()
+            raise CacheError(
+                f"column {name!r} holds {one} ({kind}) in sample {first} and {other} ({its}) in "
+                f"sample {later}; convert them to one type in the dataset"
+            )
+        return next(iter(firsts), "|u1")
 
     def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
         """Yield the arrays that make up one dataset of a column, after `entries`."""

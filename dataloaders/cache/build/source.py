@@ -30,7 +30,7 @@ from dataloaders.cache.build.study import Findings, Study, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.compress import Compressed, compressed_of
-from dataloaders.cache.format.disk import free_bytes, size_of
+from dataloaders.cache.format.disk import free_bytes
 from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.read.shards import check_shard
 from dataloaders.cache.sample.cut import Call, Cut, Finish
@@ -41,8 +41,6 @@ from dataloaders.observing import Unobserved, observe, worker_of
 
 _PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
 """By the name of a fingerprint's entry, the package whose version it is."""
-
-_LARGE = 1 << 18  # bytes of a row: an image of 256 x 256 and a little more
 
 
 @dataclass(frozen=True)
@@ -206,21 +204,6 @@ class Source:
             disk_free=free_bytes(folder),
             num_workers=self.workers,
             rows=rows,
-            advice=self._advice(),
-        )
-
-    def _advice(self) -> str:
-        """Say so if images are kept as large as they are decoded, and what would be smaller."""
-        found, how = self.known.found, self.images
-        raw = any(image and how.of_column(name) is None for name, image in found.columns.items())
-        size = found.row_bytes
-        if how.packed or not raw or not found.calls or self.known.cut.head or size < _LARGE:
-            return ""
-        return (
-            f"{self.known.cut.tail[0].partition('(')[0]} comes first, and is random or code of "
-            "your own: nothing is computed before it, so images are stored as large as they are "
-            f'decoded, {size_of(size)} a row. Smaller are images="packed" (the files as they are), '
-            'images="jpeg", or a Resize in front of it'
         )
 
     def open(self, path: Path) -> CachedDataset:

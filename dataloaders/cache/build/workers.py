@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,23 +20,18 @@ from torch.utils.data import DataLoader
 from dataloaders.cache.build.parts import Part
 from dataloaders.cache.build.reading import Failure, not_interrupted
 from dataloaders.cache.build.rows import Maker
+from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
 from dataloaders.observing import Start
 
 
 def parts_made(
-    maker: Maker,
-    tasks: Sequence[range],
-    *,
-    dataset: Any,
-    workers: int,
-    context: Any = None,
-    worker_init_fn: Callable[[int], None] | None = None,
+    maker: Maker, tasks: Sequence[range], source: Source, workers: int
 ) -> Iterator[Part]:
     """Make the parts of each task's samples, and yield each when it is finished.
 
-    Without ``workers`` this process makes them. Workers start as a DataLoader's do, and see
-    ``dataset`` as theirs.
+    Without ``workers`` this process makes them. Workers start as a DataLoader's do, and see the
+    user's dataset.
 
     Raises:
         RuntimeError: a worker died.
@@ -46,18 +41,19 @@ def parts_made(
         for task in tasks:
             yield from maker(task)
         return
+    context, init = source.options.multiprocessing_context, source.options.worker_init_fn
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         loader: DataLoader[Any] = DataLoader(
-            _Tasks(dataset, maker, tasks),  # type: ignore[arg-type]  # all that torch needs
+            _Tasks(source.dataset, maker, tasks),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
             sampler=range(len(tasks)),
             collate_fn=list,
             num_workers=workers,
-            worker_init_fn=_StartBound(worker_init_fn, context.get_start_method() == "fork"),
+            worker_init_fn=_StartBound(init, context.get_start_method() == "fork"),
             multiprocessing_context=context,
             generator=torch.Generator(),  # nothing is drawn from the user's
             in_order=False,
