@@ -62,9 +62,9 @@ def _no_dataset(text: str) -> str:
     rule, path = "give module:name, file.py:name or a folder of images", Path(text)
     if text.endswith(".py"):
         return f"{text!r} is a file, and which dataset in it is not said; give {text}:name"
-    if path.is_file():
+    if os.path.isfile(path):  # of a Path, it raises where one may not look
         return f"{text!r} is a file, and the dataset comes before the path of the cache; {rule}"
-    near = similar(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+    near = similar(path.name, os.listdir(path.parent)) if os.path.isdir(path.parent) else ""
     return f"{text!r} names no dataset, and there is no such folder{near}; {rule}"
 
 
@@ -90,7 +90,7 @@ def _found(source: str, name: str) -> Any:
         if not source.endswith(".py"):
             sys.path.insert(0, "")  # as python -m does
             module: Any = importlib.import_module(source)
-        elif not path.is_file():
+        elif not os.path.isfile(path):
             raise OptionError(f"{source!r} does not exist; give the path of a Python file")
         else:
             sys.path.insert(0, str(path.resolve().parent))

@@ -128,19 +128,15 @@ def _target(path: str | os.PathLike[str]) -> Path:
     """Return the real path of a cache; raise CacheError if none can be built there."""
     target = Path(os.path.realpath(path))
     try:
-        there = target.parent.is_dir()
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(FileNotFoundError):
             target.stat()
+        if target.parent.is_dir():
+            return target
+        why = "is not a folder, so no cache can be built in it; create it"
     except OSError as error:  # not ours to see, a link to itself, a name that is too long
-        raise CacheError(
-            f"{target.parent} cannot be read ({error.strerror}); give a path in a folder "
-            "that you may read and write"
-        ) from error
-    if not there:
-        raise CacheError(
-            f"{target.parent} is not a folder, so no cache can be built in it; create it"
-        )
-    return target
+        why = f"cannot be read ({error.strerror}); give a path in a folder that you may "
+            "read and write"
+    raise CacheError(f"{target.parent} {why}")
 
 
 def estimate(

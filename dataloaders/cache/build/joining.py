@@ -31,12 +31,11 @@ from dataloaders.errors import CacheError
 Progress = Callable[[int, int], None]
 
 
-def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Index:
+def join(path: str | os.PathLike[str]) -> Index:
     """Join the parts in ``train.parts`` into one cache at ``path``, and return its index.
 
     Args:
         path: the path of the joined file; one that is there is replaced.
-        progress: called with the bytes written so far, and those in all.
 
     Raises:
         CacheError: parts are missing, are of different builds, or do not fit into one cache; or
@@ -50,7 +49,7 @@ def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
             f"{target} exists and is not a joined cache; delete it, or give another path"
         )
     with locked(target):
-        index = combined(target, parts, progress=progress)
+        index = combined(target, parts)
         BuildFolder(target).keep_only(part.path.name for part in parts)
     return index
 
