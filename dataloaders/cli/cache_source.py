@@ -120,11 +120,8 @@ def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
             f"a folder of images needs torchvision ({error}); install it with: "
             "pip install 'gpu-dataloaders[vision]'"
         ) from error
-    steps: list[Any] = []
-    if resize is not None:
-        steps.append(v2.Resize(resize))
-    if crop is not None:
-        steps.append(v2.CenterCrop(crop))
+    sizes = ((v2.Resize, resize), (v2.CenterCrop, crop))
+    steps = [member(size) for member, size in sizes if size is not None]
     try:
         return ImageFolder(str(folder), transform=v2.Compose(steps) if steps else None)
     except OSError as error:

@@ -134,8 +134,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
             return target
         why = "is not a folder, so no cache can be built in it; create it"
     except OSError as error:  # not ours to see, a link to itself, a name that is too long
-        why = f"cannot be read ({error.strerror}); give a path in a folder that you may "
-            "read and write"
+        why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
     raise CacheError(f"{target.parent} {why}")
 
 
