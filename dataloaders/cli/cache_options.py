@@ -25,15 +25,13 @@ then, in the script:
 """
 
 _BUILD = """\
-Reads every sample once, in parallel, and writes parts of some 96 MiB into the folder train.parts,
-which train.h5 joins; a small cache, and one with --single-file, is one file. Ctrl-C and crashes
-lose no part that was finished: the same command goes on where it stopped. A second process that
-builds the same file waits for the first.
+Reads every sample once, in parallel, and writes parts into the folder train.parts, which train.h5
+joins; a small cache is one file. Ctrl-C and crashes lose no part that was finished: the same
+command goes on where it stopped. A second process that builds the same file waits for the first.
 
-Under torchrun (RANK and WORLD_SIZE say so) each rank builds the parts of its own samples, and when
-all are there one of them writes train.h5. Give --shard RANK/OF where something else starts the
-processes (Slurm: --shard $SLURM_PROCID/$SLURM_NTASKS), and --no-wait where the machines share no
-folder: then copy the parts into one and run dataloaders cache join.
+Under torchrun each rank builds the parts of its own samples, and one of them writes train.h5. Give
+--shard RANK/OF where something else starts the processes (--shard $SLURM_PROCID/$SLURM_NTASKS),
+and --no-wait where machines share no folder: then copy the parts into one and join them.
 
 examples:
   dataloaders cache build photos/train train.h5 --resize 256 --crop 256

@@ -8,6 +8,7 @@ The same parts give the same file to the bit; a copy is the file that one proces
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, remove_unfinished
+from dataloaders.cache.build.parts import BuildFolder, Part, complete_build
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
@@ -109,7 +110,8 @@ def combined(
 
     With ``one_file`` it has all rows itself: then the parts have to be sound.
     """
-    remove_unfinished(target)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
+        left.unlink(missing_ok=True)
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     done = whole = 0
 

@@ -14,7 +14,6 @@ A part is named by its first sample. Builds that replace a finished cache have n
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -108,7 +107,7 @@ class BuildFolder:
             CacheError: it is an unfinished build of something else; or the disk is full.
         """
         of = json.loads(json.dumps(dict(fingerprint)))
-        now = {"of": of, "rows": rows or default, "token": token}
+        now = {"of": of, "rows": rows or default, "token": token, "length": length}
         before = self._loaded()
         if before is not None:
             changed = changes(before["of"], fingerprint, "when it was begun")
@@ -129,11 +128,11 @@ class BuildFolder:
                 unfinished.write_text(json.dumps(now))
                 unfinished.rename(self._settings)
                 sync(self.path.parent)
-        self._take(now, length)
+        self._take(now)
 
-    def _take(self, settings: Mapping[str, Any], length: int) -> None:
+    def _take(self, settings: Mapping[str, Any]) -> None:
         self._fingerprint, self.rows = settings["of"], settings["rows"]
-        self.token, self.length = settings["token"], length
+        self.token, self.length = settings["token"], settings["length"]
 
     def part_path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
@@ -145,7 +144,7 @@ class BuildFolder:
             found = json.loads(self._settings.read_text())
             good = (
                 type(found["of"]) is dict
-                and type(found["rows"]) is int
+                and type(found["rows"]) is type(found["length"]) is int
                 and found["rows"] > 0
                 and re.fullmatch(r"(-[0-9a-f]{8})?", found["token"])
             )
@@ -165,11 +164,9 @@ class BuildFolder:
 
     def watch(self) -> bool:
         """Have `finished` know the parts of the build that another process has begun, if any."""
-        before = self._loaded()
-        if before is None or type(before["of"].get("length")) is not int:
-            return False
-        self._take(before, before["of"]["length"])
-        return True
+        if before := self._loaded():
+            self._take(before)
+        return before is not None
 
     def keep_only(self, names: Iterable[str]) -> None:
         """End the build: remove all but these files, and the folder if nothing is left.
@@ -218,12 +215,6 @@ def part_at(path: Path) -> Part:
     if type(first) is not int:
         raise CacheError(f"{path} does not say with which sample it begins; build it again")
     return Part(path, range(first, first + index.samples), index)
-
-
-def remove_unfinished(target: Path) -> None:
-    """Remove what killed processes have left of ``target``; its lock is held."""
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        left.unlink(missing_ok=True)
 
 
 def complete_build(target: Path) -> list[Part]:
