@@ -272,7 +272,6 @@ class _Builder:
             token = self._token_there()
         self.folder.settle(
             source.fingerprint,
-            source.length,
             rows=options.rows,
             default=rows_of_part(source.known.found, source.length),
             token=token,

@@ -50,9 +50,9 @@ class Part(NamedTuple):
 
 
 def missing_in(samples: range, parts: Iterable[Part]) -> list[range]:
-    """Return what of ``samples`` no part has, in order."""
+    """Return what of ``samples`` none of the parts has, which are in order."""
     found, first = [], samples.start
-    for part in sorted(parts, key=lambda part: part.samples.start):
+    for part in parts:
         found.append(range(first, min(part.samples.start, samples.stop)))
         first = max(first, part.samples.stop)
     return [each for each in (*found, range(first, samples.stop)) if each]
@@ -91,14 +91,13 @@ class BuildFolder:
     def settle(
         self,
         fingerprint: Mapping[str, Any],
-        length: int,
         *,
         rows: int | None,
         default: int,
         token: str,
         overwrite: bool,
     ) -> None:
-        """Begin the build of a dataset with this fingerprint and length, or go on with it.
+        """Begin the build of a dataset with this fingerprint, or go on with it.
 
         A part has ``rows``; None: as it was begun, else ``default``. ``token`` counts where nothing
         was begun, or where something else was that is to be overwritten.
@@ -107,7 +106,7 @@ class BuildFolder:
             CacheError: it is an unfinished build of something else; or the disk is full.
         """
         of = json.loads(json.dumps(dict(fingerprint)))
-        now = {"of": of, "rows": rows or default, "token": token, "length": length}
+        now = {"of": of, "rows": rows or default, "token": token}
         before = self._loaded()
         if before is not None:
             changed = changes(before["of"], fingerprint, "when it was begun")
@@ -132,7 +131,7 @@ class BuildFolder:
 
     def _take(self, settings: Mapping[str, Any]) -> None:
         self._fingerprint, self.rows = settings["of"], settings["rows"]
-        self.token, self.length = settings["token"], settings["length"]
+        self.token, self.length = settings["token"], settings["of"]["length"]
 
     def part_path(self, first: int) -> Path:
         """Return where the part that begins with this sample stands."""
@@ -143,8 +142,7 @@ class BuildFolder:
         try:
             found = json.loads(self._settings.read_text())
             good = (
-                type(found["of"]) is dict
-                and type(found["rows"]) is type(found["length"]) is int
+                type(found["of"]["length"]) is type(found["rows"]) is int
                 and found["rows"] > 0
                 and re.fullmatch(r"(-[0-9a-f]{8})?", found["token"])
             )
