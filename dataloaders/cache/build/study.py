@@ -66,35 +66,24 @@ _Cells = tuple[Structure, list[Cell]]
 
 @dataclass
 class Findings:
-    """What `Study` found.
+    """What `Study` found."""
 
-    Attributes:
-        choice: which of its cuts holds; the last one stands for whole samples.
-        calls: how its rows go through the transforms.
-        at_leaves: whether each part that a tail is applied to is one leaf.
-        reason: why it is not a better one; "" if it is the best.
-        drawn: the first sample whose row drew from process-wide generators, and their names.
-        random: what differs between two readings of one row; "" if nothing does.
-        digests: of the rows that were read, by sample; or "random", or "failed".
-        bytes: of each row that was read, its images encoded.
-        proved: what each row takes in memory of those that are always read; the same each time.
-        columns: the names of all columns, and whether a PIL image was in it.
-        seconds: that reading and encoding each row took.
-        attributes: what the dataset says of its classes, as `attributes_of` gives it.
-    """
-
-    choice: int = -1
-    calls: tuple[Call, ...] = ()
-    at_leaves: bool = True
-    reason: str = ""
+    choice: int = -1  # which of its cuts holds; the last one stands for whole samples
+    calls: tuple[Call, ...] = ()  # how its rows go through the transforms
+    at_leaves: bool = True  # whether each part that a tail is applied to is one leaf
+    reason: str = ""  # why it is not a better one; "" if it is the best
+    # The first sample whose row drew from process-wide generators, and their names.
     drawn: tuple[int, tuple[str, ...]] | None = None
-    random: str = ""
+    random: str = ""  # what differs between two readings of one row; "" if nothing does
+    # Of the rows that were read, by sample; or "random", or "failed".
     digests: dict[int, str] = field(default_factory=dict)
+    # Of each row that was read, its images encoded; and the seconds that this took.
     bytes: list[int] = field(default_factory=list)
-    proved: list[int] = field(default_factory=list)
-    columns: dict[str, bool] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)
+    # What each row takes in memory of those that are always read; the same each time.
+    proved: list[int] = field(default_factory=list)
+    columns: dict[str, bool] = field(default_factory=dict)  # whether a PIL image was in it
+    attributes: dict[str, Any] = field(default_factory=dict)  # see `attributes_of`
 
     @property
     def row_bytes(self) -> float:
