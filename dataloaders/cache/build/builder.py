@@ -251,13 +251,7 @@ class _Builder:
                 parts.append(part)
         self._refuse_small_disk(told)
         (options.announce or _silent)(told)
-        self._make(missing_in(self._range, parts), parts, told)
-        parts = folder.finished(self._range)
-        if missing := missing_in(self._range, parts):  # a cache without them would be short
-            raise CacheError(
-                f"samples {missing[0].start} to {missing[0].stop - 1} were not made, and no worker "
-                "said why; start it again with the same arguments to go on"
-            )
+        parts = self._made(parts, told)
         if self._is_alone:
             self._finish(parts)
         elif not options.wait:
@@ -297,7 +291,8 @@ class _Builder:
             "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
         )
 
-    def _make(self, missing: list[range], parts: list[Part], told: Estimate) -> None:
+    def _made(self, parts: list[Part], told: Estimate) -> list[Part]:
+        """Make the parts that are missing beside these, and return all, in order."""
         options, source, rows = self._options, self.source, self.folder.rows
         known = source.known
         about = About(
@@ -319,7 +314,7 @@ class _Builder:
         )
         tasks = [
             range(max(first, each.start), min(first + rows, each.stop))
-            for each in missing
+            for each in missing_in(self._range, parts)
             for first in range(each.start // rows * rows, each.stop, rows)
         ]
         if not source.length and not parts:
@@ -327,7 +322,7 @@ class _Builder:
         pace = Pace(len(self._range), told.bytes, parts)
         self._report(pace.told)
         if not tasks:
-            return
+            return parts
         first = next((part for part in parts if part.index.rows), None)
         made = parts_made(maker, tasks, source, min(told.num_workers, len(tasks)))
         with closing(made):  # an error ends the workers at once
@@ -338,7 +333,9 @@ class _Builder:
                     if one != other:
                         who = f"samples {first.samples.start} and {part.samples.start}"
                         raise other_structure(who, one, other)
+                parts.append(part)
                 self._report(pace.computing(part))
+        return sorted(parts, key=lambda part: part.samples.start)
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
