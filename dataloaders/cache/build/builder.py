@@ -244,7 +244,7 @@ class _Builder:
         is_small = options.single_file is None and told.low_bytes <= ONE_FILE_BYTES
         parts = []
         for part in folder.finished(self._range):
-            is_unfit = not options.resume or (part.failed and not options.skip)
+            is_unfit = not options.resume or (part.failed and options.on_error == "raise")
             if is_unfit or ((options.single_file or is_small) and verify(part.path)):
                 part.path.unlink(missing_ok=True)
             else:
@@ -307,7 +307,7 @@ class _Builder:
             known.cut,
             known.found.calls,
             options.allow_random,
-            options.skip,
+            options.on_error == "skip",
             source.images,
             self.folder,
             about,

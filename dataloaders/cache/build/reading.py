@@ -99,14 +99,7 @@ def read_row(
 
 
 def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "") -> CacheError:
-    """Return the error for a row that drew from process-wide generators.
-
-    Args:
-        name: of the dataset's class.
-        index: of the sample.
-        generators: their names, as `DrawDetector.moved` gives them.
-        why: what else is known of it.
-    """
+    """Return the error for the row of this sample, which drew from these generators."""
     whose = f"generator{'s' * (len(generators) > 1)} of {' and '.join(generators)}"
     return CacheError(
         f"{name} draws random numbers: making the part of sample {index} that a cache keeps drew "

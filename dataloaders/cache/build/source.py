@@ -90,11 +90,6 @@ class Options:
                     "delete the folder of the parts before the ranks are started"
                 )
 
-    @property
-    def skip(self) -> bool:
-        """Whether samples that fail are left out."""
-        return self.on_error == "skip"
-
 
 class Known(NamedTuple):
     """What a dataset was found to be, and how its samples become rows.
@@ -139,7 +134,9 @@ class Source:
             CacheError: the process that reads the samples cannot.
         """
         options = self.options
-        study = Study(self.dataset, self.length, skip=options.skip, images=self.images)
+        study = Study(
+            self.dataset, self.length, skip=options.on_error == "skip", images=self.images
+        )
         if options.num_workers == 0:
             found = study()
         else:
