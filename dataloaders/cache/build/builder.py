@@ -238,7 +238,18 @@ class _Builder:
         with nullcontext() if self._is_alone else locked(self.path, "build", waiting=_silent):
             if options.wait and _identity(self.path) != self._before:
                 return  # finished by another rank, with parts that this one had made earlier
-            self._settle()
+            token = ""
+            if options.overwrite:  # no part of an earlier build is taken for one of this
+                token = f"-{os.urandom(4).hex()}"
+            elif self._before is not None:  # a cache that lacks a part keeps the others' names
+                token = self._token_there()
+            folder.settle(
+                source.fingerprint,
+                rows=options.rows,
+                default=rows_of_part(source.known.found, source.length),
+                token=token,
+                overwrite=options.overwrite,
+            )
         told = source.estimate(self.path.parent, folder.rows)
         # A copy has checksums of its own: what flipped in a part would not be seen later.
         is_small = options.single_file is None and told.low_bytes <= ONE_FILE_BYTES
@@ -256,21 +267,6 @@ class _Builder:
             self._finish(parts)
         elif not options.wait:
             self._make_own(parts)
-
-    def _settle(self) -> None:
-        options, source = self._options, self.source
-        token = ""
-        if options.overwrite:  # no part of an earlier build is taken for one of this, by any rank
-            token = f"-{os.urandom(4).hex()}"
-        elif self._before is not None:  # a cache that lacks a part keeps the names of the others
-            token = self._token_there()
-        self.folder.settle(
-            source.fingerprint,
-            rows=options.rows,
-            default=rows_of_part(source.known.found, source.length),
-            token=token,
-            overwrite=options.overwrite,
-        )
 
     def _refuse_small_disk(self, told: Estimate) -> None:
         """Raise CacheError if there is no room for what is still to be written here.
