@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.build.rows import other_structure, refuse_many
-from dataloaders.cache.format.entries import ColumnEntry, Extent, Shard
+from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.hdf5 import Source
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import path_of
@@ -42,10 +42,6 @@ class MappedPart(NamedTuple):
         """What the joined cache says of it."""
         index = self.index
         return Shard(self.name, index.rows, index.samples, index.file_bytes, index.identity)
-
-    def mapped(self, dtype: str, extent: Extent) -> npt.NDArray[Any]:
-        """Return the values at this place of its file."""
-        return mapped(self.cached.data, dtype, extent)
 
 
 class Combined:
@@ -183,14 +179,14 @@ class Combined:
             counts = np.full(rows, math.prod(entry.shape), np.int64)
             return counts * there if self._copied else counts, shapes
         assert entry.offsets is not None
-        ends = part.mapped("<u8", entry.offsets)
+        ends = mapped(part.cached.data, "<u8", entry.offsets)
         if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
             raise _damaged(
                 entry, part, f"its rows do not end at 0 to {entry.values.size}, in order"
             )
         counts = (ends[1:] - ends[:-1]).astype(np.int64)
         if entry.shapes is not None:
-            found = part.mapped("<u8", entry.shapes).reshape(-1, entry.dimensions)
+            found = mapped(part.cached.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
             shapes[:, : entry.dimensions] = found
         elif whole.dimensions:
             dimensions = np.array([of for _, of in entry.variants], np.int64)[codes]
@@ -201,7 +197,7 @@ class Combined:
 def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
     if entry.codes is None:
         return np.zeros(part.index.rows, np.uint8)
-    codes = part.mapped("|u1", entry.codes)
+    codes = mapped(part.cached.data, "|u1", entry.codes)
     if codes.max() >= len(entry.variants):
         raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
     return codes

@@ -18,14 +18,13 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import BuildFolder, Part, complete_build
+from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, part_at
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import first_of
 from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
 
@@ -84,11 +83,7 @@ def merge(
             f"the part {damage.shard or source} is damaged: {damage.what}; delete it, and build "
             "again"
         )
-    parts, first = [], 0
-    for part in cached.shards or [source]:
-        index = Index.parse(str(part))
-        parts.append(Part(part, range(first, first + index.samples), index))
-        first += index.samples
+    parts = [part_at(path) for path in cached.shards or [source]]
     size, free = cached.index.all_bytes, free_bytes(target.parent)
     if size > free:
         raise CacheError(
@@ -153,9 +148,8 @@ def combined(
 
 
 def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
-    first, start = parts[0], parts[0].samples.start
+    first, samples, failed = parts[0], 0, list[tuple[int, str]]()
     says, attributes = _common(first.index), opened[0].attributes
-    failed: list[tuple[int, str]] = []
     for part, cached in zip(parts, opened, strict=True):
         other = _common(part.index)
         changed = [
@@ -171,12 +165,12 @@ def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
                 f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
             )
         attributes = {n: each for n, each in attributes.items() if n in cached.attributes}
-        shift = part.samples.start - start - first_of(part.index)
-        failed += [(shift + number, text) for number, text in cached.failed]
-    samples = sum(len(part.samples) for part in parts)
+        before = samples - part.samples.start
+        failed += [(before + number, text) for number, text in cached.failed]
+        samples += len(part.samples)
     fingerprint = {n: e for n, e in says.items() if n in first.index.fingerprint}
     if samples != says.get("length", samples):  # of one rank
-        fingerprint["first"] = start
+        fingerprint["first"] = first.samples.start
     return About(
         samples=samples,
         failed=failed,

@@ -26,6 +26,7 @@ from dataloaders.cache.format.block import parts_folder
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.index import Index
+from dataloaders.cache.read.shards import first_of
 from dataloaders.errors import CacheError
 
 _PART = re.compile(r"(\d{5,15})((?:-[0-9a-f]{8})?)\.h5")
@@ -209,9 +210,7 @@ def part_at(path: Path) -> Part:
         CacheError: it is none.
     """
     index = Index.parse(str(path))
-    first = index.fingerprint.get("first", 0)
-    if type(first) is not int:
-        raise CacheError(f"{path} does not say with which sample it begins; build it again")
+    first = first_of(index)
     return Part(path, range(first, first + index.samples), index)
 
 
