@@ -131,7 +131,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _told(progress: BuildProgress) -> str:
     """Return a build's progress in one line."""
-    doing, rate, left = progress.phase, progress.samples_per_second, progress.seconds_left
+    rate, left, doing = progress.samples_per_second, progress.seconds_left, str(progress.phase)
     whole = f" of about {size_of(progress.bytes_expected)}" if progress.bytes_expected else ""
     if progress.waiting:
         who = f"{progress.shards_left} other ranks" if progress.shards_left else "the process"

@@ -76,8 +76,8 @@ def _pixels(text: str) -> int:
 
 
 def _build(parser: argparse.ArgumentParser) -> None:
-    add, number = parser.add_argument, {"metavar": "N", "type": int}
-    pixels = {"metavar": "N", "type": _pixels}
+    add: Any = parser.add_argument
+    number, pixels = {"metavar": "N", "type": int}, {"metavar": "N", "type": _pixels}
     add("dataset", help="module:name or file.py:name of a dataset, or a folder of images")
     add("path", help="the file to write, such as train.h5")
     workers = {"dest": "num_workers", "default": argparse.SUPPRESS, **number}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
 from dataloaders.cache.build.rows import Maker, other_structure
 from dataloaders.cache.build.source import Options, Source
-from dataloaders.cache.build.workers import parts_made
+from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import size_of
@@ -319,18 +319,17 @@ class _Builder:
         self._report(pace.told)
         if not tasks:
             return parts
-        first = next((part for part in parts if part.index.rows), None)
-        made = parts_made(maker, tasks, source, min(told.num_workers, len(tasks)))
-        with closing(made):  # an error ends the workers at once
-            for part in made:
-                if part.index.rows:
-                    first = first or part
-                    one, other = first.index.structure, part.index.structure
-                    if one != other:
-                        who = f"samples {first.samples.start} and {part.samples.start}"
-                        raise other_structure(who, one, other)
-                parts.append(part)
-                self._report(pace.computing(part))
+
+        def finished(part: Part) -> None:
+            first = next((each for each in parts if each.index.rows), part)
+            one, other = first.index.structure, part.index.structure
+            if part.index.rows and one != other:
+                who = f"samples {first.samples.start} and {part.samples.start}"
+                raise other_structure(who, one, other)
+            parts.append(part)
+            self._report(pace.computing(part))
+
+        make_parts(maker, tasks, finished, source, min(told.num_workers, len(tasks)))
         return sorted(parts, key=lambda part: part.samples.start)
 
     def _finish(self, parts: list[Part]) -> None:

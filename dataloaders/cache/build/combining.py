@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 
 
-class MappedPart(NamedTuple):
+@dataclass(frozen=True)
+class MappedPart:
     """One part that is combined with others: its name from the folder of the whole, and itself."""
 
     name: str

@@ -19,8 +19,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataloaders.cache.format.block import parts_folder
 from dataloaders.cache.format.changes import changes
@@ -37,7 +38,8 @@ def range_of(rank: int, of: int, samples: int) -> range:
     return range(rank * samples // of, (rank + 1) * samples // of)
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """A finished part: its file, its samples (those left out included), the index of the file."""
 
     path: Path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,14 @@ from dataloaders.errors import add_note
 from dataloaders.observing import Start
 
 
-def parts_made(
-    maker: Maker, tasks: Sequence[range], source: Source, workers: int
-) -> Iterator[Part]:
-    """Make the parts of each task's samples, and yield each when it is finished.
+def make_parts(
+    maker: Maker,
+    tasks: Sequence[range],
+    finished: Callable[[Part], None],
+    source: Source,
+    workers: int,
+) -> None:
+    """Make the parts of each task's samples, and call ``finished`` with each.
 
     Without ``workers`` this process makes them. Workers start as a DataLoader's do, and see the
     user's dataset.
@@ -39,7 +43,8 @@ def parts_made(
     """
     if not workers:
         for task in tasks:
-            yield from maker(task)
+            for part in maker(task):
+                finished(part)
         return
     context, init = source.options.multiprocessing_context, source.options.worker_init_fn
     if context is None or isinstance(context, str):
@@ -64,7 +69,7 @@ def parts_made(
             for part in made:
                 if isinstance(part, Failure):
                     part.reraise()
-                yield part
+                finished(part)
     except BaseException as error:
         _kill(iterator)
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
