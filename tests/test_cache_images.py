@@ -546,7 +546,7 @@ def test_what_the_backend_says(path, photos, tmp_path):
     [
         ("packed", "file:RGB", "packed"),
         ("jpeg --quality 70 --max-side 20", "encoded:JPEG:RGB", "jpeg, quality 70, max_side 20"),
-        ("0=webp", "encoded:WEBP:RGB", "0: webp"),
+        ("webp", "encoded:WEBP:RGB", "webp"),
     ],
 )
 def test_files_from_the_command_line(capfd, path, photos, words, kind, built):
@@ -565,9 +565,6 @@ def test_files_from_the_command_line(capfd, path, photos, words, kind, built):
         ("--quality 80", "--images is not given; give --images jpeg"),
         ("--images packed --max-side 9", "--images is packed"),
         ("--images png --quality 80", "png is stored without loss"),
-        ("--images image=png --quality 80", "--quality is for jpeg"),
-        ("--images image=png,image=jpeg", "each column once"),
-        ("--images image=png,mask", "give column=jpeg,other=png"),
     ],
 )
 def test_words_that_cannot_be(capfd, path, photos, words, text):

@@ -271,7 +271,7 @@ def test_what_cannot_be_joined_is_said(tmp_path):
             join(path)
         assert not path.exists()
 
-    refused(r"no parts of .*a\.h5: .*a\.parts cannot be read \(No such file")
+    refused(r"no parts of .*a\.h5 in .*a\.parts; copy them there")
     for first in (0, 3, 6):
         rebuilt(ones[:3], first)
     one.unlink()
@@ -303,6 +303,16 @@ def test_what_cannot_be_joined_is_said(tmp_path):
         spoil(one, place + 8 * row, value.to_bytes(8, "little"))
         with pytest.raises(CacheError, match=r"the part a\.parts/00003\.h5 is damaged, in column"):
             join(path)
+
+
+def test_parts_are_joined_in_the_order_of_their_samples(tmp_path):
+    """Also where their names have six digits."""
+    path, ends = tmp_path / "a.h5", (0, 99_990, 100_010, 100_020)
+    for first, end in pairwise(ends):
+        build_part(path, first, range(first, end), ends[-1])
+    join(path)
+    rows = [0, 99_989, 99_990, 100_009, 100_010, 100_019]
+    assert CachedDataset(path).__getitems__(rows) == rows
 
 
 def test_a_cache_is_moved_with_its_parts_and_merged_into_one_file(tmp_path):

@@ -84,7 +84,7 @@ def test_who_waits_sees_progress_and_goes_on_where_a_killed_builder_was(tmp_path
                 try:
                     precompute(Slow(), "a.h5", num_workers=0, wait=False)
                 except CacheError as error:
-                    print(f"being built by process {pid} (wait=False, --no-wait)" in str(error))
+                    print("being built by another process or thread (wait" in str(error))
                 seen = []
 
                 def tell(progress):

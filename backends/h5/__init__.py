@@ -30,10 +30,10 @@ from torch.utils.data import default_collate
 
 from dataloaders import registry
 from dataloaders.backend import Backend, Session, Specification
-from dataloaders.cache import CachedDataset, Estimate, precompute
-from dataloaders.cache.build.advice import full_size
+from dataloaders.cache import CachedDataset, precompute
 from dataloaders.cache.build.builder import opened
 from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.cut import cuts_of, whole
@@ -142,8 +142,7 @@ class H5(Backend):
                     )
             else:
                 notes.append(f"samples are made one by one: {why}")
-            large = full_size(loader.dataset) if kept == str(Images()) else ""
-            return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
+            return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
@@ -188,17 +187,12 @@ class H5(Backend):
             what = "waits for another process: " if progress.waiting else ""
             line(f"h5  {what}{progress.samples_done:,} of {progress.samples:,} samples")
 
-        def announced(estimate: Estimate) -> None:
-            if estimate.advice:
-                print(f"h5  {estimate.advice}", file=sys.stderr)
-
         try:
             return precompute(
                 loader.dataset,
                 path,
                 images=self.images,
                 progress=told,
-                announce=announced,
                 multiprocessing_context=loader.multiprocessing_context,
                 worker_init_fn=loader.worker_init_fn if loader.num_workers else None,
             )
@@ -270,10 +264,8 @@ class H5(Backend):
     def _path(self, loader: Specification) -> Path:
         if self.path is not None:
             return Path(self.path)
-        from dataloaders.cache.build.fingerprint import fingerprint
-
-        kept = fingerprint(loader.dataset, self.images, loader=loader)
-        text = json.dumps(kept, sort_keys=True)
+        source = Source(loader.dataset, Options(images=self.images, loader=loader))
+        text = json.dumps(source.studied().contents, sort_keys=True)
         return cache_folder() / "h5" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.h5"
 
     def _describe_rows(self) -> str:

@@ -14,9 +14,7 @@ Neither h5py nor libhdf5 is needed to read: they are loaded when a cache is buil
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from dataloaders.errors import MissingDependency
 
@@ -26,15 +24,14 @@ if sys.platform == "win32":
         "Windows lacks: use Linux, or backend='stock' or 'prefetch'"
     )
 
-if TYPE_CHECKING:
-    from dataloaders.cache.build.builder import estimate, precompute
-    from dataloaders.cache.build.estimation import Estimate
-    from dataloaders.cache.build.joining import join, merge
-    from dataloaders.cache.build.progress import BuildProgress
-    from dataloaders.cache.format.compress import Compressed
-    from dataloaders.cache.read.reader import CachedDataset
-    from dataloaders.cache.read.verification import verify
-    from dataloaders.cache.sample.images import Encoded
+from dataloaders.cache.build.builder import estimate, precompute
+from dataloaders.cache.build.estimation import Estimate
+from dataloaders.cache.build.joining import join, merge
+from dataloaders.cache.build.progress import BuildProgress
+from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.read.reader import CachedDataset
+from dataloaders.cache.read.verification import verify
+from dataloaders.cache.sample.images import Encoded
 
 __all__ = [
     "BuildProgress",
@@ -48,23 +45,3 @@ __all__ = [
     "precompute",
     "verify",
 ]
-
-_WHERE = {
-    "BuildProgress": "build.progress",
-    "CachedDataset": "read.reader",
-    "Compressed": "format.compress",
-    "Encoded": "sample.images",
-    "Estimate": "build.estimation",
-    "estimate": "build.builder",
-    "join": "build.joining",
-    "merge": "build.joining",
-    "precompute": "build.builder",
-    "verify": "read.verification",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Reading a cache does not load what builds one.
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

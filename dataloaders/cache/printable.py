@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["printable", "shown"]
-
 _LONGEST_SHOWN = 60
 
 
 def printable(text: str, most: int = 1000) -> str:
     """``text`` up to ``most`` characters, with an escape for each that is no visible one."""
     cut = text if len(text) <= most else f"{text[:most]}..."
-    if cut.isprintable():
-        return cut
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in cut

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dataloaders.cli.cache import add_parsers as add_cache_parsers
+from dataloaders.cli.cache_options import add_parsers as add_cache_parsers
 from dataloaders.cli.similar import options_of, similar
 
 __all__ = ["main"]

@@ -17,8 +17,7 @@ from dataloaders.cli.table import table
 
 __all__ = ["info"]
 
-_SHOWN_FAILURES = 20
-_SHOWN_SHARDS = 20
+_SHOWN = 20  # parts, and samples that were left out
 _LONGEST = 10_000  # characters of a line
 
 
@@ -29,60 +28,52 @@ def info(path: str) -> int:
         CacheError: it cannot be used.
     """
     cached = CachedDataset(path)
-
-    def print_(text: str) -> None:
-        print(printable(text, _LONGEST))
-
-    index = cached.index
-    print_(f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}")
+    index, failed = cached.index, cached.failed
+    lines = [f"{path}: {index.rows:,} samples, {size_of(index.all_bytes)}"]
     if index.shards:
-        print_(f"in {len(index.shards)} parts:")
-        for shard in index.shards[:_SHOWN_SHARDS]:
-            print_(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
-        if len(index.shards) > _SHOWN_SHARDS:
-            print_(f"  and {len(index.shards) - _SHOWN_SHARDS} more")
-    print(_columns_table(cached))
+        lines.append(f"in {len(index.shards)} parts:")
+    for shard in index.shards[:_SHOWN]:
+        lines.append(f"  {shard.name}: {shard.rows:,} samples, {size_of(shard.file_bytes)}")
+    if len(index.shards) > _SHOWN:
+        lines.append(f"  and {len(index.shards) - _SHOWN} more")
+    lines += _columns_table(cached).splitlines()
     for name, members in (("computed", index.head), ("left to run live", index.tail)):
-        print_(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
-    for key, value in cached.attributes.items():
-        print_(f"{key}: {told(value)}")
+        lines.append(f"transforms {name}: {' -> '.join(members) if members else 'none'}")
+    lines += [f"{key}: {told(value)}" for key, value in cached.attributes.items()]
     for key, value in index.fingerprint.items():
-        if key in ("head", "calls") or key.startswith("sample ") or value is None:
-            continue
-        text = value if isinstance(value, str) else json.dumps(value)
-        print_(f"built from {printable(key, 200)}: {printable(text, 200)}")
-    if cached.failed:
-        print_(f"left out, since reading them failed: {len(cached.failed):,} samples")
-        for number, message in cached.failed[:_SHOWN_FAILURES]:
-            print_(f"  sample {number}: {message}")
+        if key not in ("head", "calls") and not key.startswith("sample ") and value is not None:
+            text = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"built from {printable(key, 200)}: {printable(text, 200)}")
+    if failed:
+        lines.append(f"left out, since reading them failed: {len(failed):,} samples")
+    lines += [f"  sample {number}: {message}" for number, message in failed[:_SHOWN]]
+    for line in lines:
+        print(printable(line, _LONGEST))
     return 0
 
 
 def _columns_table(cached: CachedDataset) -> str:
-    columns = cached.index.columns
-    headings = ["column", "kind", "values", "shape of a row", "in the file"]
-    some_packed = any(column.packing is not None for column in columns)
+    headings = ["column", "kind", "values", "shape of a row", "in the file", "compressed"]
     # Only its parts say what compressed columns of a cache take: all of them are opened then.
     may_be_packed = cached.index.fingerprint.get("compress", "") is not None
-    if some_packed:
-        headings.append("compressed")
     rows = []
     for reader in cached.readers:
         column = reader.entry
-        kinds = ", ".join(dict.fromkeys(kind for kind, _ in column.variants))
-        shape = "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one"
-        cells = [printable(column.name, 200), kinds, np.dtype(column.dtype).name, shape]
         values = column.values.size * np.dtype(column.dtype).itemsize
         packed = reader.packed_bytes() if may_be_packed else None
-        others = sum(
-            np.dtype(dtype).itemsize * extent.size
-            for name, dtype, extent in column.parts()
-            if name != "values"
-        )
-        cells.append(size_of(others + (values if packed is None else packed)))
-        if some_packed:
-            packing = column.packing
-            ratio = values / max(1, packed or 1)
-            cells.append("" if packing is None else f"{packing.codec}, to 1/{ratio:.1f}")
+        size = values if packed is None else packed
+        for name, dtype, extent in column.parts():
+            size += np.dtype(dtype).itemsize * extent.size * (name != "values")
+        how = column.packing
+        cells = [
+            printable(column.name, 200),
+            ", ".join(dict.fromkeys(kind for kind, _ in column.variants)),
+            np.dtype(column.dtype).name,
+            "it varies" if column.shape is None else " x ".join(map(str, column.shape)) or "one",
+            size_of(size),
+            "" if how is None else f"{how.codec}, to 1/{values / max(1, packed or 1):.1f}",
+        ]
         rows.append(cells)
+    if not any(cells[-1] for cells in rows):
+        headings, rows = headings[:-1], [cells[:-1] for cells in rows]
     return table(headings, rows, right="in the file")

@@ -40,7 +40,16 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
         )
     found = _found(source, name)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
-        found = _called(text, found)
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:  # its own errors are not caught here: it is not called
+            raise OptionError(
+                f"{text!r} cannot be called without arguments ({error}); give the name of a "
+                "dataset, or of a function without arguments that returns one"
+            ) from None
+        except ValueError:  # it does not say what it takes
+            pass
+        found = found()
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise OptionError(
             f"{text!r} is a {type(found).__name__}; a cache is built of a dataset with __getitem__ "
@@ -50,92 +59,56 @@ def dataset_of(text: str, *, resize: int | None = None, crop: int | None = None)
 
 
 def _no_dataset(text: str) -> str:
-    rule = "give module:name, file.py:name or a folder of images"
+    rule, path = "give module:name, file.py:name or a folder of images", Path(text)
     if text.endswith(".py"):
         return f"{text!r} is a file, and which dataset in it is not said; give {text}:name"
-    if os.path.isfile(text):
+    if os.path.isfile(path):  # of a Path, it raises where one may not look
         return f"{text!r} is a file, and the dataset comes before the path of the cache; {rule}"
-    if os.sep in text and ":" not in text:
-        folder = Path(text)
-        there = folder.parent.is_dir()
-        near = similar(folder.name, os.listdir(folder.parent)) if there else ""
-        return f"there is no folder {text!r}{near}; {rule}"
-    return f"{text!r} names no dataset{similar(text, os.listdir())}; {rule}"
-
-
-def _called(text: str, function: Any) -> Any:
-    """What ``function`` returns, called without arguments."""
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:  # its own errors are not caught here: it is not called
-        raise OptionError(
-            f"{text!r} cannot be called without arguments ({error}); give the name of a dataset, "
-            "or of a function without arguments that returns one"
-        ) from None
-    except ValueError:  # it does not say what it takes
-        pass
-    return function()
+    near = similar(path.name, os.listdir(path.parent)) if os.path.isdir(path.parent) else ""
+    return f"{text!r} names no dataset, and there is no such folder{near}; {rule}"
 
 
 def images_of(text: str | None, *, quality: int | None, max_side: int | None) -> Choice:
-    """Return ``--images text`` as `precompute` takes it: one way, or ``column=way`` with commas.
+    """Return what ``--images``, ``--quality`` and ``--max-side`` say, as `precompute` takes it.
 
     Raises:
         OptionError: the options do not go together.
     """
-    if quality is None and max_side is None and (text is None or "=" not in text):
+    if quality is None and max_side is None:
         return text  # type: ignore[return-value]  # any text: `precompute` says what it may be
     if text is None or text in ("raw", "packed"):
         raise OptionError(
             f"--quality and --max-side are for images that are encoded, and --images is "
             f"{text or 'not given'}; give --images jpeg, png or webp"
         )
-    if "=" not in text:
-        return Encoded(text, quality, max_side)  # type: ignore[arg-type]
-    ways: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, way = part.partition("=")
-        if not name or not way or name in ways:
-            raise OptionError(f"--images {text}: give column=jpeg,other=png, each column once")
-        ways[name] = way
-    if quality is not None and "jpeg" not in ways.values():
-        raise OptionError(f"--quality is for jpeg, and --images {text} has none; leave it out")
-    for name, way in ways.items():
-        if way != "raw":
-            ways[name] = Encoded(way, quality if way == "jpeg" else None, max_side)
-    return ways
+    return Encoded(text, quality, max_side)  # type: ignore[arg-type]
 
 
 def _found(source: str, name: str) -> Any:
-    if source.endswith(".py"):
-        path = Path(source)
-        if not os.path.isfile(path):
-            raise OptionError(f"{source!r} does not exist; give the path of a Python file")
-        sys.path.insert(0, str(path.resolve().parent))
-        module = _module_of(path)
-    else:
-        sys.path.insert(0, "")  # as python -m does
-        try:
-            module = importlib.import_module(source)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (source + ".").startswith(error.name + "."):
-                raise
-            near = similar(source, [path.stem for path in Path().glob("*.py")])
-            raise OptionError(
-                f"there is no module {source!r} ({error}){near}; run this from the folder it is in"
-            ) from None
+    path = Path(source)
     try:
-        return getattr(module, name)
-    except AttributeError:
+        if not source.endswith(".py"):
+            sys.path.insert(0, "")  # as python -m does
+            module: Any = importlib.import_module(source)
+        elif not os.path.isfile(path):
+            raise OptionError(f"{source!r} does not exist; give the path of a Python file")
+        else:
+            sys.path.insert(0, str(path.resolve().parent))
+            if path.stem.isidentifier():  # under its own name, so that spawned workers import it
+                module = importlib.import_module(path.stem)
+            else:
+                module = type("Script", (), runpy.run_path(source, run_name=path.stem))
+    except ModuleNotFoundError as error:
+        if error.name is None or not (source + ".").startswith(error.name + "."):
+            raise
+        near = similar(source, [path.stem for path in Path().glob("*.py")])
+        raise OptionError(
+            f"there is no module {source!r} ({error}){near}; run this from the folder it is in"
+        ) from None
+    if not hasattr(module, name):
         near = similar(name, [each for each in vars(module) if not each.startswith("_")])
-        raise OptionError(f"{source!r} has no {name!r} at its top level{near}") from None
-
-
-def _module_of(path: Path) -> Any:
-    # Under its own name, so that spawned workers can import it again.
-    if path.stem.isidentifier():
-        return importlib.import_module(path.stem)
-    return type("Script", (), runpy.run_path(str(path), run_name=path.stem))
+        raise OptionError(f"{source!r} has no {name!r} at its top level{near}")
+    return getattr(module, name)
 
 
 def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
@@ -147,11 +120,8 @@ def _images(folder: Path, resize: int | None, crop: int | None) -> Any:
             f"a folder of images needs torchvision ({error}); install it with: "
             "pip install 'gpu-dataloaders[vision]'"
         ) from error
-    steps: list[Any] = []
-    if resize is not None:
-        steps.append(v2.Resize(resize))
-    if crop is not None:
-        steps.append(v2.CenterCrop(crop))
+    sizes = ((v2.Resize, resize), (v2.CenterCrop, crop))
+    steps = [member(size) for member, size in sizes if size is not None]
     try:
         return ImageFolder(str(folder), transform=v2.Compose(steps) if steps else None)
     except OSError as error:

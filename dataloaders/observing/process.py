@@ -17,7 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.observing.own_files import open_files_anew
 
-__all__ = ["Unobserved", "observe", "worker_of"]
+__all__ = ["Start", "Unobserved", "observe", "worker_of"]
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ def observe(loader: Any, look: Callable[[Any], T], *, timeout_s: float | None = 
     limit_s = timeout_s or loader.timeout or HANG_S
     kind = (context or multiprocessing).get_start_method()
     init = loader.worker_init_fn if loader.num_workers else None
-    start = _Start(init, loader.num_workers, kind == "fork")
+    start = Start(init, kind == "fork", loader.num_workers)
     name = type(loader.dataset).__name__
     try:
         # Torch draws the worker's seed on the default device; meta has no generators.
@@ -136,24 +136,33 @@ class _Looking:
             return _Answer(unpicklable=_text(error))
 
 
-@dataclass
-class _Start:
-    """A worker_init_fn that turns the process into a worker of the user's loader, or its loop."""
+@dataclass(frozen=True)
+class Start:
+    """A worker_init_fn that turns the process into a worker of the user's loader, or its loop.
+
+    Args:
+        worker_init_fn: the user's; it sees the user's dataset.
+        forked: whether the process inherits files, which it then opens anew.
+        num_workers: as many as the user's code is told of; 0: the loader's own loop, which has no
+            worker info; None: as many as there are.
+    """
 
     worker_init_fn: Callable[[int], None] | None
-    num_workers: int
     forked: bool
+    num_workers: int | None = None
 
     def __call__(self, worker_id: int) -> None:
+        """Do so, in the worker."""
         if self.forked:
             open_files_anew()
-        if not self.num_workers:
+        if self.num_workers == 0:
             torch_worker._worker_info = None
             return
         info: Any = get_worker_info()
         # info forbids assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
-        object.__setattr__(info, "num_workers", self.num_workers)
+        if self.num_workers is not None:
+            object.__setattr__(info, "num_workers", self.num_workers)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 

@@ -11,34 +11,31 @@ the same with a range of samples each, and know of each other only by the parts 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from dataloaders.cache.build.estimation import ONE_FILE_BYTES, Estimate, rows_of_part
-from dataloaders.cache.build.joining import combined, is_joined
+from dataloaders.cache.build.joining import combined
 from dataloaders.cache.build.locks import locked
 from dataloaders.cache.build.parts import BuildFolder, Part, missing_in
 from dataloaders.cache.build.progress import BuildProgress, Pace
 from dataloaders.cache.build.ranks import Ranks
 from dataloaders.cache.build.rows import Maker, other_structure
-from dataloaders.cache.build.source import Options, Source, silent
+from dataloaders.cache.build.source import Options, Source
 from dataloaders.cache.build.workers import make_parts
 from dataloaders.cache.format.codecs import refuse_missing
-from dataloaders.cache.format.compress import Compressed, compressed_of
+from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import is_shard_name
 from dataloaders.cache.format.hdf5 import refuse_no_h5py
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import check_shard, folder_of
 from dataloaders.cache.read.verification import verify
 from dataloaders.cache.sample.images import Choice
-from dataloaders.errors import CacheError, CacheWarning, add_note
-
-__all__ = ["BuildProgress", "Estimate", "estimate", "precompute"]
+from dataloaders.errors import CacheError, add_note
 
 
 def precompute(
@@ -65,113 +62,80 @@ def precompute(
 ) -> CachedDataset:
     """Return the samples of ``dataset`` from the cache at ``path``; build it if it is missing.
 
-    If the dataset's transforms are a torchvision Compose that a few samples prove to be separable,
-    the file holds the result of its members before the first one that draws random numbers or is
-    your own code, and the rest runs live when a sample is read. Trailing ToTensor,
-    ConvertImageDtype, ToDtype and Normalize before that point stay live too, so that images are
-    stored as uint8. For any other dataset, whole samples are stored, and they must be the same each
-    time they are read.
+    The members of the dataset's torchvision Compose before the first one that draws random numbers
+    or is your own code are computed, and the rest runs live when a sample is read; ToTensor and
+    Normalize before that point stay live too, so that images are stored as uint8. A few samples
+    prove it. Of any other dataset whole samples are stored, the same each time they are read.
 
     Workers build parts, each a finished file in the folder ``train.parts`` of ``train.h5``, which
-    joins them; a cache of less than 128 MiB is one file. Finished parts are not lost: after Ctrl-C,
-    a crash or a power cut the same call makes those that are missing.
+    joins them; a cache of less than 128 MiB is one file. After Ctrl-C, a crash or a power cut the
+    same call makes the parts that are missing.
 
     Args:
         dataset: map-style, with samples made of tensors, arrays, numbers, bool, str, bytes, PIL
             images and None, in dicts, lists and tuples.
         path: the path of the file.
-        images: how PIL images are stored. "raw"; "jpeg" (lossy), "png", "webp" (both lossless) or
-            an `Encoded` with a quality and a bounded size; a dict of these by column; or "packed":
-            the image files that the dataset opens with Pillow, byte for byte, with all transforms
-            live. None: raw; an existing file is used as it is.
+        images: how PIL images are stored: "raw" (as None), "jpeg" (lossy), "png", "webp" (both
+            lossless), an `Encoded`, a dict of these by column; or "packed": the files that the
+            dataset opens with Pillow, with all transforms live. None takes an existing file as it
+            is.
         num_workers: processes that read samples; "auto": one a core. 0: this process.
-        rows: samples in a part, which a worker loses when it is interrupted. None: by their size,
-            some 96 MiB. A part that takes a worker longer than half a minute is closed early.
+        rows: samples in a part, which a worker loses when it is interrupted. None: some 96 MiB. A
+            part that takes a worker longer than half a minute is closed early.
         allow_random: keep one draw of each sample, read with the generators of torch, NumPy and
             ``random`` seeded by its number. False: refuse a dataset that draws from one of them or
-            seeds it while any sample's stored part is made, and one of which a few samples differ
-            when they are read again. Draws from the dataset's own generators show only in the
-            latter.
+            seeds it while any sample's stored part is made, or of which a few samples differ when
+            they are read again, as draws from its own generators may show.
         on_error: "skip" leaves out samples that cannot be read or stored; the file lists them.
         resume: continue an unfinished build, also one that overwrites; False begins again, which
-            is needed where samples have changed meanwhile that no look at a few of them shows.
+            is needed where samples have changed meanwhile that no look at a few of them shows. Not
+            for a ``shard``: delete the folder of the parts before the ranks are started.
         overwrite: build even if there is a file, or an unfinished build of something else. The
             old file stays in place until the new one is finished.
-        compress: "zstd", "gzip" or a `Compressed` with its level: columns that are large enough are
-            compressed by HDF5's filters, in chunks of 64 KiB or a row. None: build without
-            compression; an existing file may be compressed or not.
+        compress: "zstd", "gzip" or a `Compressed` with its level, for columns that are large
+            enough. None: build without; an existing file may be compressed or not.
         progress: called with a `BuildProgress` now and then, on this thread.
-        announce: called with the `Estimate` before anything is computed, on this thread. None: its
-            `advice`, if there is some, is a CacheWarning.
+        announce: called with the `Estimate` before anything is computed, on this thread.
         wait: if another process or thread builds this file, wait for it; False: raise.
         multiprocessing_context: how workers start, as a DataLoader takes it.
         worker_init_fn: called in each worker with its number, as a DataLoader takes it.
         shard: (rank, of), where ``of`` processes, on one machine or many, call this with the same
-            dataset and path: each builds the parts of its samples, and when all are there, one of
-            them joins them at ``path``, which each returns. With ``wait=False`` a rank returns a
-            cache of its own samples as soon as these are built, and nothing is joined: see `join`.
-        check: "contents" reads a few samples again, in another process, and compares them with the
-            file that is there. None: its class, length, transforms and classes are compared, and no
-            sample is read.
-        expect: entries of the fingerprint (see `fingerprint`) that a file that is there must have:
+            dataset and path: each builds the parts of its samples, one of them joins all, and each
+            returns the whole. With ``wait=False`` a rank returns a cache of its own samples as soon
+            as these are built, and nothing is joined: see `join`.
+        check: "contents" compares a few samples, read in another process, with the file that is
+            there. None: its class, length, transforms and classes are compared, and none is read.
+        expect: entries of the fingerprint that a file that is there must have:
             ``{"torchvision": "0.29.2"}`` refuses one of another version.
-        single_file: True: one file, however large it is; its parts are copied, so the disk has to
-            hold the rows twice meanwhile. False: parts are never copied. None: they are, if all
-            take less than 128 MiB.
-
-    Warns:
-        CacheWarning: images are stored as large as they are decoded, because the first transform
-            is random; says how large a row is, and what to do.
+        single_file: True: one file, copied from its parts, so that the disk has to hold the rows
+            twice meanwhile. False: never. None: if all parts take less than 128 MiB.
 
     Raises:
         CacheError: the file, or an unfinished build, is of something else (names what changed);
-            samples are random (also with ``on_error="skip"``), or cannot be stored; the disk is too
-            small or full.
+            samples are random, or cannot be stored; the disk is too small or full.
         OptionError: an option has a value that it cannot take.
         MissingDependency: h5py, or a package that compression needs, is not installed.
         Exception: the sample's own, with a note that names the sample, if ``on_error="raise"``.
     """
-    options = Options(
-        images=images,
-        num_workers=num_workers,
-        rows=rows,
-        allow_random=allow_random,
-        on_error=on_error,
-        report=progress or silent,
-        announce=announce or _warn,
-        compress=compressed_of(compress),
-        context=multiprocessing_context,
-        worker_init_fn=worker_init_fn,
-        check=check,
-        expect=expect,
-        one_file=single_file,
-        resume=resume,
-        overwrite=overwrite,
-        wait=wait,
-    )
-    target = Path(os.path.realpath(path))
-    _refuse_no_folder(target)
-    if shard is not None:
-        check_shard(shard)
-    builder = _Builder(dataset, target, options, shard)
+    options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
+    target = _target(path)
+    builder = _Builder(Source(dataset, Options(**options)), target)
     builder.have_built()
     return builder.source.open(builder.own if shard is not None and not wait else target)
 
 
-def _refuse_no_folder(target: Path) -> None:
+def _target(path: str | os.PathLike[str]) -> Path:
+    """Return the real path of a cache; raise CacheError if none can be built there."""
+    target = Path(os.path.realpath(path))
     try:
-        there = target.parent.is_dir()
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(FileNotFoundError):
             target.stat()
+        if target.parent.is_dir():
+            return target
+        why = "is not a folder, so no cache can be built in it; create it"
     except OSError as error:  # not ours to see, a link to itself, a name that is too long
-        raise CacheError(
-            f"{target.parent} cannot be read ({error.strerror}); give a path in a folder "
-            "that you may read and write"
-        ) from error
-    if not there:
-        raise CacheError(
-            f"{target.parent} is not a folder, so no cache can be built in it; create it"
-        )
+        why = f"cannot be read ({error.strerror}); give a path in a folder that you may read"
+    raise CacheError(f"{target.parent} {why}")
 
 
 def estimate(
@@ -184,117 +148,86 @@ def estimate(
     single_file: bool | None = None,
 ) -> Estimate:
     """Estimate what `precompute` will take. Reads a few samples and writes nothing."""
-    options = Options(num_workers, images, context=multiprocessing_context, one_file=single_file)
-    target = Path(os.path.realpath(path))
-    _refuse_no_folder(target)
-    return Source(dataset, options).estimate(target.parent, BuildFolder(target).rows)
+    options = {n: each for n, each in locals().items() if n not in ("dataset", "path")}
+    return Source(dataset, Options(**options)).estimate(_target(path).parent)
 
 
 def opened(loader: Any, path: Path, **options: Any) -> CachedDataset:
     """Return the finished cache at ``path``, compared with the dataset of ``loader``.
 
-    The dataset is observed only where ``check`` asks for it, or where the file does not say how
-    samples go through the transforms.
-
-    Args:
-        loader: whose worker observes the dataset.
-        path: of the cache.
-        options: ``images``, ``check`` and ``expect`` as `precompute` takes them.
+    The dataset is observed, in a worker of ``loader``, only where ``check`` asks for it, or where
+    the file does not say how samples go through the transforms. The options are `precompute`'s.
 
     Raises:
-        CacheError: the file is of something else (names what changed), or the dataset cannot be
-            observed.
+        CacheError: the file is of something else, or the dataset cannot be observed.
     """
-    return Source(loader.dataset, Options(loader=loader, **options)).open(
-        Path(os.path.realpath(path))
-    )
-
-
-def _warn(told: Estimate) -> None:
-    if told.advice:
-        warnings.warn(told.advice, CacheWarning, stacklevel=2)
+    source = Source(loader.dataset, Options(loader=loader, **options))
+    return source.open(Path(os.path.realpath(path)))
 
 
 class _Builder:
-    """One call of `precompute`.
+    """One call of `precompute`; ``own``: of a rank, the cache of its samples once it is built."""
 
-    Attributes:
-        folder: the parts so far.
-        path: of the cache.
-        own: with a shard, the cache of this rank's samples, once these are built.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        path: Path,
-        options: Options,
-        shard: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, source: Source, path: Path) -> None:
         self.folder = BuildFolder(path)
-        self.path = path
-        self.own = path
-        self.source = Source(dataset, options, shard)
-        self._options = options
-        self._is_alone = shard is None
-        self._range = self.source.samples
-        length = self.source.length
-        self._ranks = Ranks(path, self.folder, length, shard, options.report)
+        self.path = self.own = path
+        self.source = source
+        self._options = source.options
+        self._is_alone = source.options.shard is None
+        self._range = source.samples
+        self._report = source.options.progress or _silent
+        self._ranks = Ranks(path, self.folder, source)
         self._before = _identity(path)  # another builder may rename its file into place meanwhile
 
     def have_built(self) -> None:
         """Have the cache in place, or this rank's parts of it."""
-        options = self._options
-        if self._before is not None and not options.overwrite and not self._lacks_parts():
-            self._remove_leftover()
-            if self._is_alone or options.wait:
-                return
-        is_waiting = self._ranks.tell if options.wait or not self._is_alone else None
-        with locked(self.path, self._ranks.name, waiting=is_waiting):
-            # Whoever was waited for has built it: also where each was told to overwrite.
-            if self._is_alone and _identity(self.path) != self._before:
-                self._remove_leftover(is_locked=True)
-                return
-            try:
-                self._build()
-            except BaseException as error:
-                self._tell_how_to_go_on(error)
-                if not self._is_alone and not isinstance(error, KeyboardInterrupt):
-                    self._ranks.note_error(error)
-                raise
-        if not self._is_alone and options.wait:
-            self._ranks.wait(lambda: self._finish(self.folder.finished()))
+        wait, is_alone = self._options.wait, self._is_alone
+        is_there = self._before is not None and not self._options.overwrite
+        is_whole = is_there and all(map(os.path.lexists, self._parts_there()))
+        if not is_whole or not (is_alone or wait):
+            waiting = self._ranks.tell if wait or not is_alone else None
+            with locked(self.path, self._ranks.name, waiting=waiting):
+                try:
+                    self._build()
+                except BaseException as error:
+                    self._tell_how_to_go_on(error)
+                    if not is_alone and not isinstance(error, KeyboardInterrupt):
+                        self._ranks.note_error(error)
+                    raise
+            if not is_alone and wait:
+                self._ranks.wait(lambda: self._finish(self.folder.finished()))
+        if is_alone or wait:
+            self._end_finished()
 
-    def _lacks_parts(self) -> bool:
-        """Whether a part of the joined cache that is there is not."""
-        folder = folder_of(self.path)
-        shards = Index.parse(str(self.path)).shards
-        return any(not os.path.lexists(folder / shard.name) for shard in shards)
+    def _parts_there(self) -> list[Path]:
+        """Return the parts that the cache which is there joins; none if there is no cache."""
+        shards = Index.parse(str(self.path)).shards if self.path.exists() else ()
+        return [self.path.parent / shard.name for shard in shards]
 
-    def _remove_leftover(self, *, is_locked: bool = False) -> None:
+    def _token_there(self) -> str:
+        parts = self._parts_there()
+        return "".join(parts[0].stem.partition("-")[1:]) if parts else ""
+
+    def _end_finished(self) -> None:
         """Remove what a builder that was killed at the very end has left behind.
 
         An interrupted build that is to replace the cache stays, to go on.
         """
         if not self.folder.is_begun:
             self.folder.remove_if_empty()
-            return
-        with suppress(OSError, CacheError):  # it may well be a disk that can only be read
-            names = [Path(shard.name).name for shard in Index.parse(str(self.path)).shards]
-            if not self.folder.watch() or self.folder.names.token != self._token_there():
-                return
-            if is_locked:
-                self.folder.keep_only(names)
-            else:
-                with locked(self.path):
-                    self.folder.keep_only(names)
+        elif self.path.exists():
+            with suppress(OSError, CacheError), locked(self.path):  # the disk may be read-only
+                if self.folder.watch() and self.folder.token == self._token_there():
+                    self.folder.keep_only(part.name for part in self._parts_there())
 
     def _build(self) -> None:
         """Make the parts that are missing, and unless there are other ranks the cache."""
         options, folder, source = self._options, self.folder, self.source
+        if self._is_alone and _identity(self.path) != self._before:
+            return  # whoever was waited for has built it: also where each was told to overwrite
         refuse_no_h5py()  # before the first sample is read
-        if options.compress is not None:
-            refuse_missing(options.compress.codec)
+        if source.compress is not None:
+            refuse_missing(source.compress.codec)
         if not is_shard_name(f"{folder.path.name}/x"):
             raise CacheError(
                 f"the parts of {str(self.path)!r} would be in a folder {folder.path.name!r}, which "
@@ -302,110 +235,102 @@ class _Builder:
             )
         if not options.allow_random:
             source.known.study.refuse_random(source.known.found)
-        if self._is_alone:
-            self._settle()
-        else:
-            with locked(self.path, "build", waiting=silent):
-                if options.wait and _identity(self.path) != self._before:
-                    return  # finished by another rank, with parts that this one had made earlier
-                self._settle()
-        if not options.resume:
-            folder.drop(folder.finished(self._range))
-        folder.sweep(self._range)
-        parts = folder.finished(self._range)
-        if not options.skip:
-            folder.drop(part for part in parts if part.failed)
-            parts = folder.finished(self._range)
-        told = source.estimate(self.path.parent, folder.rows)
-        if told.is_copied:  # with checksums of its own: what flipped since would not be seen later
-            folder.drop(part for part in parts if verify(part.path))
-            parts = folder.finished(self._range)
-        written = sum(part.index.file_bytes for part in parts)
-        self._ranks.refuse_small_disk(told, written, together=options.wait)
-        options.announce(told)
-        self._make(missing_in(self._range, parts), parts, told)
-        parts = folder.finished(self._range)
-        if missing := missing_in(self._range, parts):  # a cache without them would be short
-            raise CacheError(
-                f"samples {missing[0].start} to {missing[0].stop - 1} were not made, and no worker "
-                "said why; start it again with the same arguments to go on"
+        with nullcontext() if self._is_alone else locked(self.path, "build", waiting=_silent):
+            if options.wait and _identity(self.path) != self._before:
+                return  # finished by another rank, with parts that this one had made earlier
+            token = ""
+            if options.overwrite:  # no part of an earlier build is taken for one of this
+                token = f"-{os.urandom(4).hex()}"
+            elif self._before is not None:  # a cache that lacks a part keeps the others' names
+                token = self._token_there()
+            folder.settle(
+                source.fingerprint,
+                rows=options.rows,
+                default=rows_of_part(source.known.found, source.length),
+                token=token,
+                overwrite=options.overwrite,
             )
+        told = source.estimate(self.path.parent, folder.rows)
+        # A copy has checksums of its own: what flipped in a part would not be seen later.
+        is_small = options.single_file is None and told.low_bytes <= ONE_FILE_BYTES
+        parts = []
+        for part in folder.finished(self._range):
+            is_unfit = not options.resume or (part.failed and options.on_error == "raise")
+            if is_unfit or ((options.single_file or is_small) and verify(part.path)):
+                part.path.unlink(missing_ok=True)
+            else:
+                parts.append(part)
+        self._refuse_small_disk(told)
+        (options.announce or _silent)(told)
+        parts = self._made(parts, told)
         if self._is_alone:
             self._finish(parts)
         elif not options.wait:
             self._make_own(parts)
 
-    def _settle(self) -> None:
-        options, source = self._options, self.source
-        token = ""
-        if options.overwrite:  # no part of an earlier build is taken for one of this, by any rank
-            token = f"-{os.urandom(4).hex()}"
-        elif self._before is not None:  # a cache that lacks a part keeps the names of the others
-            token = self._token_there()
-        self.folder.settle(
-            source.known.fingerprint,
-            source.length,
-            rows=options.rows,
-            default=rows_of_part(source.known.found, source.length),
-            token=token,
-            overwrite=options.overwrite,
+    def _refuse_small_disk(self, told: Estimate) -> None:
+        """Raise CacheError if there is no room for what is still to be written here.
+
+        Ranks that wait for each other write into one folder; each counts what all of them need.
+        """
+        whole = range(self.source.length) if self._options.wait else self._range
+        written = sum(part.index.file_bytes for part in self.folder.finished(whole))
+        needed = round(told.low_needed / max(1, told.samples) * len(whole)) - written
+        if needed <= told.disk_free:
+            return
+        copied = ", and twice that while its parts are copied into one file"
+        raise CacheError(
+            f"{told.samples} samples will take about {size_of(told.bytes)}"
+            f"{copied if told.is_copied else ''}: {size_of(needed)} more are needed"
+            f"{' for all ranks' if len(whole) > told.samples else ''} and "
+            f"{size_of(told.disk_free)} are free in {self.path.parent}; make room, give a path on "
+            "another disk, or keep smaller samples (Resize and CenterCrop in the transform, uint8)"
         )
 
-    def _token_there(self) -> str:
-        names = [Path(shard.name).stem for shard in Index.parse(str(self.path)).shards]
-        _, dash, token = names[0].partition("-") if names else ("", "", "")
-        return dash + token
-
-    def _make(self, missing: list[range], parts: list[Part], told: Estimate) -> None:
-        options, known, rows = self._options, self.source.known, self.folder.rows
+    def _made(self, parts: list[Part], told: Estimate) -> list[Part]:
+        """Make the parts that are missing beside these, and return all, in order."""
+        options, source, rows = self._options, self.source, self.folder.rows
+        known = source.known
         about = About(
             samples=0,
-            fingerprint=known.fingerprint,
+            fingerprint=source.fingerprint,
             head=known.cut.head,
             tail=known.cut.tail,
-            compress=options.compress,
+            compress=source.compress,
             attributes=known.found.attributes,
         )
         maker = Maker(
             known.cut,
             known.found.calls,
             options.allow_random,
-            options.skip,
-            self.source.images,
-            self.folder.names,
+            options.on_error == "skip",
+            source.images,
+            self.folder,
             about,
         )
         tasks = [
             range(max(first, each.start), min(first + rows, each.stop))
-            for each in missing
+            for each in missing_in(self._range, parts)
             for first in range(each.start // rows * rows, each.stop, rows)
         ]
-        if not self.source.length and not parts:
+        if not source.length and not parts:
             tasks = [range(0)]
-        pace = Pace(len(self._range), told.bytes)
-        options.report(pace.computing(parts))
-        first = next((part for part in parts if part.index.rows), None)
+        pace = Pace(len(self._range), told.bytes, parts)
+        self._report(pace.told)
+        if not tasks:
+            return parts
 
         def finished(part: Part) -> None:
-            nonlocal first
-            if part.index.rows:
-                first = first or part
-                one, other = first.index.structure, part.index.structure
-                if one != other:
-                    who = f"samples {first.samples.start} and {part.samples.start}"
-                    raise other_structure(who, one, other)
-            options.report(pace.computing([part]))
+            first = next((each for each in parts if each.index.rows), part)
+            one, other = first.index.structure, part.index.structure
+            if part.index.rows and one != other:
+                who = f"samples {first.samples.start} and {part.samples.start}"
+                raise other_structure(who, one, other)
+            parts.append(part)
+            self._report(pace.computing(part))
 
-        if tasks:
-            make_parts(
-                maker,
-                tasks,
-                finished,
-                dataset=self.source.dataset,
-                workers=min(known.workers, len(tasks)),
-                context=options.context,
-                worker_init_fn=options.worker_init_fn,
-            )
+        make_parts(maker, tasks, finished, source, min(told.num_workers, len(tasks)))
+        return sorted(parts, key=lambda part: part.samples.start)
 
     def _finish(self, parts: list[Part]) -> None:
         """Make the cache of all parts, and remove what it does not need."""
@@ -418,50 +343,52 @@ class _Builder:
                 f"{why!r} (sample {number})"
             )
         size = sum(part.index.file_bytes for part in parts)
-        one_file = size <= ONE_FILE_BYTES if options.one_file is None else options.one_file
+        one_file = size <= ONE_FILE_BYTES if options.single_file is None else options.single_file
         if len(parts) == 1:
             parts[0].path.rename(self.path)
         else:
-            pace = Pace(self.source.length, 0)
+            pace = Pace(self.source.length)
 
             def report(done: int, whole: int) -> None:
-                options.report(pace.assembling(done, whole))
+                self._report(pace.assembling(done, whole))
 
             combined(self.path, parts, one_file=one_file, progress=report)
-        is_joined = len(parts) > 1 and not one_file
-        self.folder.keep_only([part.path.name for part in parts] if is_joined else [])
+        is_whole = one_file or len(parts) == 1
+        self.folder.keep_only([] if is_whole else [part.path.name for part in parts])
 
     def _make_own(self, parts: list[Part]) -> None:
         """Have a cache of this rank's samples, beside its parts."""
-        if len(parts) == 1:
-            self.own = parts[0].path
-            return
-        self.own = self.folder.path / f"{self._ranks.name}.h5"
-        if parts:
-            combined(self.own, parts)
-        else:  # fewer samples than ranks
+        if not parts:
             raise CacheError(
                 f"there are no samples for rank {self._ranks.name}: the dataset has "
-                f"{self.source.length}; use "
-                "fewer ranks"
+                f"{self.source.length}; use fewer ranks"
             )
+        self.own = parts[0].path
+        if len(parts) > 1:
+            self.own = self.folder.path / f"{self._ranks.name}.h5"
+            combined(self.own, parts)
 
     def _tell_how_to_go_on(self, error: BaseException) -> None:
         """Add to ``error`` what is kept; remove the folder if nothing is."""
-        parts = self.folder.finished(self._range) if self.folder.names.length else []
-        done = sum(len(part.samples) for part in parts)
-        if not done:
-            if self.folder.names.length and self._is_alone and not is_joined(self.path):
-                self.folder.keep_only([])
+        if not self.folder.length:
             return
+        done = sum(len(part.samples) for part in self.folder.finished(self._range))
         text = (
             f"{done} of {len(self._range)} samples are kept in {self.folder.path}; start it "
             "again with the same arguments to go on"
         )
-        if isinstance(error, KeyboardInterrupt) and not error.args:
+        if not done:
+            if self._is_alone:
+                with suppress(CacheError):
+                    self.folder.keep_only(part.name for part in self._parts_there())
+        elif isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (f"interrupted: {text}",)  # a note would not be shown before Python 3.11
         else:
             add_note(error, f"dataloaders: {text}")
+
+
+def _silent(told: object) -> None:
+    pass
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -16,49 +16,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.rows import other_structure
-from dataloaders.cache.format.entries import MOST_VARIANTS, ColumnEntry
+from dataloaders.cache.build.rows import other_structure, refuse_many
+from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.hdf5 import Source
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import path_of
-from dataloaders.cache.read.columns import ColumnReader, mapped
+from dataloaders.cache.read.columns import mapped
+from dataloaders.cache.read.reader import CachedDataset
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
-
-__all__ = ["Combined", "MappedPart"]
-
-_AT_ONCE = 1 << 20  # rows whose offsets are in memory together
 
 
 @dataclass(frozen=True)
 class MappedPart:
-    """One part that is combined with others.
-
-    Attributes:
-        name: of its file, from the folder of the whole.
-        index: its own.
-        data: all bytes of the file.
-    """
+    """One part that is combined with others: its name from the folder of the whole, and itself."""
 
     name: str
-    index: Index
-    data: npt.NDArray[np.uint8]
+    cached: CachedDataset
 
-    def reader(self, number: int) -> ColumnReader:
-        """Return what reads this column."""
-        return ColumnReader(self.index.columns[number], self.index.rows, self.data)
+    @property
+    def index(self) -> Index:
+        """Of the part."""
+        return self.cached.index
+
+    @property
+    def shard(self) -> Shard:
+        """What the joined cache says of it."""
+        index = self.index
+        return Shard(self.name, index.rows, index.samples, index.file_bytes, index.identity)
 
 
 class Combined:
-    """The columns of all parts.
+    """The structure, the number of rows and the column entries of all parts, without places.
 
-    Args:
-        parts: in the order of their rows.
-        copied: whether values are copied, so that rows that are None have none.
-
-    Attributes:
-        rows: of all parts.
-        entries: of the columns, without places.
+    Where values are ``copied``, rows that are None have none.
 
     Raises:
         CacheError: parts that cannot stand in one cache; the message names both.
@@ -68,11 +59,11 @@ class Combined:
         self._parts = [part for part in parts if part.index.rows]
         self._copied = copied
         self.rows = sum(part.index.rows for part in self._parts)
+        self.structure = self._parts[0].index.structure if self._parts else None
         for part in self._parts:
-            one, other = self._parts[0].index.structure, part.index.structure
-            if one != other:
-                names = f"{self._parts[0].name} and {part.name}"
-                raise other_structure(f"the samples of the parts {names}", one, other)
+            if part.index.structure != self.structure:
+                who = f"the samples of the parts {self._parts[0].name} and {part.name}"
+                raise other_structure(who, self.structure, part.index.structure)
         count = len(self._parts[0].index.columns) if self._parts else 0
         self.entries = [self._entry(number) for number in range(count)]
 
@@ -80,13 +71,9 @@ class Combined:
         columns = [part.index.columns[number] for part in self._parts]
         name = columns[0].name
         variants = tuple(dict.fromkeys(variant for each in columns for variant in each.variants))
-        if len(variants) > MOST_VARIANTS:
-            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
-        there = [
-            (part, each)
-            for part, each in zip(self._parts, columns, strict=True)
-            if not each.is_none
-        ]
+        refuse_many(name, variants)
+        pairs = zip(self._parts, columns, strict=True)
+        there = [(part, each) for part, each in pairs if not each.is_none]
         if not there:
             return ColumnEntry.of_rows(name, "|u1", variants, (0,), self.rows)
         first, one = there[0]
@@ -120,7 +107,7 @@ class Combined:
             return entry.values.size
         rows = part.index.rows
         if self._copied and entry.codes is not None:
-            rows = int(_there(entry, _codes(entry, part, range(rows))).sum())
+            rows = int(_there(entry, _codes(entry, part)).sum())
         return rows * math.prod(entry.shape)
 
     def sources(self, number: int) -> tuple[Source, ...]:
@@ -151,24 +138,22 @@ class Combined:
             yield np.zeros(1, "<u8")
         values = 0
         for part in self._parts:
-            for first in range(0, part.index.rows, _AT_ONCE):
-                rows = range(first, min(first + _AT_ONCE, part.index.rows))
-                if name == "codes":
-                    entry, whole = part.index.columns[number], self.entries[number]
-                    numbers = [whole.variants.index(variant) for variant in entry.variants]
-                    yield np.array(numbers, "|u1")[_codes(entry, part, rows)]
-                    continue
-                counts, shapes = self._sizes(part, number, rows)
-                if name == "shapes":
-                    yield shapes
-                else:
-                    ends = values + np.cumsum(counts)
-                    values = int(ends[-1])
-                    yield ends.astype("<u8")
+            entry, whole = part.index.columns[number], self.entries[number]
+            if name == "codes":
+                numbers = [whole.variants.index(variant) for variant in entry.variants]
+                yield np.array(numbers, "|u1")[_codes(entry, part)]
+                continue
+            counts, shapes = self._sizes(part, number)
+            if name == "shapes":
+                yield shapes
+            else:
+                ends = values + np.cumsum(counts)
+                values = int(ends[-1])
+                yield ends.astype("<u8")
 
     def _values(self, part: MappedPart, number: int) -> Iterator[npt.NDArray[Any]]:
         entry, whole = part.index.columns[number], self.entries[number]
-        reader = part.reader(number)
+        reader = part.cached.readers[number].of(0)
         has_gaps = entry.shape is not None and entry.codes is not None and whole.shape is None
         if entry.shape == whole.shape and entry.packing is None and not has_gaps:
             yield reader.values
@@ -182,42 +167,40 @@ class Combined:
                 yield zeros
 
     def _sizes(
-        self, part: MappedPart, number: int, rows: range
+        self, part: MappedPart, number: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Return how many values each of these rows of a part has, and their shapes."""
-        entry, whole = part.index.columns[number], self.entries[number]
-        codes = _codes(entry, part, rows)
-        there = _there(entry, codes)
-        shapes = np.zeros((len(rows), whole.dimensions), "<u8")
+        """Return how many values each row of a part has, and their shapes."""
+        entry, whole, rows = part.index.columns[number], self.entries[number], part.index.rows
+        codes = _codes(entry, part)
+        shapes = np.zeros((rows, whole.dimensions), "<u8")
+        if entry.is_none:
+            return np.zeros(rows, np.int64), shapes
         if entry.shape is not None:
-            counts = np.full(len(rows), 0 if entry.is_none else math.prod(entry.shape), np.int64)
-            if self._copied:
-                counts[~there] = 0
-            if not entry.is_none:
-                shapes[there, : len(entry.shape)] = entry.shape
-            return counts, shapes
+            there = _there(entry, codes)
+            shapes[there, : len(entry.shape)] = entry.shape
+            counts = np.full(rows, math.prod(entry.shape), np.int64)
+            return counts * there if self._copied else counts, shapes
         assert entry.offsets is not None
-        every = mapped(part.data, "<u8", entry.offsets)
-        if every[0] != 0 or every[-1] != entry.values.size:
-            raise _damaged(entry, part, f"its rows begin at {every[0]} and end at {every[-1]}")
-        places = np.array(every[rows.start : rows.stop + 1])
-        if (places[1:] < places[:-1]).any() or places[-1] > entry.values.size:
-            raise _damaged(entry, part, "rows have values in another order, or outside")
-        counts = (places[1:] - places[:-1]).astype(np.int64)
+        ends = mapped(part.cached.data, "<u8", entry.offsets)
+        if ends[0] != 0 or ends[-1] != entry.values.size or (ends[1:] < ends[:-1]).any():
+            raise _damaged(
+                entry, part, f"its rows do not end at 0 to {entry.values.size}, in order"
+            )
+        counts = (ends[1:] - ends[:-1]).astype(np.int64)
         if entry.shapes is not None:
-            found = mapped(part.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
-            shapes[:, : entry.dimensions] = found[rows.start : rows.stop]
+            found = mapped(part.cached.data, "<u8", entry.shapes).reshape(-1, entry.dimensions)
+            shapes[:, : entry.dimensions] = found
         elif whole.dimensions:
             dimensions = np.array([of for _, of in entry.variants], np.int64)[codes]
             shapes[:, 0] = np.where(dimensions == 1, counts, 0)
         return counts, shapes
 
 
-def _codes(entry: ColumnEntry, part: MappedPart, rows: range) -> npt.NDArray[np.uint8]:
+def _codes(entry: ColumnEntry, part: MappedPart) -> npt.NDArray[np.uint8]:
     if entry.codes is None:
-        return np.zeros(len(rows), np.uint8)
-    codes = np.array(mapped(part.data, "|u1", entry.codes)[rows.start : rows.stop])
-    if len(codes) and codes.max() >= len(entry.variants):
+        return np.zeros(part.index.rows, np.uint8)
+    codes = mapped(part.cached.data, "|u1", entry.codes)
+    if codes.max() >= len(entry.variants):
         raise _damaged(entry, part, f"a row is of kind number {codes.max()}")
     return codes
 

@@ -6,19 +6,10 @@ import math
 import statistics
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from dataloaders.cache.build.rows import PART_BYTES, PART_SECONDS
 from dataloaders.cache.build.study import Findings
-from dataloaders.cache.format.disk import free_bytes, size_of
-
-__all__ = [
-    "ONE_FILE_BYTES",
-    "Estimate",
-    "estimate_of",
-    "rows_of_part",
-    "workers_for",
-]
+from dataloaders.cache.format.disk import size_of
 
 ONE_FILE_BYTES = 128 << 20
 """Parts that take less together are put into one file."""
@@ -42,7 +33,6 @@ class Estimate:
         disk_free: bytes that can be written there now.
         num_workers: processes that read samples; 0: only this one.
         rows: samples in a part, which is what each worker loses on an interruption.
-        advice: why rows are larger than they need to be, and what to do; "" if they are not.
     """
 
     samples: int
@@ -53,7 +43,6 @@ class Estimate:
     disk_free: int
     num_workers: int
     rows: int
-    advice: str = ""
 
     @property
     def low_needed(self) -> float:
@@ -66,28 +55,19 @@ class Estimate:
         return self.disk_needed > self.bytes
 
     def __str__(self) -> str:
-        by = "this process"
-        if self.num_workers:
-            by = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        told = (
+        workers = f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"
+        return (
             f"{self.samples:,} samples, about {size_of(self.bytes)} and "
-            f"{timedelta(seconds=max(1, round(self.seconds)))} with {by}"
+            f"{timedelta(seconds=max(1, round(self.seconds)))} with "
+            f"{workers if self.num_workers else 'this process'}"
+            f"{f'; {size_of(self.disk_needed)} while it is built' if self.is_copied else ''}"
+            f"; {size_of(self.disk_free)} are free"
         )
-        if self.disk_needed > self.bytes:
-            told += f"; {size_of(self.disk_needed)} while it is built"
-        return f"{told}; {size_of(self.disk_free)} are free"
 
 
 def workers_for(found: Findings, samples: int, *, cores: int, memory: int) -> int:
-    """Workers for ``num_workers="auto"``: a core each, if there is work for them, and memory.
-
-    Args:
-        found: what the dataset is.
-        samples: to be read.
-        cores: that the build may use.
-        memory: bytes that it may take.
-    """
-    if cores < 2 or samples * _seconds(found) < _FEW_SECONDS:
+    """Return how many workers "auto" is: one a core, if there is work for them, and memory."""
+    if cores < 2 or samples * found.row_seconds < _FEW_SECONDS:
         return 0
     return max(1, min(cores, memory // _BYTES_PER_WORKER, samples))
 
@@ -97,60 +77,10 @@ def rows_of_part(found: Findings, samples: int) -> int:
 
     What becomes one file is made of more and smaller parts, so that all workers have some.
     """
+    seconds = found.row_seconds
     memory = statistics.fmean(found.proved) if found.proved else 1.0
-    rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (_seconds(found) or 1e-9))))
-    if _mean(found.bytes) * samples > ONE_FILE_BYTES:
+    rows = max(1, int(min(PART_BYTES / max(1.0, memory), PART_SECONDS / (seconds or 1e-9))))
+    if found.row_bytes * samples > ONE_FILE_BYTES:
         return rows
-    parts = min(_MOST_PARTS, round(_seconds(found) * samples / _PART_SECONDS))
+    parts = min(_MOST_PARTS, round(seconds * samples / _PART_SECONDS))
     return max(1, min(rows, math.ceil(samples / max(1, parts))))
-
-
-def estimate_of(
-    found: Findings,
-    folder: Path,
-    *,
-    samples: int,
-    num_workers: int,
-    cores: int,
-    rows: int,
-    one_file: bool | None,
-    advice: str = "",
-) -> Estimate:
-    """Return what building in ``folder`` will take.
-
-    Args:
-        found: what the dataset is.
-        folder: of the file.
-        samples: to be read.
-        num_workers: processes that read them.
-        cores: that these may use.
-        rows: of a part.
-        one_file: whether parts are put into one file; None: if they are small.
-        advice: what would make it smaller.
-    """
-    mean = _mean(found.bytes)
-    spread = statistics.stdev(found.bytes) if len(found.bytes) > 1 else 0.0
-    low = max(min(found.bytes, default=0), mean - 2 * spread / math.sqrt(max(1, len(found.bytes))))
-    size = round(mean * samples)
-    is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
-    busy = max(1, min(num_workers, cores))
-    return Estimate(
-        samples=samples,
-        bytes=size,
-        low_bytes=round(low * samples),
-        seconds=_seconds(found) * samples / busy,
-        disk_needed=2 * size if is_copied else size,
-        disk_free=free_bytes(folder),
-        num_workers=num_workers,
-        rows=rows,
-        advice=advice,
-    )
-
-
-def _seconds(found: Findings) -> float:
-    """Of one row: the median, without the first, which imports and opens things."""
-    return statistics.median(found.seconds[1:] or found.seconds or [0.0])
-
-
-def _mean(values: list[int]) -> float:
-    return statistics.fmean(values) if values else 0.0

@@ -8,6 +8,7 @@ The same parts give the same file to the bit; a copy is the file that one proces
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,35 +18,24 @@ import numpy as np
 
 from dataloaders.cache.build.combining import Combined, MappedPart
 from dataloaders.cache.build.locks import locked
-from dataloaders.cache.build.parts import (
-    BuildFolder,
-    Part,
-    complete_builds,
-    remove_unfinished,
-    unfinished,
-)
+from dataloaders.cache.build.parts import BuildFolder, Part, complete_build, part_at
 from dataloaders.cache.format.attributes import differences
 from dataloaders.cache.format.compress import Compressed
 from dataloaders.cache.format.disk import free_bytes, size_of, sync, writing
-from dataloaders.cache.format.entries import Shard
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.format.writing import About, write_cache
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.read.shards import first_of, open_shard
 from dataloaders.cache.read.verification import verify
 from dataloaders.errors import CacheError
-
-__all__ = ["Progress", "combined", "is_joined", "join", "merge"]
 
 Progress = Callable[[int, int], None]
 
 
-def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Index:
+def join(path: str | os.PathLike[str]) -> Index:
     """Join the parts in ``train.parts`` into one cache at ``path``, and return its index.
 
     Args:
         path: the path of the joined file; one that is there is replaced.
-        progress: called with the bytes written so far, and those in all.
 
     Raises:
         CacheError: parts are missing, are of different builds, or do not fit into one cache; or
@@ -53,13 +43,13 @@ def join(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
         MissingDependency: h5py is not installed.
     """
     target = Path(os.path.realpath(path))
-    parts = complete_builds(target)
-    if target.exists() and not is_joined(target):
+    parts = complete_build(target)
+    if target.exists() and not Index.parse(str(target)).shards:
         raise CacheError(
             f"{target} exists and is not a joined cache; delete it, or give another path"
         )
     with locked(target):
-        index = combined(target, parts, progress=progress)
+        index = combined(target, parts)
         BuildFolder(target).keep_only(part.path.name for part in parts)
     return index
 
@@ -88,13 +78,12 @@ def merge(
     if target.exists():
         raise CacheError(f"{target} exists; delete it, or give another path")
     cached = CachedDataset(source)
-    for shard in cached.index.shards:
-        os.close(open_shard(source.parent, shard, source))
-    parts, first = [], 0
-    for part in cached.shards or [source]:
-        index = Index.parse(str(part))
-        parts.append(Part(part, range(first, first + index.samples), index))
-        first += index.samples
+    for damage in verify(source):  # the copy of a flipped bit would have a checksum that fits
+        raise CacheError(
+            f"the part {damage.shard or source} is damaged: {damage.what}; delete it, and build "
+            "again"
+        )
+    parts = [part_at(path) for path in cached.shards or [source]]
     size, free = cached.index.all_bytes, free_bytes(target.parent)
     if size > free:
         raise CacheError(
@@ -105,14 +94,6 @@ def merge(
         return combined(target, parts, one_file=True, progress=progress)
 
 
-def is_joined(path: Path) -> bool:
-    """Whether there is a cache of several parts at ``path``."""
-    try:
-        return bool(Index.parse(str(path)).shards)
-    except CacheError:
-        return False
-
-
 def combined(
     target: Path,
     parts: Sequence[Part],
@@ -120,26 +101,13 @@ def combined(
     one_file: bool = False,
     progress: Progress | None = None,
 ) -> Index:
-    """Write the cache of these parts, in their order; the lock is held.
+    """Write the cache of these parts, in the order of their samples; the lock is held.
 
-    Args:
-        target: where it then is.
-        parts: in the order of their samples.
-        one_file: whether it has all rows itself.
-        progress: as in `join`.
-
-    Raises:
-        CacheError: as `join`.
+    With ``one_file`` it has all rows itself: then the parts have to be sound.
     """
-    if one_file:  # a copy of a flipped bit would have a checksum that fits
-        for part in parts:
-            if damages := verify(part.path):
-                raise CacheError(
-                    f"the part {part.path} is damaged: {damages[0].what}; delete it, and build "
-                    "again"
-                )
-    remove_unfinished(target)
-    path = unfinished(target)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by who was killed
+        left.unlink(missing_ok=True)
+    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     done = whole = 0
 
     def told(count: int) -> None:
@@ -150,13 +118,11 @@ def combined(
 
     try:
         with writing(target.parent):
-            opened = [CachedDataset(part.path) for part in parts]
-            names = [os.path.relpath(part.path, target.parent) for part in parts]
             maps = [
-                MappedPart(name, each.index, each.data)
-                for name, each in zip(names, opened, strict=True)
+                MappedPart(os.path.relpath(part.path, target.parent), CachedDataset(part.path))
+                for part in parts
             ]
-            about = _about(parts, opened)
+            about = _about(parts, [each.cached for each in maps])
             columns = Combined(maps, copied=one_file)
             whole = sum(
                 extent.size * np.dtype(dtype).itemsize
@@ -166,12 +132,12 @@ def combined(
             write_cache(
                 path,
                 about,
-                next((each.index.structure for each in maps if each.index.rows), None),
+                columns.structure,
                 columns.rows,
                 columns.entries,
                 columns.blocks,
                 sources=None if one_file else columns.sources,
-                shards=() if one_file else [_shard(each) for each in maps],
+                shards=() if one_file else [each.shard for each in maps],
                 progress=told,
             )
             path.rename(target)
@@ -181,17 +147,11 @@ def combined(
     return Index.parse(str(target))
 
 
-def _shard(part: MappedPart) -> Shard:
-    index = part.index
-    return Shard(part.name, index.rows, index.samples, index.file_bytes, index.identity)
-
-
 def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
-    first, start = parts[0], parts[0].samples.start
+    first, samples, failed = parts[0], 0, list[tuple[int, str]]()
     says, attributes = _common(first.index), opened[0].attributes
-    failed: list[tuple[int, str]] = []
     for part, cached in zip(parts, opened, strict=True):
-        index, other = part.index, _common(part.index)
+        other = _common(part.index)
         changed = [
             f"{name} is {str(says.get(name, 'nothing'))[:200]} in one and "
             f"{str(other.get(name, 'nothing'))[:200]} in the other"
@@ -205,12 +165,12 @@ def _about(parts: Sequence[Part], opened: Sequence[CachedDataset]) -> About:
                 f"{'; '.join(changed)}; build all of them of one dataset, with the same packages"
             )
         attributes = {n: each for n, each in attributes.items() if n in cached.attributes}
-        shift = part.samples.start - start - first_of(index)
-        failed += [(shift + number, text) for number, text in cached.failed]
-    samples = sum(part.index.samples for part in parts)
+        before = samples - part.samples.start
+        failed += [(before + number, text) for number, text in cached.failed]
+        samples += len(part.samples)
     fingerprint = {n: e for n, e in says.items() if n in first.index.fingerprint}
     if samples != says.get("length", samples):  # of one rank
-        fingerprint["first"] = start
+        fingerprint["first"] = first.samples.start
     return About(
         samples=samples,
         failed=failed,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from dataloaders.errors import CacheError, MissingDependency
+from filelock import FileLock, Timeout
 
-__all__ = ["Busy", "builder_of", "lock_path", "locked"]
+from dataloaders.errors import CacheError
 
 _POLL_S = 0.1
 
@@ -27,25 +26,13 @@ def locked(
     """Hold the lock of the cache at ``target`` inside the block.
 
     The lock file stays when the block is left: to delete it would let two others lock two files.
-
-    Args:
-        target: of the cache.
-        rank: which of several locks, each of one rank.
-        waiting: called now and then, with the seconds so far, while somebody else has it; None: it
-            is not waited for.
+    Each ``rank`` has a lock of its own. ``waiting`` is called now and then, with the seconds so
+    far, while somebody else has it.
 
     Raises:
-        Busy: somebody has it, and it is not to be waited for.
+        Busy: somebody has it, and ``waiting`` is None.
         CacheError: the file system has no locks.
-        MissingDependency: filelock is not installed.
     """
-    try:
-        from filelock import FileLock, Timeout
-    except ImportError as error:
-        raise MissingDependency(
-            f"building a cache needs filelock, which cannot be imported ({error}); install it "
-            "with: pip install 'gpu-dataloaders[h5]'"
-        ) from error
     path = lock_path(target, rank)
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
     started = time.monotonic()
@@ -56,7 +43,7 @@ def locked(
         except Timeout:
             if waiting is None:
                 raise Busy(
-                    f"{target} is being built by {builder_of(path)} (wait=False, "
+                    f"{target} is being built by another process or thread (wait=False, "
                     "--no-wait); wait for it, or give another path"
                 ) from None
             waiting(time.monotonic() - started)
@@ -67,8 +54,7 @@ def locked(
                 "can be written and locked; give a path on such a disk, and move the finished files"
             ) from error
     try:
-        with suppress(OSError):  # a full disk; it only tells others who builds
-            path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+        os.truncate(path, 0)  # what a rank noted in it, see ranks.py
         yield
     finally:
         lock.release()
@@ -77,14 +63,3 @@ def locked(
 def lock_path(target: Path, rank: str = "") -> Path:
     """Return the lock file of the cache at ``target``."""
     return target.with_name(f".{target.name}{rank and '.' + rank}.lock")
-
-
-def builder_of(path: Path) -> str:
-    """Say who has locked this file."""
-    try:
-        pid, host = path.read_text().split()
-    except (OSError, ValueError):
-        return "another process"
-    if host == socket.gethostname():
-        return "another thread" if int(pid) == os.getpid() else f"process {pid}"
-    return f"process {pid} on {host}"

@@ -9,8 +9,6 @@ from typing import Literal
 
 from dataloaders.cache.build.parts import Part
 
-__all__ = ["BuildProgress", "Pace"]
-
 
 @dataclass(frozen=True)
 class BuildProgress:
@@ -45,42 +43,42 @@ class BuildProgress:
 
 
 class Pace:
-    """How fast a build is, from when this call began.
+    """How fast a build is, from when this call began; ``told`` is how far it is.
 
-    Args:
-        samples: of the build.
-        expected: bytes of it; 0: not known.
+    ``expected`` are the bytes of all its samples; 0: not known. ``before`` are the parts that were
+    there.
     """
 
-    def __init__(self, samples: int, expected: int) -> None:
+    def __init__(self, samples: int, expected: int = 0, before: Sequence[Part] = ()) -> None:
         self._started = time.monotonic()
-        self._before: int | None = None
-        self._told = BuildProgress("compute", False, samples, 0, 0, 0, expected, 0.0, None, None)
+        self._before = sum(len(part.samples) for part in before)
+        failed = sum(part.failed for part in before)
+        size = sum(part.index.file_bytes for part in before)
+        self.told = BuildProgress(
+            "compute", False, samples, self._before, failed, size, expected, 0.0, None, None
+        )
 
-    def computing(self, parts: Sequence[Part]) -> BuildProgress:
-        """Return the progress of the phase that reads samples, with these parts more."""
+    def computing(self, part: Part) -> BuildProgress:
+        """Return the progress of the phase that reads samples, with this part more."""
         seconds = time.monotonic() - self._started
-        done = self._told.samples_done + sum(len(part.samples) for part in parts)
-        if self._before is None:
-            self._before = done
-        made = done - self._before
-        rate = made / seconds if made and seconds else None
-        self._told = replace(
-            self._told,
+        done = self.told.samples_done + len(part.samples)
+        rate = (done - self._before) / max(seconds, 1e-9) or None
+        self.told = replace(
+            self.told,
             samples_done=done,
-            failed=self._told.failed + sum(part.failed for part in parts),
-            bytes_done=self._told.bytes_done + sum(part.index.file_bytes for part in parts),
+            failed=self.told.failed + part.failed,
+            bytes_done=self.told.bytes_done + part.index.file_bytes,
             seconds=seconds,
             samples_per_second=rate,
-            seconds_left=(self._told.samples - done) / rate if rate else None,
+            seconds_left=rate and (self.told.samples - done) / rate,
         )
-        return self._told
+        return self.told
 
     def assembling(self, done: int, whole: int) -> BuildProgress:
         """Return the progress of the phase that makes the file."""
-        seconds, done = time.monotonic() - self._started, min(done, whole)
+        seconds = time.monotonic() - self._started
         return replace(
-            self._told,
+            self.told,
             phase="assemble",
             bytes_done=done,
             bytes_expected=whole,

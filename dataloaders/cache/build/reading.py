@@ -1,61 +1,58 @@
-"""One row of a dataset as cells; its errors with the number of the sample, on their way home.
+"""One row of a dataset as cells: what it drew, and its errors, with the number of the sample.
 
-in a worker     error ──Failure.of──> pickled, or its text
+in a worker     generators seeded ──read_row──> cells ──DrawDetector──> drawn from, or not
+                error ──Failure.of──> pickled, or its text
 who builds      ──reraise──> the error, with the worker's traceback as its cause
 """
 
 from __future__ import annotations
 
 import pickle
+import random
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import torch
 
 from dataloaders.cache.sample.cut import Call, Cut
 from dataloaders.cache.sample.sample import Cell, Structure, split
 from dataloaders.errors import CacheError, add_note
 
-__all__ = ["BYTES_PER_CELL", "Failure", "draws_refused", "not_interrupted", "read_row", "told"]
-
 BYTES_PER_CELL = 400
 """What a cell takes in memory besides its values, about."""
 
+STAY_LIVE = (
+    "Take what is random out of the dataset (a torchvision Compose as transform= stays live from "
+    "its first random member on), or pass allow_random=True (--allow-random)"
+)
+
 _LONGEST_MESSAGE = 1000
+_TURN = 1_000_003
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An exception on its way from a worker.
+class Failure(NamedTuple):
+    """An exception on its way from a worker; one that cannot be pickled as a `CacheError`."""
 
-    Attributes:
-        error: pickled; None if it does not come back from that as it was.
-        text: one line: its type and text.
-        trace: where it came from.
-    """
-
-    error: bytes | None
-    text: str
+    pickled: bytes
     trace: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """``error``, ready to be sent."""
+        """Return ``error``, ready to be sent."""
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        pickled: bytes | None
         try:
             pickled = pickle.dumps(error)
             again = pickle.loads(pickled)
-            if type(again) is not type(error) or str(again) != str(error):
-                pickled = None
-        except Exception:  # classes of functions, odd constructors: anything; its text is sent
-            pickled = None
-        return cls(pickled, told(error), trace)
+            is_same = type(again) is type(error) and str(again) == str(error)
+        except Exception:  # classes of functions, odd constructors: anything
+            is_same = False
+        return cls(pickled if is_same else pickle.dumps(CacheError(told(error))), trace)
 
-    def reraise(self) -> None:
+    def reraise(self) -> NoReturn:
         """Raise it where it was sent to, the worker's traceback as its cause."""
-        pickled = self.error
-        error: BaseException = CacheError(self.text) if pickled is None else pickle.loads(pickled)
-        raise error from _InWorker(f"\n{self.trace}")
+        raise pickle.loads(self.pickled) from _InWorker(f"\n{self.trace}")
 
 
 class _InWorker(Exception):
@@ -63,14 +60,14 @@ class _InWorker(Exception):
 
 
 def not_interrupted(error: BaseException) -> BaseException:
-    """``error``, which may be a sample's own, as sys.exit() is; Ctrl-C is none: it goes on."""
+    """Return ``error``, which may be a sample's own, as sys.exit() is; raise Ctrl-C again."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
 
 
 def told(error: BaseException) -> str:
-    """``ValueError: its text``, of bounded length."""
+    """Return ``ValueError: its text``, of bounded length."""
     try:
         text = str(error)
     except Exception:  # somebody else's code: the type is told, and the error itself goes on
@@ -102,22 +99,54 @@ def read_row(
 
 
 def draws_refused(name: str, index: int, generators: Sequence[str], why: str = "") -> CacheError:
-    """Return the error for a row that drew from process-wide generators.
-
-    Args:
-        name: of the dataset's class.
-        index: of the sample.
-        generators: their names, as `DrawDetector.moved` gives them.
-        why: what else is known of it, to follow the generators' names.
-    """
-    *most, last = generators
-    names = f"generators of {', '.join(most)} and {last}" if most else f"generator of {last}"
+    """Return the error for the row of this sample, which drew from these generators."""
+    whose = f"generator{'s' * (len(generators) > 1)} of {' and '.join(generators)}"
     return CacheError(
-        f"{name} draws random numbers: making the part of sample {index} that "
-        f"a cache keeps drew from, or seeded, the {names}{why}. A cache would keep one draw for "
-        "ever; drawing or seeding counts even if it has no effect on the sample. Take it out of "
-        "the dataset (a torchvision Compose as transform= stays live from its first random member "
-        "on), or pass allow_random=True (--allow-random) to keep one draw of each sample, "
-        "with the generators "
-        "seeded by the sample's number"
+        f"{name} draws random numbers: making the part of sample {index} that a cache keeps drew "
+        f"from, or seeded, the {whose}{why}. A cache would keep one draw for ever; drawing or "
+        f"seeding counts even if it has no effect on the sample. {STAY_LIVE} to keep one draw of "
+        "each sample, with the generators seeded by the sample's number"
     )
+
+
+def seed_for(index: int, turn: int = 0) -> int:
+    """Seed torch's, NumPy's and ``random``'s generators for one reading of sample ``index``.
+
+    A row that draws is then the same in every process and at any time. Returns the seed.
+    """
+    number = turn * _TURN + index + 1
+    torch.default_generator.manual_seed(number)  # torch.manual_seed seeds every CUDA device too
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    return number
+
+
+class DrawDetector:
+    """Seeds the generators as `seed_for` does, and detects draws from them and seedings.
+
+    NumPy's and ``random``'s generators each have a copy with the same state. A check draws two
+    floats from both, 106 bits: equal states give equal bits, and other states do so with a
+    probability of 2**-106. torch's state is compared whole. A check takes about 5 us for each row;
+    reading NumPy's and ``random``'s whole states would take more than 50 us.
+    """
+
+    def __init__(self, index: int) -> None:
+        number = seed_for(index)
+        self._torch = _torch_state()
+        self._numpy = np.random.RandomState(number % 2**32).random_sample
+        self._python = random.Random(number).random
+
+    def moved(self) -> tuple[str, ...]:
+        """Return the names of the generators that were drawn from or seeded; empty: none was."""
+        ours, numpys = np.random.random_sample, self._numpy
+        same = {
+            "torch": _torch_state() == self._torch,
+            "NumPy": (ours(), ours()) == (numpys(), numpys()),
+            "Python's random": (random.random(), random.random())
+            == (self._python(), self._python()),
+        }
+        return tuple(name for name, is_same in same.items() if not is_same)
+
+
+def _torch_state() -> bytes:
+    return torch.default_generator.get_state().numpy().tobytes()

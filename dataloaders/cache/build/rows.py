@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.build.parts import Names, Part
-from dataloaders.cache.build.reading import BYTES_PER_CELL, draws_refused, read_row, told
-from dataloaders.cache.build.seeds import DrawDetector, seed_for
+from dataloaders.cache.build.parts import BuildFolder, Part
+from dataloaders.cache.build.reading import (
+    BYTES_PER_CELL,
+    DrawDetector,
+    draws_refused,
+    read_row,
+    seed_for,
+    told,
+)
 from dataloaders.cache.format.disk import sync, writing
 from dataloaders.cache.format.entries import MOST_FIXED, MOST_VARIANTS, ColumnEntry, Variant
 from dataloaders.cache.format.writing import About, write_cache
@@ -28,8 +34,6 @@ from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.sample import Cell, Structure, column_names
 from dataloaders.errors import CacheError
 from dataloaders.seeding.states import random_states_kept
-
-__all__ = ["PART_BYTES", "PART_SECONDS", "Gathered", "Maker", "other_structure"]
 
 PART_BYTES = 96 << 20
 """Rows are written when they take more memory than this."""
@@ -42,26 +46,15 @@ _NO_SAMPLE = 2_718_281_827  # its seed is one that datasets are unlikely to use 
 
 @dataclass(frozen=True)
 class Maker:
-    """Callable that makes the parts of some samples: one, unless it takes too much room or time.
-
-    Args:
-        cut: gives the rows.
-        calls: how each row must have gone through the transforms; None: however it did.
-        allow_random: whether rows may draw from the process-wide generators, which are then seeded
-            for each by its number.
-        skip: whether a sample that fails is left out instead of ending the build.
-        images: how images are kept.
-        names: of the parts' files.
-        about: what each part says of itself, but for its samples.
-    """
+    """Callable that makes the parts of some samples: one, unless it takes too much room or time."""
 
     cut: Cut
-    calls: tuple[Call, ...] | None
+    calls: tuple[Call, ...]  # how each row must have gone through the transforms
     allow_random: bool
     skip: bool
     images: Images
-    names: Names
-    about: About
+    folder: BuildFolder
+    about: About  # but for the samples
 
     def __call__(self, samples: range) -> list[Part]:
         """Return what was made; its files are on the disk.
@@ -76,7 +69,7 @@ class Maker:
             rows, failed = Gathered(), list[tuple[int, str]]()
             with random_states_kept(cuda=False):
                 stop = self._read(left, rows, failed)
-            with writing(self.names.folder):
+            with writing(self.folder.path):
                 made.append(self._written(rows, range(left.start, stop), failed))
             left = range(stop, samples.stop)
         return made
@@ -91,7 +84,7 @@ class Maker:
                 return index
             if self.allow_random:
                 seed_for(index)
-            row: tuple[Structure, list[Cell]] | None = None
+            row = None
             try:
                 structure, cells = read_row(cut, index, self.calls)
                 row = structure, encoder.cells(index, structure, cells)
@@ -108,8 +101,16 @@ class Maker:
 
     def _written(self, rows: Gathered, samples: range, failed: list[tuple[int, str]]) -> Part:
         """Write these rows as the part of ``samples``, synced and at its name."""
-        about = self.names.of_part(self.about, samples, failed)
-        path = self.names.path(samples.start)
+        fingerprint = dict(self.about.fingerprint)
+        if samples != range(self.folder.length):
+            fingerprint["first"] = samples.start
+        about = replace(
+            self.about,
+            samples=len(samples),
+            failed=[(number - samples.start, text) for number, text in failed],
+            fingerprint=fingerprint,
+        )
+        path = self.folder.part_path(samples.start)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             index = write_cache(
@@ -123,13 +124,7 @@ class Maker:
 
 
 class Gathered:
-    """Rows of one part, column by column.
-
-    Attributes:
-        structure: of each row; None without rows.
-        rows: how many there are.
-        memory: bytes that they take, about.
-    """
+    """Rows of one part, column by column; ``memory``: bytes that they take, about."""
 
     def __init__(self) -> None:
         self.structure: Structure | None = None
@@ -164,17 +159,13 @@ class Gathered:
         Raises:
             CacheError: a column has values of several types; names the samples.
         """
-        self._entries = [
-            self._entry(name, column)
-            for name, column in zip(self._names, self._columns, strict=True)
-        ]
+        self._entries = list(map(self._entry, self._names, self._columns))
         return self._entries
 
     def _entry(self, name: str, cells: list[Cell]) -> ColumnEntry:
         dtype = self._dtype(name, cells)
         variants = tuple(dict.fromkeys(map(_variant, cells)))
-        if len(variants) > MOST_VARIANTS:
-            raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
+        refuse_many(name, variants)
         there = [cell for cell in cells if cell.kind != "none"]
         shapes = {cell.values.shape for cell in there} or {(0,)}  # a column that takes no bytes
         one = next(iter(shapes))
@@ -192,16 +183,17 @@ class Gathered:
         )
 
     def _dtype(self, name: str, cells: list[Cell]) -> str:
-        there = [each for each in zip(self._numbers, cells, strict=True) if each[1].kind != "none"]
-        dtypes = [cell.values.dtype.str for _, cell in there]
-        for (number, cell), dtype in zip(there, dtypes, strict=True):
-            if dtype != dtypes[0]:
-                raise CacheError(
-                    f"column {name!r} holds {dtypes[0]} ({there[0][1].kind}) in sample "
-                    f"{there[0][0]} and {dtype} ({cell.kind}) in sample {number}; convert them to "
-                    "one type in the dataset"
-                )
-        return dtypes[0] if dtypes else "|u1"
+        firsts: dict[str, tuple[int, str]] = {}
+        for number, cell in zip(self._numbers, cells, strict=True):
+            if cell.kind != "none":
+                firsts.setdefault(cell.values.dtype.str, (number, cell.kind))
+        if len(firsts) > 1:
+            (one, (first, kind)), (other, (later, its)), *_ = firsts.items()
+            raise CacheError(
+                f"column {name!r} holds {one} ({kind}) in sample {first} and {other} ({its}) in "
+                f"sample {later}; convert them to one type in the dataset"
+            )
+        return next(iter(firsts), "|u1")
 
     def blocks(self, number: int, part: str) -> Iterator[npt.NDArray[Any]]:
         """Yield the arrays that make up one dataset of a column, after `entries`."""
@@ -225,6 +217,12 @@ class Gathered:
         else:
             codes = {variant: code for code, variant in enumerate(entry.variants)}
             yield np.array([codes[_variant(cell)] for cell in cells], "|u1")
+
+
+def refuse_many(name: str, variants: Sequence[Variant]) -> None:
+    """Raise CacheError if a column has more kinds of value than a file can tell apart."""
+    if len(variants) > MOST_VARIANTS:
+        raise CacheError(f"column {name!r} holds more than {MOST_VARIANTS} kinds of value")
 
 
 def other_structure(who: str, one: Structure | None, other: Structure | None) -> CacheError:

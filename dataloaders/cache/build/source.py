@@ -1,6 +1,6 @@
 """The dataset of a cache: what a few samples tell of it, and the finished cache opened for it.
 
-dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint, workers ──> estimate
+dataset ──study.py, elsewhere or here, once──> Known: cut, fingerprint ──> workers, estimate
 train.h5 ──class, length, head, classes compared, no sample read──> CachedDataset, tails live
 
 A file of an earlier version does not say where the heads' parts stand; then samples have to tell.
@@ -11,63 +11,63 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from dataloaders.cache.build.advice import advice_for
-from dataloaders.cache.build.estimation import Estimate, estimate_of, rows_of_part, workers_for
-from dataloaders.cache.build.fingerprint import (
-    PACKAGES,
-    fingerprint_of,
-    length_of,
-    package_versions,
-    static_fingerprint,
+from torch.utils.data import IterableDataset, MapDataPipe
+
+from dataloaders.cache.build.estimation import (
+    ONE_FILE_BYTES,
+    Estimate,
+    rows_of_part,
+    workers_for,
 )
 from dataloaders.cache.build.parts import range_of
 from dataloaders.cache.build.progress import BuildProgress
-from dataloaders.cache.build.study import Findings, Study, studied
+from dataloaders.cache.build.reading import Failure
+from dataloaders.cache.build.study import Findings, Study, ways_to_cut
 from dataloaders.cache.format.attributes import attributes_held
 from dataloaders.cache.format.changes import changes
-from dataloaders.cache.format.compress import Compressed
+from dataloaders.cache.format.compress import Compressed, compressed_of
+from dataloaders.cache.format.disk import free_bytes
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, whole
+from dataloaders.cache.read.shards import check_shard
+from dataloaders.cache.sample.cut import Call, Cut, Finish
 from dataloaders.cache.sample.images import Choice, Images
-from dataloaders.cache.sample.packed import packed
-from dataloaders.errors import CacheWarning, OptionError
+from dataloaders.errors import CacheError, CacheWarning, OptionError
 from dataloaders.machine.resources import available_memory, machine_cores, ranks_here, usable_cores
-from dataloaders.observing import worker_of
+from dataloaders.observing import Unobserved, observe, worker_of
 
-__all__ = ["Options", "Source", "silent"]
-
-
-def silent(told: object) -> None:
-    """Report nothing."""
+_PACKAGES = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy"}
+"""By the name of a fingerprint's entry, the package whose version it is."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `precompute` is told, checked; ``loader``: whose worker observes the dataset.
+    """The options of `precompute`, by its names; ``loader``: whose worker observes the dataset.
 
     Raises:
-        OptionError: a value that it cannot take.
+        OptionError: a value that one cannot take.
     """
 
-    num_workers: int | Literal["auto"] = "auto"
     images: Choice = None
+    num_workers: int | Literal["auto"] = "auto"
     rows: int | None = None
     allow_random: bool = False
     on_error: Literal["raise", "skip"] = "skip"
-    report: Callable[[BuildProgress], None] = silent
-    announce: Callable[[Estimate], None] = silent
-    compress: Compressed | None = None
-    context: Any = None
-    worker_init_fn: Callable[[int], None] | None = None
-    check: Literal["contents"] | None = None
-    expect: Mapping[str, Any] | None = None
-    one_file: bool | None = None
     resume: bool = True
     overwrite: bool = False
+    compress: str | Compressed | None = None
+    progress: Callable[[BuildProgress], None] | None = None
+    announce: Callable[[Estimate], None] | None = None
     wait: bool = True
+    multiprocessing_context: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+    shard: tuple[int, int] | None = None
+    check: Literal["contents"] | None = None
+    expect: Mapping[str, Any] | None = None
+    single_file: bool | None = None
     loader: Any = None
 
     def __post_init__(self) -> None:
@@ -82,138 +82,154 @@ class Options:
             )
         if self.check not in (None, "contents"):
             raise OptionError(f'check={self.check!r}: it must be None or "contents"')
+        if self.shard is not None:
+            check_shard(self.shard)
+            if not self.resume:
+                raise OptionError(
+                    "resume=False with shard=: another rank may have made its parts already; "
+                    "delete the folder of the parts before the ranks are started"
+                )
 
-    @property
-    def skip(self) -> bool:
-        """Whether samples that fail are left out."""
-        return self.on_error == "skip"
 
+class Known(NamedTuple):
+    """What a dataset was found to be, and how its samples become rows.
 
-@dataclass(frozen=True)
-class _Known:
-    """What a dataset was found to be, and what follows from it."""
+    ``contents`` is what the rows depend on, by name, all of it JSON: the class, length, head,
+    images and versions of packages, and for some samples ``sample 17``, a digest of what this one
+    gives before it is encoded. Not the live tail: the same rows serve another augmentation.
+    """
 
     study: Study
     found: Findings
-    workers: int
-    fingerprint: dict[str, Any]
-
-    @property
-    def cut(self) -> Cut:
-        """The one that was chosen."""
-        return self.study.cuts[self.found.choice]
+    cut: Cut
+    contents: dict[str, Any]
 
 
 class Source:
-    """A dataset of which a cache is built or opened.
+    """A dataset of which a cache is built or opened; ``samples`` are those that a rank builds."""
 
-    Args:
-        dataset: the user's.
-        options: of the call.
-        shard: the rank that builds, and how many there are; None: it builds alone.
-
-    Attributes:
-        length: of the dataset.
-        samples: those that this rank builds.
-        images: how they are kept.
-    """
-
-    def __init__(
-        self, dataset: Any, options: Options, shard: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, dataset: Any, options: Options) -> None:
         self.dataset = dataset
-        self.length = length_of(dataset)
-        self.samples = range_of(*(shard or (0, 1)), self.length)
+        self.options = options
+        self.length = _length_of(dataset)
+        self.samples = range_of(*(options.shard or (0, 1)), self.length)
         self.images = Images.of(options.images)
-        self._options = options
-        self._known: _Known | None = None
+        self.compress = compressed_of(options.compress)
+        self._known: Known | None = None
         # All of the machine's, where no shard is built: then the other ranks wait for this one.
-        self._cores = machine_cores() if shard is None else usable_cores()
-        self._memory_of = ranks_here() if shard is None else 1
+        self._cores = machine_cores() if options.shard is None else usable_cores()
+        self._memory_of = ranks_here() if options.shard is None else 1
 
     @property
-    def known(self) -> _Known:
+    def known(self) -> Known:
         """What the dataset is; it is studied once, in a process of its own or in this one."""
         if self._known is None:
-            self._known = self._studied(encode=True)
+            self._known = self.studied()
         return self._known
 
-    def _studied(self, *, encode: bool) -> _Known:
-        options = self._options
+    def studied(self) -> Known:
+        """Study the dataset.
+
+        Raises:
+            CacheError: the process that reads the samples cannot.
+        """
+        options = self.options
         study = Study(
-            self.dataset, self.length, skip=options.skip, images=self.images, encode=encode
+            self.dataset, self.length, skip=options.on_error == "skip", images=self.images
         )
         if options.num_workers == 0:
             found = study()
         else:
             loader = options.loader
             if loader is None:
-                loader = worker_of(self.dataset, options.context)
+                loader = worker_of(self.dataset, options.multiprocessing_context)
                 loader.worker_init_fn = options.worker_init_fn
-            found = studied(loader, study)
+            try:
+                answer = observe(loader, study.look)
+            except Unobserved as error:
+                name = type(self.dataset).__name__
+                raise CacheError(f"{name} could not be studied: {error}") from error
+            found = answer.reraise() if isinstance(answer, Failure) else answer
         study.refuse_no_images(found)
-        if isinstance(options.num_workers, int):
-            workers = options.num_workers
-        else:
-            memory = available_memory() * self._memory_of
-            most = workers_for(found, len(self.samples), cores=self._cores, memory=memory)
-            workers = max(1, most)  # "auto" never opens the dataset's files in this process
-        fingerprint = fingerprint_of(study, found, self.dataset, self.length)
-        fingerprint["compress"] = None if options.compress is None else str(options.compress)
-        calls = found.calls or ()
-        are_json = all(type(key) in (int, str) for _, path in calls for key in path)
-        if found.at_leaves and are_json:
-            fingerprint["calls"] = [[number, list(path)] for number, path in calls]
-        return _Known(study, found, workers, fingerprint)
+        cut = study.cuts[found.choice]
+        contents = {
+            **self._described(cut),
+            "images": str(self.images),
+            **_versions(),
+            **{f"sample {index}": digest for index, digest in sorted(found.digests.items())},
+        }
+        return Known(study, found, cut, contents)
 
-    def estimate(self, folder: Path, rows: int) -> Estimate:
+    def _described(self, cut: Cut) -> dict[str, Any]:
+        """Return what a fingerprint says of the dataset that can be told without reading it."""
+        kind = type(self.dataset)
+        module = "" if kind.__module__ in ("__main__", "__mp_main__") else f"{kind.__module__}."
+        name = f"{module}{kind.__qualname__}"
+        return {"dataset": name, "length": self.length, "head": list(cut.head)}
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a cache of the dataset depends on, and where its rows go through the transforms."""
+        known, compress = self.known, self.compress
+        says = {**known.contents, "compress": None if compress is None else str(compress)}
+        calls = known.found.calls
+        if known.found.at_leaves and all(type(k) in (int, str) for _, path in calls for k in path):
+            says["calls"] = [[number, list(path)] for number, path in calls]
+        return says
+
+    @property
+    def workers(self) -> int:
+        """How many processes read samples."""
+        if isinstance(self.options.num_workers, int):
+            return self.options.num_workers
+        memory = available_memory() * self._memory_of
+        most = workers_for(self.known.found, len(self.samples), cores=self._cores, memory=memory)
+        return max(1, most)  # "auto" never opens the dataset's files in this process
+
+    def estimate(self, folder: Path, rows: int = 0) -> Estimate:
         """Return what building in ``folder`` will take, with parts of so many rows; 0: as usual."""
-        options, found = self._options, self.known.found
-        return estimate_of(
-            found,
-            folder,
-            samples=len(self.samples),
-            num_workers=self.known.workers,
-            cores=self._cores,
-            rows=rows or options.rows or rows_of_part(found, len(self.samples)),
-            one_file=options.one_file,
-            advice=advice_for(self.dataset, found, self.images),
+        found, samples, one_file = self.known.found, len(self.samples), self.options.single_file
+        rows = rows or self.options.rows or rows_of_part(found, samples)
+        size = round(found.row_bytes * samples)
+        is_copied = rows < samples and (size <= ONE_FILE_BYTES if one_file is None else one_file)
+        return Estimate(
+            samples=samples,
+            bytes=size,
+            low_bytes=round(found.low_row_bytes * samples),
+            seconds=found.row_seconds * samples / max(1, min(self.workers, self._cores)),
+            disk_needed=2 * size if is_copied else size,
+            disk_free=free_bytes(folder),
+            num_workers=self.workers,
+            rows=rows,
         )
 
     def open(self, path: Path) -> CachedDataset:
         """Return the finished cache, or that of one rank, compared with the dataset now.
 
-        Warns:
-            CacheWarning: it was built with other versions of torch, torchvision, Pillow or NumPy.
-
         Raises:
             CacheError: there is no cache, or it is of something else; says what differs.
         """
-        options = self._options
+        options = self.options
         wanted = dict(options.expect or {})
         if options.images is not None:
-            wanted["images"] = str(Images.of(options.images))
-        if options.compress is not None:
-            wanted["compress"] = str(options.compress)
+            wanted["images"] = str(self.images)
+        if self.compress is not None:
+            wanted["compress"] = str(self.compress)
         cached = CachedDataset(path, expect=wanted)
         if options.check is None and self._known is None and self._open_unread(cached):
             return cached
         like = Images.like(cached.index.fingerprint.get("images"))
         if self._known is None or like.rows != self.images.rows:
             self.images = like
-            self._known = self._studied(encode=False)
-        known = self._known
-        compared = {**known.fingerprint, **wanted}
-        compared.pop("calls", None)  # files of earlier versions do not have them
-        for name in {"images", "compress"} - wanted.keys():  # it may be kept in any way
-            compared.pop(name, None)
-        cached.refuse_changed(compared)
-        tails, calls = known.cut.tails, known.found.calls or ()
-        if known.found.at_leaves:
-            cached.with_tails([(keys, tails[number]) for number, keys in calls])
+            self._known = self.studied()
+        _, found, cut, contents = self._known
+        own = {name: each for name, each in contents.items() if name != "images"}
+        cached.refuse_changed({**own, **wanted})
+        if found.at_leaves:
+            cached.with_tails([(keys, cut.tails[number]) for number, keys in found.calls])
         else:  # FiveCrop gives a tuple, and what is left takes all of it
-            cached.transform = Finish(tails, calls)
-        cached.refuse_other_classes(known.found.attributes)
+            cached.transform = Finish(cut.tails, found.calls)
+        cached.refuse_other_classes(found.attributes)
         return cached
 
     def _open_unread(self, cached: CachedDataset) -> bool:
@@ -222,35 +238,24 @@ class Source:
         calls = _calls_in(says.get("calls"))
         if calls is None:
             return False
-        kept = Images.like(says.get("images"))
-        if kept.packed:
-            cuts = [packed(self.dataset)]
-        else:
-            cuts = [
-                *cuts_of(self.dataset, images=kept.rows == "images")[0],
-                whole(self.dataset),
-            ]
+        cuts, _ = ways_to_cut(self.dataset, Images.like(says.get("images")))
         cut = next((cut for cut in cuts if list(cut.head) == says.get("head")), None)
-        cached.refuse_changed(static_fingerprint(self.dataset, cut or cuts[0]))
+        cached.refuse_changed(self._described(cut or cuts[0]))
         if cut is None or {number for number, _ in calls} != set(range(len(cut.tails))):
             return False
-        _warn_of_versions(cached.path, says)
+        built = {name: says[name] for name in _PACKAGES if name in says}
+        if changed := changes(built, _versions(), "when it was built"):
+            warnings.warn(
+                f"the cache {cached.path} holds what other versions computed "
+                f"({'; '.join(changed)}). Its rows stay as they are; to have an error instead, "
+                "give expect= the versions that you need, and to compute them again, build it with "
+                "overwrite=True (--overwrite)",
+                CacheWarning,
+                stacklevel=2,
+            )
         cached.refuse_other_classes(attributes_held(self.dataset))
         cached.with_tails([(keys, cut.tails[number]) for number, keys in calls])
         return True
-
-
-def _warn_of_versions(path: Path, says: Mapping[str, Any]) -> None:
-    built = {name: says[name] for name in PACKAGES if name in says}
-    changed = changes(built, package_versions(), "when it was built")
-    if changed:
-        warnings.warn(
-            f"the cache {path} holds what other versions computed ({'; '.join(changed)}). Its rows "
-            "stay as they are; to have an error instead, give expect= the versions that you need, "
-            "and to compute them again, build it with overwrite=True (--overwrite)",
-            CacheWarning,
-            stacklevel=2,
-        )
 
 
 def _calls_in(found: Any) -> Sequence[Call] | None:
@@ -261,3 +266,30 @@ def _calls_in(found: Any) -> Sequence[Call] | None:
         return None
     good = all(type(each) in (int, str) for n, path in calls for each in (n, *path))
     return calls if good else None
+
+
+def _length_of(dataset: Any) -> int:
+    if isinstance(dataset, (IterableDataset, MapDataPipe)):
+        why = "has no samples by index"
+    elif not hasattr(type(dataset), "__getitem__"):
+        why = "has no __getitem__"
+    else:
+        try:
+            return len(dataset)
+        except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
+            why = f"has no len() ({error})"
+    raise OptionError(
+        f"{type(dataset).__name__} {why}, and a cache is built of samples by index; give a "
+        "map-style dataset, with __len__ and __getitem__"
+    )
+
+
+def _versions() -> dict[str, str | None]:
+    """Return the version of each of `_PACKAGES`; None: not installed."""
+    found: dict[str, str | None] = {}
+    for name, package in _PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

@@ -9,26 +9,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from dataloaders.batches.tree import leaves, same_bits
 from dataloaders.cache.build.reading import (
     BYTES_PER_CELL,
+    STAY_LIVE,
+    DrawDetector,
     Failure,
     draws_refused,
     not_interrupted,
     read_row,
+    seed_for,
     told,
 )
-from dataloaders.cache.build.seeds import DrawDetector, seed_for
 from dataloaders.cache.format.attributes import attributes_of
-from dataloaders.cache.sample.cut import Call, Cut, Finish, cuts_of, sample_of, whole
+from dataloaders.cache.sample.cut import (
+    Call,
+    Cut,
+    Finish,
+    cuts_of,
+    equal_state,
+    sample_of,
+    whole,
+)
 from dataloaders.cache.sample.encoding import Encoder
 from dataloaders.cache.sample.images import Images
 from dataloaders.cache.sample.packed import packed
@@ -43,11 +51,8 @@ from dataloaders.cache.sample.sample import (
     split,
 )
 from dataloaders.errors import CacheError
-from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_generators
-
-__all__ = ["Findings", "Study", "obstacle_to_packing", "studied"]
 
 _PROVED = 4
 _MEASURED = 16
@@ -61,101 +66,76 @@ _Cells = tuple[Structure, list[Cell]]
 
 @dataclass
 class Findings:
-    """What `Study` found.
+    """What `Study` found."""
 
-    Attributes:
-        choice: which of its cuts holds; the last one stands for whole samples.
-        calls: how its rows go through the transforms.
-        at_leaves: whether each part that a tail is applied to is one leaf.
-        reason: why it is not a better one; "" if it is the best.
-        drawn: the first sample whose row drew from process-wide generators, and their names.
-        random: what differs between two readings of one row; "" if nothing does.
-        digests: of the rows that were read, by sample; or "random", or "failed".
-        bytes: of each row that was read, its images encoded.
-        proved: what each row takes in memory of those that are always read; the same each time.
-        columns: the names of all columns, and whether a PIL image was in it.
-        seconds: that reading and encoding each row took.
-        attributes: what the dataset says of its classes, as `attributes_of` gives it.
-    """
-
-    choice: int = -1
-    calls: tuple[Call, ...] | None = None
-    at_leaves: bool = True
-    reason: str = ""
+    choice: int = -1  # which of its cuts holds; the last one stands for whole samples
+    calls: tuple[Call, ...] = ()  # how its rows go through the transforms
+    at_leaves: bool = True  # whether each part that a tail is applied to is one leaf
+    reason: str = ""  # why it is not a better one; "" if it is the best
+    # The first sample whose row drew from process-wide generators, and their names.
     drawn: tuple[int, tuple[str, ...]] | None = None
-    random: str = ""
+    random: str = ""  # what differs between two readings of one row; "" if nothing does
+    # Of the rows that were read, by sample; or "random", or "failed".
     digests: dict[int, str] = field(default_factory=dict)
+    # Of each row that was read, its images encoded; and the seconds that this took.
     bytes: list[int] = field(default_factory=list)
-    proved: list[int] = field(default_factory=list)
-    columns: dict[str, bool] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)
+    # What each row takes in memory of those that are always read; the same each time.
+    proved: list[int] = field(default_factory=list)
+    columns: dict[str, bool] = field(default_factory=dict)  # whether a PIL image was in it
+    attributes: dict[str, Any] = field(default_factory=dict)  # see `attributes_of`
+
+    @property
+    def row_bytes(self) -> float:
+        """The mean of `bytes`."""
+        return statistics.fmean(self.bytes) if self.bytes else 0.0
+
+    @property
+    def low_row_bytes(self) -> float:
+        """The same less two standard errors, and no less than the smallest."""
+        if len(self.bytes) < 2:
+            return self.row_bytes
+        errors = 2 * statistics.stdev(self.bytes) / math.sqrt(len(self.bytes))
+        return max(min(self.bytes), self.row_bytes - errors)
+
+    @property
+    def row_seconds(self) -> float:
+        """The median of `seconds`, without the first row, which imports and opens things."""
+        return statistics.median(self.seconds[1:] or self.seconds or [0.0])
 
 
-def studied(loader: Any, study: Study) -> Findings:
-    """Return what ``study`` finds in a worker of ``loader``.
+def ways_to_cut(dataset: Any, images: Images) -> tuple[list[Cut], str]:
+    """Return the ways to cut ``dataset``, best first, and why there is no better one.
 
-    Raises:
-        CacheError: the dataset cannot be read in another process; says why.
-        Exception: a sample's own.
-    """
-    try:
-        found = observe(loader, _Studying(study))
-    except Unobserved as error:
-        name = type(loader.dataset).__name__
-        raise CacheError(f"{name} could not be studied: {error}") from error
-    if isinstance(found, Failure):
-        found.reraise()
-    assert isinstance(found, Findings)
-    return found
-
-
-@dataclass(frozen=True)
-class _Studying:
-    study: Study
-
-    def __call__(self, dataset: Any) -> Findings | Failure:
-        try:
-            return self.study()
-        except BaseException as error:  # a sample may call sys.exit()
-            return Failure.of(not_interrupted(error))
-
-
-class Study:
-    """Callable that reads the samples and gives the `Findings`; to be run in another process.
-
-    Args:
-        dataset: what is read.
-        samples: how many it has.
-        skip: whether samples that fail are left out.
-        images: how images are kept.
-        encode: whether to encode images of the samples that are read, as is done where a cache is
-            built: what it costs, and whether there are any.
-
-    Attributes:
-        images: how images are kept.
-        cuts: the ways to cut the dataset, best first; the last one is the dataset itself. One that
-            gives its files, if they are to be packed.
+    The last one is the dataset itself, without tails. To be packed there is only one, which gives
+    its files.
 
     Raises:
         CacheError: the files are to be packed, and the dataset cannot be copied.
     """
+    if images.packed:
+        return [packed(dataset)], ""
+    cuts, reason = cuts_of(dataset, images=images.rows == "images")
+    return [*cuts, whole(dataset)], reason
 
-    def __init__(
-        self, dataset: Any, samples: int, *, skip: bool, images: Images, encode: bool = True
-    ) -> None:
+
+class Study:
+    """Callable that reads the samples and gives the `Findings`; to be run in another process."""
+
+    def __init__(self, dataset: Any, samples: int, *, skip: bool, images: Images) -> None:
         self.images = images
-        self.cuts: list[Cut]
-        if images.packed:
-            self.cuts, self._reason = [packed(dataset)], ""
-        else:
-            found, self._reason = cuts_of(dataset, images=images.rows == "images")
-            self.cuts = [*found, whole(dataset)]
-        self._encoder = Encoder(images if encode else Images())
-        self._encode = encode
+        self.cuts, self._reason = ways_to_cut(dataset, images)
+        self._encoder = Encoder(images)
         self._dataset = dataset
         self._samples = samples
         self._skip = skip
+
+    def look(self, dataset: Any) -> Findings | Failure:
+        """Return the same as a call, or what it raised: ready to be sent."""
+        try:
+            return self()
+        except BaseException as error:  # a sample may call sys.exit()
+            return Failure.of(not_interrupted(error))
 
     def __call__(self) -> Findings:
         """Read; the random states are then what they were."""
@@ -169,68 +149,49 @@ class Study:
 
     def _findings(self) -> Findings:
         found = Findings(reason=self._reason, attributes=attributes_of(self._dataset))
-        if self.images.packed:
-            self._prove_packed(found)
-            self._measure(found)
-            return found
-        reasons = []
-        for choice, cut in enumerate(self.cuts):
-            calls = None if choice == len(self.cuts) - 1 else self._calls(cut)
-            if isinstance(calls, str):
-                reasons.append(calls)
+        for found.choice, cut in enumerate(self.cuts):
+            if not cut.tails or not self._samples:
                 continue
-            found.choice, found.calls = choice, calls
-            break
-        if reasons:
-            found.reason = reasons[-1]
+            calls = self._calls(cut)
+            if not isinstance(calls, str):
+                found.calls = calls
+                break
+            found.reason = calls
+            if self.images.packed:
+                self._refuse_packing(found)
         self._measure(found)
         return found
 
-    def _prove_packed(self, found: Findings) -> None:
+    def _refuse_packing(self, found: Findings) -> None:
         """There is no other cut to fall back to: whoever asks for files must get files."""
-        found.choice = 0
-        calls = self._calls(self.cuts[0]) if self._samples else ()
-        if calls == _UNREAD:
+        if found.reason == _UNREAD:
             self._measure(found)  # which raises what reading raises, if it is not to be skipped
-        if isinstance(calls, str):
-            raise CacheError(
-                f'images="packed": {type(self._dataset).__name__} does more than open its '
-                f"files in RGB and apply its transform: {calls}. Keep what it gives instead: "
-                'images="jpeg", "png" or "webp"'
-            )
-        found.calls = calls
+        raise CacheError(
+            f'images="packed": {type(self._dataset).__name__} does more than open its '
+            f"files in RGB and apply its transform: {found.reason}. Keep what it gives instead: "
+            'images="jpeg", "png" or "webp"'
+        )
 
     def refuse_no_images(self, found: Findings) -> None:
-        """Nothing to encode is not what was asked for.
-
-        Raises:
-            CacheError: there is no image in the samples, or not in a column that was named.
-        """
-        if self.images.rows != "images" or not self._encode or not found.bytes:
+        """Raise CacheError if there is no image to encode, or none in a column that was named."""
+        if self.images.rows != "images" or not found.bytes:
             return
-        names = ", ".join(map(repr, found.columns)) or "none"
         missing = [name for name, _ in self.images.columns if not found.columns.get(name)]
+        if not missing and any(found.columns.values()):
+            return
+        text = f"images={str(self.images)!r}: there is no PIL image in the columns"
         if missing:
             what = "there is no PIL image in it" if missing[0] in found.columns else "unknown"
-            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are {names}"
-        elif not any(found.columns.values()):
-            text = f"images={str(self.images)!r}: there is no PIL image in the columns {names}"
-        else:
-            return
+            text = f"images={{{missing[0]!r}: ...}}: {what}; the columns are"
         why = f" ({found.reason})" if found.reason else ""
         raise CacheError(
-            f"{text} of {type(self._dataset).__name__}{why}. Tensors are kept raw: have the "
-            "dataset give PIL images, with ToTensor or ToImage behind what is computed, or "
-            "leave images out"
+            f"{text} {', '.join(map(repr, found.columns)) or 'none'} of "
+            f"{type(self._dataset).__name__}{why}. Tensors are kept raw: have the dataset give PIL "
+            "images, with ToTensor or ToImage behind what is computed, or leave images out"
         )
 
     def refuse_random(self, found: Findings) -> None:
-        """A cache would keep what is drawn once.
-
-        Raises:
-            CacheError: rows drew from process-wide generators, or samples differ each time they
-                are read.
-        """
+        """Raise CacheError if rows drew from process-wide generators, or differ when read again."""
         why = f"; {found.random}" if found.random else ""
         if found.reason and found.choice == len(self.cuts) - 1:
             why += f", and nothing can stay live: {found.reason}"
@@ -240,11 +201,8 @@ class Study:
             raise CacheError(
                 f"{type(self._dataset).__name__} is random{why}. It drew from none of the "
                 "generators of torch, NumPy and Python's random, so it has a generator of its own "
-                "or depends on something else that changes. A cache would keep one draw for ever. "
-                "Take what is random out of the dataset (a torchvision Compose as "
-                "transform= stays live from its first random member on), or pass "
-                "allow_random=True (--allow-random) "
-                "to keep what each sample is when it is read"
+                f"or depends on something else that changes. {STAY_LIVE} to keep what each sample "
+                "is when it is read"
             )
 
     def _calls(self, cut: Cut) -> tuple[Call, ...] | str:
@@ -267,11 +225,9 @@ class Study:
                 kept = _rejoined(row)
                 self._seed(index, 0)
                 ours = Finish(cut.tails, now)(kept)
-            except CacheError as error:
-                if self.images.packed:
-                    continue  # the same
-                return f"a row could not be made or finished ({told(error)})"
             except Exception as error:
+                if self.images.packed and isinstance(error, CacheError):
+                    continue  # the same
                 return f"a row could not be made or finished ({told(error)})"
             if calls not in (None, now):
                 return "samples go through its transforms in different ways"
@@ -291,10 +247,9 @@ class Study:
 
     def _measure(self, found: Findings) -> None:
         cut = self.cuts[found.choice]
-        must = set(_spread(self._samples, _PROVED))
-        rest = [index for index in _scattered(self._samples, _MEASURED) if index not in must]
+        must = _spread(self._samples, _PROVED)
         started = time.monotonic()
-        for index in [*sorted(must), *rest]:
+        for index in dict.fromkeys([*must, *_scattered(self._samples, _MEASURED)]):
             if index not in must and time.monotonic() - started > _SECONDS:
                 break
             try:
@@ -326,7 +281,7 @@ class Study:
             # It is left out; its digest stays that of what was read.
         found.seconds.append(time.perf_counter() - begun)
         paths = leaf_paths(structure)
-        found.at_leaves &= all(path in paths for _, path in found.calls or ())
+        found.at_leaves &= all(path in paths for _, path in found.calls)
         found.bytes.append(sum(cell.values.nbytes for cell in cells))
         if not must:
             return
@@ -409,21 +364,9 @@ def same_samples(one: Any, other: Any) -> bool:
     """Whether they are of the same types, structure and values, to the bit."""
     try:
         return not _difference(split(one), split(other))
-    except CacheError:
-        return _equal(one, other)  # what a tail makes may be something that no cache keeps
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and type(one) is type(other):
-        plain = one.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
-        return one.layout is other.layout is torch.strided and same_bits(*plain)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return list(one) == list(other) and all(same_samples(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(same_samples, one, other))
-    if hasattr(one, "__dict__") and type(one) is type(other):
-        if any(True for _ in leaves(one)):
-            return all(map(same_samples, leaves(one), leaves(other)))
-        own: Any = type(one).__eq__
-        return same_samples(vars(one), vars(other)) if own is object.__eq__ else bool(one == other)
-    return type(one) is type(other) and bool(one == other)
+    except CacheError:  # what a tail makes may be something that no cache keeps
+        if isinstance(one, (dict, list, tuple)) and type(one) is type(other):
+            members = (each.items() if isinstance(each, dict) else each for each in (one, other))
+            return len(one) == len(other) and all(map(same_samples, *members))
+        state = equal_state(one)
+        return state is not None and state == equal_state(other)

@@ -15,36 +15,27 @@ from typing import Any
 import torch
 from torch._C import _remove_worker_pids
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from dataloaders.cache.build.parts import Part
 from dataloaders.cache.build.reading import Failure, not_interrupted
 from dataloaders.cache.build.rows import Maker
+from dataloaders.cache.build.source import Source
 from dataloaders.errors import add_note
-from dataloaders.observing import open_files_anew
-
-__all__ = ["make_parts"]
+from dataloaders.observing import Start
 
 
 def make_parts(
     maker: Maker,
     tasks: Sequence[range],
     finished: Callable[[Part], None],
-    *,
-    dataset: Any,
+    source: Source,
     workers: int,
-    context: Any = None,
-    worker_init_fn: Callable[[int], None] | None = None,
 ) -> None:
-    """Make the parts of these samples.
+    """Make the parts of each task's samples, and call ``finished`` with each.
 
-    Args:
-        maker: makes those of one task.
-        tasks: the samples of each.
-        finished: called with each part, on this thread.
-        dataset: what workers read, as `get_worker_info` shows it.
-        workers: how many there are; 0: this process makes them.
-        context, worker_init_fn: how workers start, as a DataLoader takes them.
+    Without ``workers`` this process makes them. Workers start as a DataLoader's do, and see the
+    user's dataset.
 
     Raises:
         RuntimeError: a worker died.
@@ -52,21 +43,22 @@ def make_parts(
     """
     if not workers:
         for task in tasks:
-            for made in maker(task):
-                finished(made)
+            for part in maker(task):
+                finished(part)
         return
+    context, init = source.options.multiprocessing_context, source.options.worker_init_fn
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
-    is_fork = context.get_start_method() == "fork"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         loader: DataLoader[Any] = DataLoader(
-            _Tasks(dataset, maker, tasks),  # type: ignore[arg-type]  # all that torch needs
+            _Tasks(source.dataset, maker, tasks),  # type: ignore[arg-type]  # all that torch needs
             batch_size=None,
-            collate_fn=_same,
+            sampler=range(len(tasks)),
+            collate_fn=list,
             num_workers=workers,
-            worker_init_fn=_Start(worker_init_fn, is_fork),
+            worker_init_fn=_StartBound(init, context.get_start_method() == "fork"),
             multiprocessing_context=context,
             generator=torch.Generator(),  # nothing is drawn from the user's
             in_order=False,
@@ -74,10 +66,10 @@ def make_parts(
         iterator: Any = loader._get_iterator()  # not iter(): a script's loaders may be watched
     try:
         for made in iterator:
-            if isinstance(made, Failure):
-                made.reraise()
-            for each in made:
-                finished(each)
+            for part in made:
+                if isinstance(part, Failure):
+                    part.reraise()
+                finished(part)
     except BaseException as error:
         _kill(iterator)
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
@@ -107,33 +99,17 @@ class _Tasks:
     maker: Maker
     tasks: Sequence[range]
 
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def __getitem__(self, number: int) -> list[Part] | Failure:
+    def __getitem__(self, number: int) -> list[Part] | list[Failure]:
         try:
             return self.maker(self.tasks[number])
         except BaseException as error:  # a worker that sys.exit() ends tells nothing
-            return Failure.of(not_interrupted(error))
+            return [Failure.of(not_interrupted(error))]
 
 
-@dataclass(frozen=True)
-class _Start:
-    """A worker_init_fn: the worker ends with its parent, and the user's sees the user's dataset."""
-
-    worker_init_fn: Callable[[int], None] | None
-    is_fork: bool
+class _StartBound(Start):
+    """Also has the worker end with its parent."""
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who builds has it, too, and ends this one
         _prctl_pr_set_pdeathsig(signal.SIGKILL)
-        if self.is_fork:
-            open_files_anew()
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # info forbids assignment
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-def _same(made: Any) -> Any:
-    return made
+        super().__call__(worker_id)
