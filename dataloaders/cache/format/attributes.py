@@ -16,12 +16,10 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in, texts_in
+from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
 from dataloaders.cache.printable import printable
 from dataloaders.cache.sample.cell import is_int64
 from dataloaders.observing import held
-
-__all__ = ["attributes_held", "attributes_in", "attributes_of", "differences", "encoded", "told"]
 
 _NAMES = ("classes", "class_to_idx")
 _LONGEST = 8 << 20  # bytes of all; 100,000 classes of 30 characters take 7 MB
@@ -31,14 +29,14 @@ _DEEPEST = 32  # datasets in each other
 
 
 def attributes_of(dataset: Any) -> dict[str, Any]:
-    """What ``dataset`` says, by name, as far as a cache keeps it.
+    """Return what ``dataset`` says, by name, as far as a cache keeps it.
 
     ``classes``: a list, or tuple, of texts or of lists or tuples of texts (the synonyms of
     ImageNet); comes as a list, of texts or tuples. ``class_to_idx``: a dict from text to int.
     Anything else is left out, and all of it where it takes more than 8 MiB. A Subset says what its
     dataset says, a ConcatDataset what all of its datasets agree on.
     """
-    return _at_most(_said_by(dataset, 0, lambda each, name: getattr(each, name, None)))
+    return _at_most(_said_by(dataset, 0, getattr))
 
 
 def attributes_held(dataset: Any) -> dict[str, Any]:
@@ -54,61 +52,48 @@ def _said_by(dataset: Any, depth: int, get: Callable[[Any, str], Any]) -> dict[s
     found = {}
     for name in _NAMES:
         try:
-            value = _kept(name, get(dataset, name))
-        except Exception:  # a property may run anything
-            value = None
-        if value is not None:
-            found[name] = value
+            found[name] = _kept(name, get(dataset, name))
+        except Exception:  # there is none, or it is something else; a property may run anything
+            continue
     if found or depth > _DEEPEST:
         return found
     if isinstance(dataset, Subset):
         return _said_by(dataset.dataset, depth + 1, get)
     if isinstance(dataset, ConcatDataset):
         first, *others = (_said_by(each, depth + 1, get) for each in dataset.datasets)
-        return {
-            name: value
-            for name, value in first.items()
-            if all(other.get(name) == value for other in others)
-        }
+        return {n: e for n, e in first.items() if all(other.get(n) == e for other in others)}
     return found
 
 
 def _kept(name: str, value: Any) -> Any:
-    """``value`` as plain lists, tuples, texts and ints; None if it is not what this name means."""
+    """Return ``value`` as plain lists, tuples, texts and ints; raises if it is something else."""
     if name == "classes":
         if not isinstance(value, (list, tuple)):
-            return None
-        classes = [
-            tuple(map(_text, e)) if isinstance(e, (list, tuple)) else _text(e) for e in value
-        ]
-        bad = (each is None or (type(each) is tuple and None in each) for each in classes)
-        return None if any(bad) else classes
-    if not isinstance(value, Mapping):
-        return None
-    numbers = {_text(key): _number(number) for key, number in value.items()}
-    return None if None in numbers or None in numbers.values() else numbers
+            raise TypeError("no list")
+        return [tuple(map(_text, e)) if isinstance(e, (list, tuple)) else _text(e) for e in value]
+    return {_text(key): _number(number) for key, number in value.items()}
 
 
-def _text(value: Any) -> str | None:
-    return str(value) if isinstance(value, str) else None
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return str(value)
 
 
-def _number(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    number = operator.index(value)  # TypeError: it is none
-    return number if is_int64(number) else None
+def _number(value: Any) -> int:
+    number = operator.index(value)
+    if isinstance(value, bool) or not is_int64(number):
+        raise TypeError("no number of 64 bits")
+    return number
 
 
 def encoded(attributes: Mapping[str, Any]) -> bytes:
-    """JSON of them, ASCII; nothing if there are none."""
-    if not attributes:
-        return b""
-    return json.dumps(attributes, sort_keys=False, separators=(",", ":")).encode("ascii")
+    """Return JSON of them, ASCII; nothing if there are none."""
+    return json.dumps(attributes, separators=(",", ":")).encode("ascii") if attributes else b""
 
 
 def attributes_in(text: bytes) -> dict[str, Any]:
-    """What `encoded` wrote.
+    """Return what `encoded` wrote.
 
     Raises:
         Malformed: it did not.
@@ -118,26 +103,31 @@ def attributes_in(text: bytes) -> dict[str, Any]:
     found = loads(text)
     if type(found) is not dict or not found or not set(found) <= set(_NAMES):
         raise Malformed(f"it is no object of {' and '.join(_NAMES)}")
-    for name, value in found.items():
-        if name == "classes":
-            found[name] = [_class_in(each) for each in list_in(value, name)]
-        elif type(value) is not dict:
-            raise Malformed(f"{name} is no object")
-        elif not all(type(number) is int and is_int64(number) for number in value.values()):
-            raise Malformed(f"{name} has a value that is no number of 64 bits")
+    if "classes" in found:
+        found["classes"] = [_class_in(each) for each in list_in(found["classes"], "classes")]
+    numbers = found.get("class_to_idx", {})
+    if type(numbers) is not dict:
+        raise Malformed("class_to_idx is no object")
+    if not all(type(number) is int and is_int64(number) for number in numbers.values()):
+        raise Malformed("class_to_idx has a value that is no number of 64 bits")
     return found
 
 
 def _class_in(found: Any) -> str | tuple[str, ...]:
-    return texts_in(found, "a class") if type(found) is list else text_in(found, "a class")
+    if type(found) is list:
+        return tuple(text_in(each, "a class") for each in found)
+    return text_in(found, "a class")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Each of the attributes that both have, with other values; in words."""
+    """Say of each attribute that both have, with other values, what differs first."""
     found = []
     for name in before:
         if name in now and before[name] != now[name]:
-            then, here = _numbered(before[name]), _numbered(now[name])
+            then, here = (
+                each if isinstance(each, dict) else dict(enumerate(each))
+                for each in (before[name], now[name])
+            )
             key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
             found.append(
                 f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that "
@@ -147,12 +137,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _numbered(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else dict(enumerate(value))
-
-
 def told(value: Any) -> str:
-    """``10 (airplane, automobile, bird, ...)``, fit to be shown."""
+    """Return ``10 (airplane, automobile, bird, ...)``, fit to be shown."""
     names = list(map(_told_one, list(value)[:_TOLD]))
     if isinstance(value, dict):
         names = [f"{name}: {n}" for name, n in zip(names, value.values(), strict=False)]

@@ -1,29 +1,17 @@
 """What an index has entries for: places in a file, the columns and shards of a cache.
 
 ColumnEntry "image" ──values──> Extent(4096, 990)    offset in bytes, and how many values
-Shard "train.00003-of-00008.h5", 160_000 rows        a file beside the one that joins it
+Shard "train.parts/00500.h5", 500 rows               a file beside the one that joins it
+
+Decoded as they are annotated (fields.py); entry_checks.py compares them with each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
-
-__all__ = [
-    "LARGEST_PIECE",
-    "LARGEST_ROW",
-    "MOST_FIXED",
-    "MOST_SHARDS",
-    "MOST_VARIANTS",
-    "ColumnEntry",
-    "Extent",
-    "Packing",
-    "Shard",
-    "Variant",
-    "is_shard_name",
-]
 
 Variant: TypeAlias = tuple[str, int]
 """A cell's kind, and how many dimensions it has."""
@@ -43,10 +31,7 @@ _LONGEST_NAME = 255  # bytes of a file's name
 
 
 class Extent(NamedTuple):
-    """Some values that stand one after the other: the first one's place in the file, and how many.
-
-    Without values the place is 0.
-    """
+    """The place of the first of some values in the file, and how many there are; without any 0."""
 
     offset: int
     size: int
@@ -57,7 +42,7 @@ class Shard:
     """One file of a joined cache.
 
     Attributes:
-        name: of the file, which stands beside the joined one.
+        name: its path from the folder of the joined file.
         rows: in it.
         samples: of the dataset that it was built from, those left out included.
         file_bytes: of the file.
@@ -97,11 +82,10 @@ class ColumnEntry:
         variants: the kinds of cell that occur, each with its number of dimensions.
         shape: that of every row of a fixed column; None where it varies.
         dimensions: the most that a variant has.
-        values: of all rows. In a fixed column a row that is None has zeros. Compressed values
-            have no place of their own: it is 0. In a joined cache they stand in its shards, and
-            here is only their number.
+        values: of all rows. In a fixed column a row that is None has zeros. Where they are
+            compressed, or in shards, their place is 0.
         offsets: uint64, of a variable column: value number ``offsets[i]`` is row i's first one,
-            ``offsets[i + 1]`` the one behind its last.
+            ``offsets[i + 1]`` the one after its last.
         shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
         codes: uint8, each row's number in ``variants``, if there are several.
         packing: how the values are compressed; None: they are not.
@@ -133,12 +117,6 @@ class ColumnEntry:
         """Whether every row is None: then its dtype and shape mean nothing."""
         return all(kind == "none" for kind, _ in self.variants)
 
-    def parts(self) -> Iterable[tuple[str, str, Extent]]:
-        """Yield what of it has a place in the file: name, dtype and place."""
-        for name, dtype, extent in self.sized():
-            if name != "values" or self.packing is None:
-                yield name, dtype, extent
-
     def sized(self) -> Iterable[tuple[str, str, Extent]]:
         """Yield name, dtype and place of each of its datasets, compressed values included."""
         yield "values", self.dtype, self.values
@@ -151,6 +129,10 @@ class ColumnEntry:
         if self.codes is not None:
             yield "codes", "|u1", self.codes
 
+    def parts(self) -> Iterable[tuple[str, str, Extent]]:
+        """Yield the same of those that have one place in the file."""
+        return (each for each in self.sized() if each[0] != "values" or self.packing is None)
+
     def shape_of(self, part: str, rows: int) -> tuple[int, ...]:
         """Return the shape of one of its datasets."""
         if part == "values":
@@ -161,23 +143,12 @@ class ColumnEntry:
             return rows, self.dimensions
         return (rows + (part == "offsets"),)
 
-    def placed(self, where: Callable[[str, int], Extent]) -> ColumnEntry:
-        """Return the entry with each of its datasets at the place that ``where`` gives."""
-        found = {
-            name: where(name, extent.size) if extent.size else extent
-            for name, _, extent in self.sized()
-        }
-        packing = self.packing
-        if packing is not None:
-            packing = replace(packing, pieces=found["pieces"])
-        return replace(
-            self,
-            values=found["values"],
-            offsets=found.get("offsets"),
-            shapes=found.get("shapes"),
-            codes=found.get("codes"),
-            packing=packing,
-        )
+    def placed(self, places: Mapping[str, Extent]) -> ColumnEntry:
+        """Return the entry with these of its datasets at these places."""
+        own = dict(places)
+        if self.packing is not None and "pieces" in own:
+            return replace(self, packing=replace(self.packing, pieces=own.pop("pieces")), **own)
+        return replace(self, **own)
 
     @classmethod
     def of_rows(
@@ -194,11 +165,7 @@ class ColumnEntry:
     ) -> ColumnEntry:
         """Return the entry of a column of so many rows that is still to be written.
 
-        Args:
-            name, dtype, variants, shape: of the column.
-            rows: how many there are.
-            size: how many values, of a variable column.
-            most_values, most_pixels: as in the entry.
+        ``size`` is how many values a variable column has; the rest is as in the entry.
         """
         dimensions = max((of for _, of in variants), default=0)
         fixed = shape is not None

@@ -1,6 +1,6 @@
 """The index of a cache: where in the file each value stands, read without HDF5.
 
-    block.py ──text──> fields.py, entry_checks.py ──> Index ──> whoever maps the file
+    block.py ──text──> fields.py ──Index, typed──> entry_checks.py ──> whoever maps the file
 
 A joined cache has the same index, and with it the list of its shards, which have the values.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,12 @@ from dataloaders.cache.format.block import (
     seal,
 )
 from dataloaders.cache.format.checksums import BLOCK
-from dataloaders.cache.format.entries import ColumnEntry, Extent, Shard
+from dataloaders.cache.format.entries import MOST_SHARDS, ColumnEntry, Extent, Shard
 from dataloaders.cache.format.entry_checks import (
+    check_columns,
+    check_extent,
     check_places,
-    columns_in,
-    extent_in,
-    failed_in,
-    shards_in,
+    check_shards,
 )
 from dataloaders.cache.format.fields import (
     Malformed,
@@ -40,18 +39,14 @@ from dataloaders.cache.format.fields import (
     list_in,
     loads,
     number_in,
-    text_in,
-    texts_in,
+    typed,
 )
 from dataloaders.cache.printable import shown
-from dataloaders.cache.sample.sample import Structure
 from dataloaders.errors import CacheError
-
-__all__ = ["Index"]
 
 _FORMAT = "dataloaders cache"
 _JOINED = "dataloaders cache, joined"
-_FIELDS = (
+_KEYS = (
     "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
     "fingerprint", "head", "tail", "attributes",
 )  # fmt: skip
@@ -59,40 +54,40 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Index:
-    """What a cache says of itself.
+    """What a cache says of itself; decoded as it is annotated.
 
     Attributes:
-        user_block: bytes in front of the HDF5 file.
-        file_bytes: of the whole file.
         rows: samples in it.
         samples: of the dataset that it was built from, those left out included.
         structure: of each sample; None without rows.
         columns: in the order of the sample's leaves.
-        checksums: uint32, a crc32 for each BLOCK behind the user block.
-        checksums_digest: of their bytes, in hexadecimal.
-        failed: the numbers (uint64) and the messages (JSON, a list) of samples left out; or None.
         fingerprint: of what it was built from.
         head: the transforms whose result it holds, one text a member.
         tail: those that are still to be applied.
+        failed: the numbers (uint64) and the messages (JSON, a list) of samples left out; or None.
         attributes: what the dataset says of its classes (JSON); None: nothing.
         shards: the files that have the values, in the order of their rows; none: they are here.
+        checksums: uint32, a crc32 for each BLOCK after the user block.
+        checksums_digest: of their bytes, in hexadecimal.
+        file_bytes: of the whole file.
+        user_block: bytes in front of the HDF5 file.
         identity: the index's own digest in hexadecimal; it differs if any bit of the file does.
     """
 
-    user_block: int
-    file_bytes: int
     rows: int
     samples: int
-    structure: Structure | None
+    structure: Any
     columns: tuple[ColumnEntry, ...]
-    checksums: Extent
-    checksums_digest: str
-    failed: tuple[Extent, Extent] | None
-    fingerprint: Mapping[str, Any]
+    fingerprint: dict[str, Any]
     head: tuple[str, ...]
     tail: tuple[str, ...]
+    failed: tuple[Extent, Extent] | None = None
     attributes: Extent | None = None
     shards: tuple[Shard, ...] = ()
+    checksums: Extent = Extent(0, 0)
+    checksums_digest: str = ""
+    file_bytes: int = 0
+    user_block: int = 0
     identity: str = ""
 
     @property
@@ -105,19 +100,16 @@ class Index:
         """The size of the file, and of its shards."""
         return self.file_bytes + sum(shard.file_bytes for shard in self.shards)
 
-    def parts(self, column: ColumnEntry) -> Iterable[tuple[str, str, Extent]]:
-        """What there is of ``column`` in this very file: name, dtype and place."""
-        for name, dtype, extent in column.parts():
-            if name != "values" or not self.shards:
-                yield name, dtype, extent
-
     def places(self) -> Iterator[tuple[str, str, Extent]]:
         """Yield what stands somewhere in the file: what it is called, its dtype and place."""
         yield "the table of checksums", "<u4", self.checksums
         for column in self.columns:
-            for part, dtype, extent in self.parts(column):
-                name = f"column {shown(column.name)}"
-                yield name if part == "values" else f"{name} ({part})", dtype, extent
+            name = f"column {shown(column.name)}"
+            for part, dtype, extent in column.parts():
+                if part != "values":
+                    yield f"{name} ({part})", dtype, extent
+                elif not self.shards:
+                    yield name, dtype, extent
         if self.failed is not None:
             yield "the list of failed samples", "<u8", self.failed[0]
             yield "the messages of the list of failed samples", "|u1", self.failed[1]
@@ -125,7 +117,7 @@ class Index:
             yield "the dataset's classes", "|u1", self.attributes
 
     def encode(self) -> bytes:
-        """The user block, header and zeros included.
+        """Return the user block, header and zeros included.
 
         Raises:
             CacheError: it is too long, or the fingerprint is nothing that JSON keeps.
@@ -133,38 +125,26 @@ class Index:
         return seal(self.text(), self.user_block)
 
     def text(self) -> bytes:
-        """The JSON in it.
+        """Return the JSON in it.
 
         Raises:
             CacheError: as `encode`.
         """
         fields: dict[str, Any] = {
-            "format": self.format,
-            "file_bytes": self.file_bytes,
-            "rows": self.rows,
-            "samples": self.samples,
-            "structure": self.structure,
-            "columns": [
-                {**vars(column), "packing": column.packing and vars(column.packing)}
-                for column in self.columns
-            ],
+            **{name: getattr(self, name) for name in _KEYS},
             "checksums": {
                 "block": BLOCK,
                 "digest": self.checksums_digest,
                 "values": self.checksums,
             },
-            "failed": None
-            if self.failed is None
-            else {"rows": self.failed[0], "messages": self.failed[1]},
-            "attributes": self.attributes,
-            "fingerprint": dict(self.fingerprint),
-            "head": self.head,
-            "tail": self.tail,
+            "failed": self.failed and {"rows": self.failed[0], "messages": self.failed[1]},
         }
         if self.shards:
-            fields["shards"] = [vars(shard) for shard in self.shards]
+            fields["shards"] = self.shards
         try:
-            text = json.dumps(fields, sort_keys=True, allow_nan=False, separators=(",", ":"))
+            text = json.dumps(
+                fields, default=vars, sort_keys=True, allow_nan=False, separators=(",", ":")
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheError(f"the fingerprint cannot be written as JSON: {error}") from error
         if len(text) > LONGEST:
@@ -176,8 +156,8 @@ class Index:
         return text.encode("ascii")
 
     @classmethod
-    def parse(cls, source: str | os.PathLike[str] | int, name: str | None = None) -> Index:
-        """The index of the file at this path, or of this open file descriptor.
+    def parse(cls, source: str | os.PathLike[str] | int, name: str = "") -> Index:
+        """Return the index of the file at this path, or of this open file descriptor.
 
         Args:
             source: the path or descriptor.
@@ -186,75 +166,71 @@ class Index:
         Raises:
             CacheError: there is none, or it is malformed, truncated or damaged.
         """
-        if isinstance(source, int):
-            name = name or f"in file descriptor {source}"
-            return _parsed(read_block(source, name), name)
-        name = name or os.fspath(source)
-        descriptor = open_file(name)
+        name = name or str(source)
+        descriptor = source if isinstance(source, int) else open_file(name)
         try:
-            return _parsed(read_block(descriptor, name), name)
+            return _index(read_block(descriptor, name))
+        except Malformed as error:
+            raise CacheError(
+                f"the index of the cache {name} is malformed: {error}; {AGAIN}"
+            ) from error
         finally:
-            os.close(descriptor)
+            if descriptor != source:
+                os.close(descriptor)
 
 
-def _parsed(block: Sealed, name: str) -> Index:
-    try:
-        return _index(loads(block.text), block)
-    except Malformed as error:
-        raise CacheError(f"the index of the cache {name} is malformed: {error}; {AGAIN}") from error
+def _index(block: Sealed) -> Index:
+    found = loads(block.text)
+    is_joined = type(found) is dict and found.get("format") == _JOINED
+    fields = dict(fields_in(found, "the index", [*_KEYS, *(["shards"] if is_joined else [])]))
+    form = fields.pop("format")
+    if not is_joined and form != _FORMAT:
+        raise Malformed(f"format is {shown(form)}")
+    if is_joined and not 0 < len(list_in(fields["shards"], "shards")) <= MOST_SHARDS:
+        raise Malformed(f"there are {len(fields['shards'])} shards, and not 1 to {MOST_SHARDS}")
+    checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
+    if checks["block"] != BLOCK or type(checks["block"]) is not int:
+        raise Malformed(f"checksums.block is {shown(checks['block'])} and not {BLOCK}")
+    if fields["failed"] is not None:
+        failed = fields_in(fields["failed"], "failed", ("rows", "messages"))
+        fields["failed"] = [failed["rows"], failed["messages"]]
+    others = {
+        "checksums": checks["values"],
+        "checksums_digest": checks["digest"],
+        "user_block": block.user_block,
+        "identity": block.digest,
+        "shards": fields.get("shards", []),
+    }
+    index: Index = typed({**fields, **others}, Index, "", "")
+    _check(index, block.file_bytes)
+    return index
 
 
-def _index(found: Any, block: Sealed) -> Index:
-    joined = type(found) is dict and found.get("format") == _JOINED
-    fields = fields_in(found, "the index", [*_FIELDS, *(["shards"] if joined else [])])
-    user_block, size = block.user_block, block.file_bytes
-    if not joined and fields["format"] != _FORMAT:
-        raise Malformed(f"format is {shown(fields['format'])}")
+def _check(index: Index, size: int) -> None:
+    """Check that what ``index`` says follows from the rest of it, and fits a file of this size."""
+    user_block, file_bytes = index.user_block, index.file_bytes
     if user_block < SMALLEST_BLOCK or user_block & (user_block - 1):
         raise Malformed(f"its block has {user_block} bytes, which is no power of two from 4096 on")
-    file_bytes = number_in(fields["file_bytes"], "file_bytes")
     if file_bytes != size:
         raise Malformed(
             f"the file has {size} bytes, and had {file_bytes} when it was built"
             + (", so it is truncated" if size < file_bytes else "")
         )
-    rows = number_in(fields["rows"], "rows")
-    samples = number_in(fields["samples"], "samples", least=rows)
-    entries = list_in(fields["columns"], "columns")
-    columns = columns_in(fields["structure"], entries, rows)
-    checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
-    if checks["block"] != BLOCK or type(checks["block"]) is not int:
-        raise Malformed(f"checksums.block is {shown(checks['block'])} and not {BLOCK}")
-    blocks = -(-(file_bytes - user_block) // BLOCK)
-    checksums = extent_in(checks["values"], "checksums.values", blocks)
-    failed = failed_in(fields["failed"], samples - rows)
-    attributes = None
-    if fields["attributes"] is not None:
-        attributes = extent_in(fields["attributes"], "attributes")
-    fingerprint = fields["fingerprint"]
-    if type(fingerprint) is not dict:
-        raise Malformed("fingerprint is no object")
-    index = Index(
-        user_block,
-        file_bytes,
-        rows,
-        samples,
-        fields["structure"],
-        columns,
-        checksums,
-        text_in(checks["digest"], "checksums.digest"),
-        failed,
-        fingerprint,
-        texts_in(fields["head"], "head"),
-        texts_in(fields["tail"], "tail"),
-        attributes,
-        shards_in(fields["shards"], rows, samples) if joined else (),
-        block.digest,
-    )
-    for column in columns:
-        if joined and column.values.offset:
-            raise Malformed(
-                f"column {shown(column.name)}: values have a place, and stand in shards"
-            )
+    number_in(index.samples, "samples", least=index.rows)
+    check_columns(index.columns, index.structure, index.rows)
+    check_extent(index.checksums, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
+    for place in (*(index.failed or ()), index.attributes):
+        if place is not None:
+            check_extent(place, "failed or attributes", place.size)
+    if index.failed is not None and index.failed[0].size > index.samples - index.rows:
+        raise Malformed(
+            f"{index.failed[0].size} samples were left out, of {index.samples - index.rows}"
+        )
+    if index.shards:
+        check_shards(index.shards, index.rows, index.samples)
+        for column in index.columns:
+            if column.values.offset:
+                raise Malformed(
+                    f"column {shown(column.name)}: values have a place, and stand in shards"
+                )
     check_places(index.places(), user_block, file_bytes)
-    return index

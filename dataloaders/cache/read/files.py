@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,11 @@ from dataloaders.cache.format.index import Index
 from dataloaders.cache.read.columns import ColumnReader
 from dataloaders.cache.read.limits import limited
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
+from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import expect_exactly, map_file
 
-__all__ = ["Column", "Files", "MappedFile", "groups"]
-
 Numbers = npt.NDArray[np.int64]
-_T = TypeVar("_T")
 
 
 class MappedFile:
@@ -80,7 +78,7 @@ class Files:
         largest: as `CachedDataset` has it.
 
     Attributes:
-        is_joined: whether the rows are in parts.
+        rows: in all of them.
 
     Raises:
         CacheError: a part is missing, or another one than was joined.
@@ -88,104 +86,108 @@ class Files:
 
     def __init__(self, path: Path, index: Index, own: MappedFile, largest: int | None) -> None:
         check_shards(path, index)
-        self.is_joined = bool(index.shards)
+        self.rows = index.rows
         self._largest = largest
         self._path = path
         self._index = index
-        counts = [shard.rows for shard in index.shards] if self.is_joined else [index.rows]
-        self._starts = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-        self._starts_array = np.array(self._starts, np.int64)
+        self._bounds = np.cumsum([0, *(each.rows for each in index.shards or [index])])
+        self._starts: list[int] = self._bounds.tolist()
         self._opened: dict[int, tuple[MappedFile, list[ColumnReader]]] = {}
-        if not self.is_joined:
-            self._opened[0] = own, self._columns(index, own)
+        if not index.shards:
+            self._opened[0] = own, self._readers(index, own)
         self._exactly = False
 
+    def readers(self, part: int) -> list[ColumnReader]:
+        """Return the columns of this part, which is mapped if it is not.
+
+        Raises:
+            CacheError: it is not what the joined cache says of it.
+        """
+        found = self._opened.get(part)
+        if found is None:
+            found = self._opened[part] = self._mapped(self._index.shards[part])
+        return found[1]
+
+    def at(self, row: int) -> tuple[int, int]:
+        """Return the number of the part that has this row, and the row's number in it."""
+        part = bisect_right(self._starts, row) - 1
+        return part, row - self._starts[part]
+
+    def locate(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Return `at` of many rows."""
+        parts = np.searchsorted(self._bounds, rows, "right") - 1
+        return parts, rows - self._bounds[parts]
+
+    def split(self, rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
+        """Yield each part that has some of ``rows``, their positions, and their numbers in it."""
+        if not self._index.shards:
+            yield 0, range(len(rows)), rows
+            return
+        parts, own = self.locate(np.asarray(rows, np.int64))
+        for part, places in groups(parts):
+            yield part, places.tolist(), own[places].tolist()
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield of rows ``first`` to ``last - 1`` each part's number, its own first and last."""
+        part, _ = self.at(first)
+        while first < last:
+            start, end = self._starts[part], self._starts[part + 1]
+            if start < end:
+                yield part, first - start, min(last, end) - start
+            first, part = end, part + 1
+
     def expect_exactly(self, exactly: bool) -> None:
-        """How a page that is missing is read, as `page_cache.expect_exactly`."""
+        """Set how a page that is missing is read, as `page_cache.expect_exactly`."""
         self._exactly = exactly
         for file, _ in list(self._opened.values()):  # other threads may add some
             expect_exactly(file.data, exactly)
 
-    def refuse_cut_short(self, rows: Sequence[int]) -> None:
+    def refuse_cut_short(self, rows: Iterable[int]) -> None:
         """Look at each mapped file that has some of ``rows``.
 
         Raises:
             CacheError: it is shorter than it was.
         """
-        for number in {self.at(row)[0] for row in rows} if self.is_joined else (0,):
-            if (opened := self._opened.get(number)) is not None:
+        for part in {self.at(row)[0] for row in rows} if self._index.shards else (0,):
+            if (opened := self._opened.get(part)) is not None:
                 opened[0].refuse_cut_short()
-
-    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Of rows ``first`` to ``last - 1``: each part's number, and its own first and last."""
-        number, _ = self.at(first)
-        while first < last:
-            start, end = self._starts[number], self._starts[number + 1]
-            if start < end:
-                yield number, first - start, min(last, end) - start
-            first, number = end, number + 1
-
-    def at(self, row: int) -> tuple[int, int]:
-        """The number of the part that has this row, and the row's number in it."""
-        number = bisect_right(self._starts, row) - 1
-        return number, row - self._starts[number]
-
-    def locate(self, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """`at` of many rows."""
-        if not self.is_joined:
-            return np.zeros_like(rows), rows
-        numbers = np.searchsorted(self._starts_array, rows, "right") - 1
-        return numbers, rows - self._starts_array[numbers]
-
-    def readers(self, number: int) -> list[ColumnReader]:
-        """The columns of this part, which is mapped if it is not.
-
-        Raises:
-            CacheError: it is not what the joined cache says of it.
-        """
-        found = self._opened.get(number)
-        if found is None:
-            found = self._opened[number] = self._mapped(self._index.shards[number])
-        return found[1]
-
-    def with_rows(self) -> list[int]:
-        """The numbers of the parts that have some rows."""
-        return [n for n, start in enumerate(self._starts[:-1]) if start < self._starts[n + 1]]
 
     def _mapped(self, shard: Shard) -> tuple[MappedFile, list[ColumnReader]]:
         folder = folder_of(self._path)
-        name = str(folder / shard.name)
+        path = folder / shard.name
         descriptor = open_shard(folder, shard, self._path)
         try:
-            index = Index.parse(descriptor, name)
+            index = Index.parse(descriptor, str(path))
             self._check(index, shard)
-            file = MappedFile(Path(name), descriptor, index.file_bytes)
+            file = MappedFile(path, descriptor, index.file_bytes)
         finally:
             os.close(descriptor)
         if self._exactly:
             expect_exactly(file.data, True)
-        return file, self._columns(index, file)
+        return file, self._readers(index, file, shard.name)
 
-    def _columns(self, index: Index, file: MappedFile) -> list[ColumnReader]:
-        entries = [limited(entry, self._largest) for entry in index.columns]
-        return [ColumnReader(entry, index.rows, file.data) for entry in entries]
+    def _readers(self, index: Index, file: MappedFile, shard: str = "") -> list[ColumnReader]:
+        return [
+            ColumnReader(limited(entry, self._largest), index.rows, file.data, shard)
+            for entry in index.columns
+        ]
 
     def _check(self, index: Index, shard: Shard) -> None:
-        """Whether the part's rows can be rows of the joined cache: a joined file may say anything.
+        """Check that the part's rows can be rows of the joined cache, which may say anything.
 
         Only then is a column that is fixed here fixed there, with the same shape and type.
         """
-        whole = self._index
         wrong = ""
         if index.shards:
             wrong = "is itself a joined cache"
-        elif (index.identity, index.rows) != (shard.identity, shard.rows):
+        elif index.rows != shard.rows:
             wrong = f"has {index.rows} rows, and {shard.rows} when it was joined"
-        elif index.structure != whole.structure:
+        elif index.structure != self._index.structure:
             wrong = "has samples that are built differently"
         else:
-            for entry, other in zip(index.columns, whole.columns, strict=True):
-                if not _fits(entry, other):
+            for entry, whole in zip(index.columns, self._index.columns, strict=True):
+                is_like = entry.dtype == whole.dtype and whole.shape in (None, entry.shape)
+                if not set(entry.variants) <= set(whole.variants) or not (entry.is_none or is_like):
                     wrong = f"has other values in column {entry.name!r}"
                     break
         if wrong:
@@ -194,22 +196,13 @@ class Files:
                 f"the shards again: dataloaders cache join {self._path.name}"
             )
 
-    def located(self, number: int, error: CacheError) -> CacheError:
-        """Return ``error`` with the name of the part that it is about."""
-        if not self.is_joined:
-            return error
-        name, text = self._index.shards[number].name, str(error)
-        return CacheError(text if name in text else f"shard {name}: {text}")
-
-
-def _fits(entry: ColumnEntry, whole: ColumnEntry) -> bool:
-    if not set(entry.variants) <= set(whole.variants):
-        return False
-    return entry.is_none or (entry.dtype == whole.dtype and whole.shape in (None, entry.shape))
-
 
 class Column:
-    """Gives the leaves of one column of a cache.
+    """One column of a cache: its rows in all files.
+
+    Attributes:
+        entry: of the whole column.
+        files: that have it.
 
     Raises:
         CacheError: it has values larger than ``largest``.
@@ -223,67 +216,37 @@ class Column:
         self._number = number
 
     def of(self, part: int) -> ColumnReader:
-        """The column in this part."""
+        """Return the column in this part."""
         return self.files.readers(part)[self._number]
 
     def packed_bytes(self) -> int | None:
-        """What its values take in the file, if some are compressed; looks at all parts."""
-        columns = [self.of(part) for part in self.files.with_rows()]
-        sizes = [(column, column.packed_bytes()) for column in columns]
-        if all(size is None for _, size in sizes):
+        """Return what its values take in all files, if some are compressed; opens all of them."""
+        columns = [self.of(part) for part, _, _ in self.files.between(0, self.files.rows)]
+        if all(column.entry.packing is None for column in columns):
             return None
-        return sum(column.nbytes if size is None else size for column, size in sizes)
-
-    def leaf(self, row: int) -> Any:
-        """As `ColumnReader.leaf`."""
-        return self._at(row, ColumnReader.leaf)
-
-    def file(self, row: int) -> bytes | None:
-        """As `ColumnReader.file`."""
-        return self._at(row, ColumnReader.file)
+        return sum(column.stored_bytes() for column in columns)
 
     def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         """As `ColumnReader.cell`."""
-        return self._at(row, ColumnReader.cell)
-
-    def view(self, row: int) -> npt.NDArray[Any] | None:
-        """As `ColumnReader.view`."""
-        return self._at(row, ColumnReader.view)
-
-    def _at(self, row: int, what: Callable[[ColumnReader, int], _T]) -> _T:
         part, own = self.files.at(row)
-        try:
-            return what(self.of(part), own)
-        except CacheError as error:
-            raise self.files.located(part, error) from error
+        return self.of(part).cell(own)
 
-    def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
-        """As `ColumnReader.stretches`; nothing of a part that cannot be opened."""
-        for part, low, high in self.files.between(first, last):
-            try:
-                column = self.of(part)
-            except CacheError:  # whoever reads the row is told
-                continue
-            yield from column.stretches(low, high)
+    def file(self, row: int) -> bytes | None:
+        """Return the encoded image of this row as the bytes of a file; None: it is none."""
+        kind, values = self.cell(row)
+        return values.tobytes() if values is not None and is_encoded(kind) else None
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """As `ColumnReader.leaves`."""
-        if not self.files.is_joined:
-            return self.of(0).leaves(rows)
         found: list[Any] = [None] * len(rows)
-        numbers, own = self.files.locate(np.asarray(rows, np.int64))
-        for part, places in groups(numbers):
-            try:
-                leaves = self.of(part).leaves(own[places].tolist())
-            except CacheError as error:
-                raise self.files.located(part, error) from error
-            for place, leaf in zip(places.tolist(), leaves, strict=True):
-                found[place] = leaf
+        for part, positions, own in self.files.split(rows):
+            for position, leaf in zip(positions, self.of(part).leaves(own), strict=True):
+                found[position] = leaf
         return found
 
 
 def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """Each number that occurs, and the places at which it does."""
+    """Yield each number that occurs, and the places at which it does."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1

@@ -13,14 +13,12 @@ from dataloaders.cache.printable import shown
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 
-__all__ = ["limited"]
-
 _BYTES_PER_PIXEL = 4  # as Pillow has colours in memory
 _MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of what the file has: of JSON, ``[],`` is a list
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
-    """``entry`` with no row of more than ``largest`` bytes in memory, if that is not None.
+    """Return ``entry`` with no row of more than ``largest`` bytes in memory; None: as it is.
 
     Raises:
         CacheError: the file says that it has larger ones.

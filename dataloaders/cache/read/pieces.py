@@ -20,8 +20,6 @@ from dataloaders.cache.format.codecs import Undecodable, codec_of
 from dataloaders.cache.format.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry
 from dataloaders.errors import CacheError
 
-__all__ = ["Pieces"]
-
 _KEPT = 4  # pieces that a column remembers
 
 
@@ -34,7 +32,6 @@ class Pieces:
 
     def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
         assert entry.packing is not None
-        self._size = entry.values.size
         self._dtype = np.dtype(entry.dtype)
         self._piece = entry.packing.piece
         self._bytes = self._piece * self._dtype.itemsize
@@ -48,24 +45,20 @@ class Pieces:
         # Replaced as a whole: threads that do so at once lose a piece, and nothing else.
         self._kept: tuple[tuple[int, npt.NDArray[Any]], ...] = ()
 
-    def __len__(self) -> int:
-        return self._size
-
-    def packed_bytes(self) -> int:
-        """Bytes of all pieces in the file."""
+    def stored_bytes(self) -> int:
+        """Return the bytes of all pieces in the file."""
         lengths = np.minimum(self._table[:, 1], self._bytes)  # what the table says may be anything
         return int(lengths.sum(dtype=np.float64))
 
     def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """The bytes of the file from the first to the last piece that has these values."""
+        """Return the bytes of the file from the first to the last piece that has these values."""
         low, high = first // self._piece, (last - 1) // self._piece
         if not 0 <= low <= high < len(self._table):
             return self._data[:0]
-        end = sum(self._table[high].tolist())
-        return self._data[int(self._table[low, 0]) : end]
+        return self._data[int(self._table[low, 0]) : sum(self._table[high].tolist())]
 
     def take(self, first: int, last: int) -> npt.NDArray[Any]:
-        """The values from number ``first`` to the one before ``last``, not to be written to.
+        """Return the values from ``first`` to the one before ``last``, not to be written to.
 
         Raises:
             CacheError: a piece of them is not where and what it should be.
@@ -75,18 +68,16 @@ class Pieces:
         if first == last:
             return np.empty(0, self._dtype)
         low, high = first // self._piece, (last - 1) // self._piece
+        # Decoded before the row is allocated, so that only what is there can take memory.
+        start = self._decoded(low)[first - low * self._piece : last - low * self._piece]
         if low == high:
-            start = low * self._piece
-            return self._decoded(low)[first - start : last - start]
-        # Decoded before it is allocated, so that only what is there can take memory.
-        head = self._decoded(low)[first - low * self._piece :]
+            return start
         values = np.empty(last - first, self._dtype)
-        values[: len(head)] = head
-        done = len(head)
+        values[: len(start)] = start
         for number in range(low + 1, high + 1):
-            part = self._decoded(number)[: len(values) - done]
-            values[done : done + len(part)] = part
-            done += len(part)
+            place = number * self._piece - first
+            some = values[place : place + self._piece]
+            some[:] = self._decoded(number)[: len(some)]
         values.flags.writeable = False
         return values
 
