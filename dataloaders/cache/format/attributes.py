@@ -10,14 +10,14 @@ cache for a dataset whose classes are others is told so.
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
-from dataloaders.cache.printable import printable
+from dataloaders.cache.format.fields import Malformed, loads
+from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample.cell import is_int64
 from dataloaders.observing import held
 
@@ -66,25 +66,30 @@ def _said_by(dataset: Any, depth: int, get: Callable[[Any, str], Any]) -> dict[s
 
 
 def _kept(name: str, value: Any) -> Any:
-    """Return ``value`` as plain lists, tuples, texts and ints; raises if it is something else."""
+    """Return ``value`` as plain lists, tuples, texts and ints.
+
+    Raises:
+        Malformed: it is something else.
+    """
     if name == "classes":
         if not isinstance(value, (list, tuple)):
-            raise TypeError("no list")
+            raise Malformed(f"{name} is no list")
         return [tuple(map(_text, e)) if isinstance(e, (list, tuple)) else _text(e) for e in value]
+    if not isinstance(value, Mapping):
+        raise Malformed(f"{name} is no object")
     return {_text(key): _number(number) for key, number in value.items()}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("no text")
+        raise Malformed(f"a class is {shown(value)}, and no text")
     return str(value)
 
 
 def _number(value: Any) -> int:
-    number = operator.index(value)
-    if isinstance(value, bool) or not is_int64(number):
-        raise TypeError("no number of 64 bits")
-    return number
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not is_int64(index(value)):
+        raise Malformed("class_to_idx has a value that is no number of 64 bits")
+    return index(value)
 
 
 def encoded(attributes: Mapping[str, Any]) -> bytes:
@@ -103,20 +108,7 @@ def attributes_in(text: bytes) -> dict[str, Any]:
     found = loads(text)
     if type(found) is not dict or not found or not set(found) <= set(_NAMES):
         raise Malformed(f"it is no object of {' and '.join(_NAMES)}")
-    if "classes" in found:
-        found["classes"] = [_class_in(each) for each in list_in(found["classes"], "classes")]
-    numbers = found.get("class_to_idx", {})
-    if type(numbers) is not dict:
-        raise Malformed("class_to_idx is no object")
-    if not all(type(number) is int and is_int64(number) for number in numbers.values()):
-        raise Malformed("class_to_idx has a value that is no number of 64 bits")
-    return found
-
-
-def _class_in(found: Any) -> str | tuple[str, ...]:
-    if type(found) is list:
-        return tuple(text_in(each, "a class") for each in found)
-    return text_in(found, "a class")
+    return {name: _kept(name, value) for name, value in found.items()}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

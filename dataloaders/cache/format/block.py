@@ -33,19 +33,12 @@ _HEAD = struct.Struct("<12sIQQ16s16s")
 
 
 class Sealed(NamedTuple):
-    """What the block in front of a file has in it.
+    """What the block in front of a file has in it."""
 
-    Attributes:
-        text: of the index; its digest is right.
-        user_block: bytes in front of the HDF5 file.
-        digest: of header and text, in hexadecimal.
-        file_bytes: of the whole file, as the system has it.
-    """
-
-    text: bytes
-    user_block: int
-    digest: str
-    file_bytes: int
+    text: bytes  # of the index; its digest is right
+    user_block: int  # bytes in front of the HDF5 file
+    digest: str  # of header and text, in hexadecimal
+    file_bytes: int  # of the whole file, as the system has it
 
 
 def digest_at(descriptor: int) -> str:
@@ -55,11 +48,7 @@ def digest_at(descriptor: int) -> str:
 
 
 def open_file(name: str) -> int:
-    """Return a descriptor for reading ``name``.
-
-    Raises:
-        CacheError: it cannot be opened, or is no plain file.
-    """
+    """Return a descriptor for reading ``name``; a CacheError says why there is none."""
     try:
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -101,11 +90,7 @@ def seal(text: bytes, user_block: int) -> bytes:
 
 
 def read_block(descriptor: int, name: str) -> Sealed:
-    """Return what the block in front of this open file has in it, its digest compared.
-
-    Raises:
-        CacheError: there is none, or it is truncated, damaged, or of another version.
-    """
+    """Return what the block in front of this open file has in it; a CacheError if it is wrong."""
     try:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEADER, 0)

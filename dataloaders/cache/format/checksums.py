@@ -8,8 +8,8 @@ against accidents: that is what crc32 is for, at nearly the speed of memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from typing import Any
 from zlib import crc32
 
 BLOCK = 1 << 16
@@ -19,16 +19,12 @@ _AT_ONCE = 256 * BLOCK  # bytes of one thread's task
 
 
 def checksums(
-    descriptor: int, start: int, end: int, hole: tuple[int, int], *, threads: int = 0
+    descriptor: int, start: int, end: int, hole: tuple[int, int], run: Callable[..., Any] = map
 ) -> Iterator[int]:
     """Yield the checksum of each block from byte ``start`` to ``end``; -1: it cannot be read.
 
-    Args:
-        descriptor: of the file.
-        start: its first byte after the user block.
-        end: the byte after its last one.
-        hole: the first byte that counts as zero, and the one after the last.
-        threads: that read; 0: this one.
+    The bytes from the first to the one before the second of ``hole`` count as zero. A pool's `map`
+    reads in its threads: reading and hashing both let go of the interpreter's lock.
     """
 
     def some(first: int) -> list[int]:
@@ -38,15 +34,8 @@ def checksums(
             for begin in range(first, last, BLOCK)
         ]
 
-    tasks = range(start, end, _AT_ONCE)
-    if not threads:
-        for first in tasks:
-            yield from some(first)
-        return
-    # Reading and hashing both let go of the interpreter's lock.
-    with ThreadPoolExecutor(threads, "dataloaders-checksum") as pool:
-        for found in pool.map(some, tasks):
-            yield from found
+    for found in run(some, range(start, end, _AT_ONCE)):
+        yield from found
 
 
 def _checksum(descriptor: int, begin: int, end: int, hole: tuple[int, int]) -> int:

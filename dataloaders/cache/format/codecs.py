@@ -32,21 +32,13 @@ class Undecodable(Exception):
 
 
 def codec_of(name: str, width: int) -> Codec:
-    """Return the codec of this name, for values of so many bytes.
-
-    Raises:
-        MissingDependency: its package is not installed.
-    """
+    """Return the codec of this name, for values of so many bytes."""
     refuse_missing(name)
     return Codec(name, width)
 
 
 def refuse_missing(name: str) -> None:
-    """Do nothing if all that this codec takes is installed.
-
-    Raises:
-        MissingDependency: something is not.
-    """
+    """Raise MissingDependency if a package that this codec takes is not installed."""
     if name == "zstd" and find_spec("zstandard") is None:
         raise MissingDependency(
             "columns compressed with zstd need zstandard, which is not installed; install it with: "
@@ -87,8 +79,7 @@ class Codec:
         made = self._zstandard.compressors
         if level not in made:
             made[level] = zstandard.ZstdCompressor(level=level)
-        encoded: bytes = made[level].compress(chunk.data)
-        return encoded
+        return bytes(made[level].compress(chunk.data))
 
     def decode(self, data: Bytes, size: int) -> Bytes:
         """Return the chunk of ``size`` bytes that ``data`` was made of, not to be written to.

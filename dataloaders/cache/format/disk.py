@@ -18,10 +18,7 @@ def free_bytes(folder: str | Path) -> int:
 
 @contextmanager
 def writing(folder: str | Path) -> Iterator[None]:
-    """Turn the system's errors into a `CacheError` with the room that there is.
-
-    Only around writes: a sample's own OSError is the sample's.
-    """
+    """Turn the system's errors while writing into a `CacheError` with the room that there is."""
     try:
         yield
     except OSError as error:

@@ -39,73 +39,45 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a joined cache.
+    """One file of a joined cache."""
 
-    Attributes:
-        name: its path from the folder of the joined file.
-        rows: in it.
-        samples: of the dataset that it was built from, those left out included.
-        file_bytes: of the file.
-        identity: its `Index.identity`.
-    """
-
-    name: str
+    name: str  # its path from the folder of the joined file
     rows: int
-    samples: int
+    samples: int  # of the dataset that it was built from, those left out included
     file_bytes: int
-    identity: str
+    identity: str  # its `Index.identity`
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a column's values are compressed.
+    """How a column's values are compressed."""
 
-    Attributes:
-        codec: a name in `CODECS`.
-        piece: values that are compressed together; zeros follow the last ones.
-        pieces: uint64, the place of each piece in the file, and its length in bytes. A piece as
-            long as its values is not compressed.
-    """
-
-    codec: str
-    piece: int
+    codec: str  # a name in `CODECS`
+    piece: int  # values that are compressed together; zeros follow the last ones
+    # uint64: the place of each piece in the file, and its length in bytes. A piece as long as its
+    # values is not compressed.
     pieces: Extent
 
 
 @dataclass(frozen=True)
 class ColumnEntry:
-    """One column of a cache: one leaf of all rows.
+    """One column of a cache: one leaf of all rows."""
 
-    Attributes:
-        name: unique; its path under ``/columns`` in the HDF5 file.
-        dtype: of the values, as NumPy writes it.
-        variants: the kinds of cell that occur, each with its number of dimensions.
-        shape: that of every row of a fixed column; None where it varies.
-        dimensions: the most that a variant has.
-        values: of all rows. In a fixed column a row that is None has zeros. Where they are
-            compressed, or in shards, their place is 0.
-        offsets: uint64, of a variable column: value number ``offsets[i]`` is row i's first one,
-            ``offsets[i + 1]`` the one after its last.
-        shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
-        codes: uint8, each row's number in ``variants``, if there are several.
-        packing: how the values are compressed; None: they are not.
-        most_values: of the largest row of a variable column; None: the file does not say.
-        most_pixels: of the largest encoded image, width times height; None: there is none, or the
-            file does not say.
-    """
-
-    name: str
-    dtype: str
-    variants: tuple[Variant, ...]
-    shape: tuple[int, ...] | None
-    dimensions: int
+    name: str  # unique; its path under ``/columns`` in the HDF5 file
+    dtype: str  # of the values, as NumPy writes it
+    variants: tuple[Variant, ...]  # the kinds of cell that occur
+    shape: tuple[int, ...] | None  # that of every row of a fixed column; None where it varies
+    dimensions: int  # the most that a variant has
+    # Of all rows. In a fixed column a row that is None has zeros. Where they are compressed, or in
+    # shards, their place is 0.
     values: Extent
+    # uint64, of a variable column: value offsets[i] is row i's first, offsets[i + 1] after its last
     offsets: Extent | None
-    shapes: Extent | None
-    codes: Extent | None
-    packing: Packing | None = None
-    most_values: int | None = None
-    most_pixels: int | None = None
+    shapes: Extent | None  # uint64, (rows, dimensions), of a variable column with more than one
+    codes: Extent | None  # uint8, each row's number in ``variants``, if there are several
+    packing: Packing | None = None  # None: the values are not compressed
+    most_values: int | None = None  # of the largest row of a variable column; None: not known
+    most_pixels: int | None = None  # width times height of the largest encoded image; None: as well
 
     @property
     def fixed(self) -> bool:

@@ -1,20 +1,19 @@
-"""Check what an index says against itself: whoever reads by it then reads inside the file.
+"""Check what an index says against itself and its file: whoever reads by it reads inside the file.
 
-entries ──check_columns, check_shards──> sizes that follow from each other, or Malformed
-places  ──check_places──> nothing outside the file, nothing on anything else
+Index ──sizes that follow from each other──nothing outside the file, nothing on anything else──> ok
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataloaders.cache.format.block import HEADER
+from dataloaders.cache.format.block import HEADER, SMALLEST_BLOCK
+from dataloaders.cache.format.checksums import BLOCK
 from dataloaders.cache.format.codecs import CODECS
 from dataloaders.cache.format.entries import (
     LARGEST_PIECE,
@@ -33,11 +32,46 @@ from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.cache.sample.sample import DTYPES, column_names, fits
 from dataloaders.errors import CacheError
 
+if TYPE_CHECKING:
+    from dataloaders.cache.format.index import Index
+
 _MOST_DIMENSIONS = 64
 
 
-def check_shards(shards: Sequence[Shard], rows: int, samples: int) -> None:
-    """Check the shards of a joined cache of so many rows and samples."""
+def check_index(index: Index, size: int) -> None:
+    """Check an index whose fields have their types, of a file of this size.
+
+    Raises:
+        Malformed: something in it does not follow from the rest.
+    """
+    user_block, file_bytes = index.user_block, index.file_bytes
+    if user_block < SMALLEST_BLOCK or user_block & (user_block - 1):
+        raise Malformed(f"its block has {user_block} bytes, which is no power of two from 4096 on")
+    if file_bytes != size:
+        raise Malformed(
+            f"the file has {size} bytes, and had {file_bytes} when it was built"
+            + (", so it is truncated" if size < file_bytes else "")
+        )
+    number_in(index.samples, "samples", least=index.rows)
+    _check_columns(index.columns, index.structure, index.rows)
+    _check_extent(index.checksums, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
+    for place in (*(index.failed or ()), index.attributes):
+        if place is not None:
+            _check_extent(place, "failed or attributes", place.size)
+    left_out = index.samples - index.rows
+    if index.failed is not None and index.failed[0].size > left_out:
+        raise Malformed(f"{index.failed[0].size} samples were left out, of {left_out}")
+    if index.shards:
+        _check_shards(index.shards, index.rows, index.samples)
+        for column in index.columns:
+            if column.values.offset:
+                raise Malformed(
+                    f"column {shown(column.name)}: values have a place, and stand in shards"
+                )
+    _check_places(index)
+
+
+def _check_shards(shards: tuple[Shard, ...], rows: int, samples: int) -> None:
     for number, shard in enumerate(shards):
         where = f"shard {number}"
         if not is_shard_name(shard.name):
@@ -56,8 +90,7 @@ def check_shards(shards: Sequence[Shard], rows: int, samples: int) -> None:
             raise Malformed(f"its shards have {found} {what}, and it says {whole}")
 
 
-def check_columns(columns: Sequence[ColumnEntry], structure: Any, rows: int) -> None:
-    """Check the columns of so many rows, one for each leaf of ``structure``."""
+def _check_columns(columns: tuple[ColumnEntry, ...], structure: Any, rows: int) -> None:
     if structure is None:
         if rows or columns:
             raise Malformed("structure is missing")
@@ -110,7 +143,7 @@ def _check_column(entry: ColumnEntry, name: str, rows: int) -> None:
         _check_packing(entry, entry.packing, where)
     for part in ("values", "offsets", "shapes", "codes"):
         wanted = getattr(like, part)
-        check_extent(getattr(entry, part), f"{where}: {part}", wanted and wanted.size)
+        _check_extent(getattr(entry, part), f"{where}: {part}", wanted and wanted.size)
 
 
 def _check_packing(entry: ColumnEntry, packing: Packing, where: str) -> None:
@@ -127,30 +160,28 @@ def _check_packing(entry: ColumnEntry, packing: Packing, where: str) -> None:
     most = LARGEST_PIECE if row is None else max(LARGEST_PIECE, row * width)
     if piece * width > min(most, LARGEST_ROW) or (row is not None and piece % row):
         raise Malformed(f"{where} cannot be compressed in pieces of {piece} values")
-    check_extent(packing.pieces, f"{where}: packing.pieces", 2 * -(-size // piece))
+    _check_extent(packing.pieces, f"{where}: packing.pieces", 2 * -(-size // piece))
     if entry.most_values is not None:
         number_in(entry.most_values, f"{where}: most_values", most=LARGEST_ROW // width)
 
 
-def check_extent(extent: Extent | None, where: str, count: int | None) -> None:
+def _check_extent(extent: Extent | None, where: str, count: int | None) -> None:
     """Check that ``extent`` is of so many values; with None there must be none."""
-    if extent is None and count is not None:
-        raise Malformed(f"{where} is no list of 2")
-    if extent is not None and count is None:
+    if extent is None:
+        if count is not None:
+            raise Malformed(f"{where} is no list of 2")
+    elif count is None:
         raise Malformed(f"{where} should not be there")
-    if extent is not None and extent.size != count:
+    elif extent.size != count:
         raise Malformed(f"{where} has {extent.size} values, and should have {count}")
-    if extent is not None and extent.size == 0 and extent.offset != 0:
+    elif extent.size == 0 and extent.offset != 0:
         raise Malformed(f"{where} has no values, and a place")
 
 
-def check_places(places: Iterable[tuple[str, str, Extent]], begin: int, end: int) -> None:
-    """Check that each extent is from byte ``begin`` to ``end``, and none on another one.
-
-    ``places`` are what each is called, its dtype and place.
-    """
-    taken = []
-    for name, dtype, (offset, size) in places:
+def _check_places(index: Index) -> None:
+    """Check that each array is between the user block and the end, and none on another one."""
+    taken, begin, end = [], index.user_block, index.file_bytes
+    for name, dtype, (offset, size) in index.places():
         if size == 0:
             continue
         last = offset + size * np.dtype(dtype).itemsize
@@ -159,7 +190,6 @@ def check_places(places: Iterable[tuple[str, str, Extent]], begin: int, end: int
                 f"{name} is said to stand at bytes {offset} to {last}, outside {begin} to {end}"
             )
         taken.append((offset, last, name))
-    taken.sort()
-    for (_, last, name), (offset, _, other) in pairwise(taken):
+    for (_, last, name), (offset, _, other) in pairwise(sorted(taken)):
         if offset < last:
             raise Malformed(f"{name} and {other} overlap")

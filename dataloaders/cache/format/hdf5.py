@@ -26,29 +26,17 @@ _UNALIGNED = 2048  # bytes up to which a dataset is not worth a page of its own
 
 
 class Source(NamedTuple):
-    """A dataset of another file, a piece of a virtual one.
+    """A dataset of another file, a piece of a virtual one."""
 
-    Attributes:
-        file: its path from the folder of the virtual dataset's file.
-        path: of the dataset in it.
-        shape: of the dataset.
-        first: the number of its first value, or row, in the whole.
-    """
-
-    file: str
-    path: str
+    file: str  # its path from the folder of the virtual dataset's file
+    path: str  # of the dataset in it
     shape: tuple[int, ...]
-    first: int
+    first: int  # the number of its first value, or row, in the whole
 
 
 @contextmanager
 def hdf5_file(path: Path, user_block: int, *, has_chunks: bool) -> Iterator[Any]:
-    """Give the h5py.File of a new file, which is then closed; one that is there is replaced.
-
-    Args:
-        path: of the file.
-        user_block: bytes left free in front of it.
-        has_chunks: whether some dataset is compressed: then large ones are aligned to less.
+    """Give the h5py.File of a new file with a ``user_block`` of so many bytes, and close it.
 
     Raises:
         CacheError: HDF5 cannot write it.
@@ -94,12 +82,8 @@ def dataset(
 ) -> Any:
     """Make a dataset without values, and return h5py's low-level object for it.
 
-    Args:
-        file: of h5py.
-        name, dtype, shape: of the dataset.
-        sources: where its values are; none: here.
-        chunk: the shape of a chunk, if it is compressed; else it is contiguous, and has a place.
-        filters: HDF5's numbers and parameters, in the order in which they encode.
+    It is virtual if it has ``sources``; compressed if it has a ``chunk``, by the ``filters`` of
+    these numbers and parameters; else contiguous, at a place of its own.
     """
     import h5py
 
@@ -133,11 +117,8 @@ def write_chunks(
 ) -> npt.NDArray[np.uint64]:
     """Write the chunks of a compressed dataset; return the place and length of each, in order.
 
-    Args:
-        made: the dataset.
-        rows: of a chunk, along the first dimension.
-        filters: how many it has.
-        chunks: each chunk's bytes, and whether they went through the filters.
+    A chunk has so many ``rows``; of ``chunks`` come their bytes, and whether these went through
+    the ``filters``, of which the dataset has so many.
     """
     others = (0,) * (made.rank - 1)
     for number, (data, encoded) in enumerate(chunks):
@@ -158,11 +139,7 @@ def _verbatim(name: str) -> bytes:
 
 
 def refuse_no_h5py() -> None:
-    """Do nothing if h5py is installed.
-
-    Raises:
-        MissingDependency: it is not.
-    """
+    """Raise MissingDependency if h5py is not installed."""
     try:
         import h5py  # noqa: F401
     except ImportError as error:

@@ -16,31 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dataloaders.cache.format.block import (
-    AGAIN,
-    LONGEST,
-    SMALLEST_BLOCK,
-    Sealed,
-    open_file,
-    read_block,
-    seal,
-)
+from dataloaders.cache.format.block import AGAIN, LONGEST, Sealed, open_file, read_block
 from dataloaders.cache.format.checksums import BLOCK
 from dataloaders.cache.format.entries import MOST_SHARDS, ColumnEntry, Extent, Shard
-from dataloaders.cache.format.entry_checks import (
-    check_columns,
-    check_extent,
-    check_places,
-    check_shards,
-)
-from dataloaders.cache.format.fields import (
-    Malformed,
-    fields_in,
-    list_in,
-    loads,
-    number_in,
-    typed,
-)
+from dataloaders.cache.format.entry_checks import check_index
+from dataloaders.cache.format.fields import Malformed, fields_in, list_in, loads, typed
 from dataloaders.cache.printable import shown
 from dataloaders.errors import CacheError
 
@@ -54,41 +34,26 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class Index:
-    """What a cache says of itself; decoded as it is annotated.
-
-    Attributes:
-        rows: samples in it.
-        samples: of the dataset that it was built from, those left out included.
-        structure: of each sample; None without rows.
-        columns: in the order of the sample's leaves.
-        fingerprint: of what it was built from.
-        head: the transforms whose result it holds, one text a member.
-        tail: those that are still to be applied.
-        failed: the numbers (uint64) and the messages (JSON, a list) of samples left out; or None.
-        attributes: what the dataset says of its classes (JSON); None: nothing.
-        shards: the files that have the values, in the order of their rows; none: they are here.
-        checksums: uint32, a crc32 for each BLOCK after the user block.
-        checksums_digest: of their bytes, in hexadecimal.
-        file_bytes: of the whole file.
-        user_block: bytes in front of the HDF5 file.
-        identity: the index's own digest in hexadecimal; it differs if any bit of the file does.
-    """
+    """What a cache says of itself; decoded as it is annotated."""
 
     rows: int
-    samples: int
-    structure: Any
-    columns: tuple[ColumnEntry, ...]
-    fingerprint: dict[str, Any]
-    head: tuple[str, ...]
-    tail: tuple[str, ...]
+    samples: int  # of the dataset that it was built from, those left out included
+    structure: Any  # of each sample; None without rows
+    columns: tuple[ColumnEntry, ...]  # in the order of the sample's leaves
+    fingerprint: dict[str, Any]  # of what it was built from
+    head: tuple[str, ...]  # the transforms whose result it holds
+    tail: tuple[str, ...]  # those that are still to be applied
+    # The numbers (uint64) and the messages (JSON, a list) of samples left out.
     failed: tuple[Extent, Extent] | None = None
-    attributes: Extent | None = None
-    shards: tuple[Shard, ...] = ()
-    checksums: Extent = Extent(0, 0)
-    checksums_digest: str = ""
-    file_bytes: int = 0
-    user_block: int = 0
-    identity: str = ""
+    attributes: Extent | None = None  # what the dataset says of its classes (JSON)
+    shards: tuple[
+        Shard, ...
+    ] = ()  # that have the values, in the order of rows; none: they are here
+    checksums: Extent = Extent(0, 0)  # uint32, a crc32 for each BLOCK after the user block
+    checksums_digest: str = ""  # of their bytes, in hexadecimal
+    file_bytes: int = 0  # of the whole file
+    user_block: int = 0  # bytes in front of the HDF5 file
+    identity: str = ""  # the index's own digest; it differs if any bit of the file does
 
     @property
     def format(self) -> str:
@@ -116,29 +81,18 @@ class Index:
         if self.attributes is not None:
             yield "the dataset's classes", "|u1", self.attributes
 
-    def encode(self) -> bytes:
-        """Return the user block, header and zeros included.
-
-        Raises:
-            CacheError: it is too long, or the fingerprint is nothing that JSON keeps.
-        """
-        return seal(self.text(), self.user_block)
-
     def text(self) -> bytes:
         """Return the JSON in it.
 
         Raises:
-            CacheError: as `encode`.
+            CacheError: it is too long, or the fingerprint is nothing that JSON keeps.
         """
         fields: dict[str, Any] = {
             **{name: getattr(self, name) for name in _KEYS},
-            "checksums": {
-                "block": BLOCK,
-                "digest": self.checksums_digest,
-                "values": self.checksums,
-            },
+            "checksums": {"digest": self.checksums_digest, "values": self.checksums},
             "failed": self.failed and {"rows": self.failed[0], "messages": self.failed[1]},
         }
+        fields["checksums"]["block"] = BLOCK
         if self.shards:
             fields["shards"] = self.shards
         try:
@@ -157,11 +111,7 @@ class Index:
 
     @classmethod
     def parse(cls, source: str | os.PathLike[str] | int, name: str = "") -> Index:
-        """Return the index of the file at this path, or of this open file descriptor.
-
-        Args:
-            source: the path or descriptor.
-            name: of the file, for messages.
+        """Return the index of the file at this path, or of this open descriptor of file ``name``.
 
         Raises:
             CacheError: there is none, or it is malformed, truncated or damaged.
@@ -202,35 +152,5 @@ def _index(block: Sealed) -> Index:
         "shards": fields.get("shards", []),
     }
     index: Index = typed({**fields, **others}, Index, "", "")
-    _check(index, block.file_bytes)
+    check_index(index, block.file_bytes)
     return index
-
-
-def _check(index: Index, size: int) -> None:
-    """Check that what ``index`` says follows from the rest of it, and fits a file of this size."""
-    user_block, file_bytes = index.user_block, index.file_bytes
-    if user_block < SMALLEST_BLOCK or user_block & (user_block - 1):
-        raise Malformed(f"its block has {user_block} bytes, which is no power of two from 4096 on")
-    if file_bytes != size:
-        raise Malformed(
-            f"the file has {size} bytes, and had {file_bytes} when it was built"
-            + (", so it is truncated" if size < file_bytes else "")
-        )
-    number_in(index.samples, "samples", least=index.rows)
-    check_columns(index.columns, index.structure, index.rows)
-    check_extent(index.checksums, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
-    for place in (*(index.failed or ()), index.attributes):
-        if place is not None:
-            check_extent(place, "failed or attributes", place.size)
-    if index.failed is not None and index.failed[0].size > index.samples - index.rows:
-        raise Malformed(
-            f"{index.failed[0].size} samples were left out, of {index.samples - index.rows}"
-        )
-    if index.shards:
-        check_shards(index.shards, index.rows, index.samples)
-        for column in index.columns:
-            if column.values.offset:
-                raise Malformed(
-                    f"column {shown(column.name)}: values have a place, and stand in shards"
-                )
-    check_places(index.places(), user_block, file_bytes)

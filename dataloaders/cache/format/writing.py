@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.format.attributes import encoded
-from dataloaders.cache.format.block import DIGEST, VERSION, block_for
+from dataloaders.cache.format.block import DIGEST, VERSION, block_for, seal
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.codecs import codec_of
 from dataloaders.cache.format.compress import Compressed, piece_of
@@ -42,25 +42,15 @@ _WRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class About:
-    """What a file says besides its rows.
+    """What a file says besides its rows."""
 
-    Attributes:
-        samples: that it was made of, those left out included.
-        failed: number and message of each sample that was left out, in order.
-        fingerprint: of the dataset and what it stands on, as JSON has it.
-        head: the transforms whose result the rows are.
-        tail: those that are still to be applied.
-        compress: how columns are compressed that are worth it; None: not at all.
-        attributes: of the dataset, as `attributes.attributes_of` gives them.
-    """
-
-    samples: int
-    failed: Sequence[tuple[int, str]] = ()
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    head: Sequence[str] = ()
-    tail: Sequence[str] = ()
-    compress: Compressed | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    samples: int  # that it was made of, those left out included
+    failed: Sequence[tuple[int, str]] = ()  # number and message of each sample that was left out
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as JSON has it
+    head: Sequence[str] = ()  # the transforms whose result the rows are
+    tail: Sequence[str] = ()  # those that are still to be applied
+    compress: Compressed | None = None  # how columns are compressed that are worth it
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of the dataset
 
 
 def write_cache(
@@ -153,7 +143,7 @@ def write_cache(
             attributes=found.get("/attributes"),
         )
         index = _checksummed(descriptor, index)
-        _write(descriptor, 0, [index.encode()])
+        _write(descriptor, 0, [seal(index.text(), user_block)])
         os.fsync(descriptor)
         return Index.parse(descriptor, str(path))
     finally:

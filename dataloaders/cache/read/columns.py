@@ -30,16 +30,9 @@ def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArr
 
 
 class ColumnReader:
-    """Gives the leaves of one column of one file.
+    """Gives the leaves of one column of one file of so many ``rows``, the ``shard`` of this name.
 
-    Args:
-        entry: of the column.
-        rows: of the file.
-        data: all bytes of the file.
-        shard: its name, for messages.
-
-    Raises:
-        MissingDependency: it is compressed, and the codec's package is not installed.
+    Each method raises a CacheError that names the row where what the file says cannot be.
     """
 
     def __init__(
@@ -64,11 +57,7 @@ class ColumnReader:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values as a view of the file: of a fixed column (rows, *shape), else flat.
-
-        Raises:
-            CacheError: they are compressed.
-        """
+        """All values as a view of the file: of a fixed column (rows, *shape), else flat."""
         if self.entry.packing is not None:
             raise CacheError(
                 f"column {self.entry.name!r} is compressed with {self.entry.packing.codec}, so it "
@@ -83,11 +72,7 @@ class ColumnReader:
         return self.entry.values.size * np.dtype(self.entry.dtype).itemsize
 
     def leaf(self, row: int) -> Any:
-        """Return the leaf of this row, in memory of its own.
-
-        Raises:
-            CacheError: what the file says of it cannot be.
-        """
+        """Return the leaf of this row, in memory of its own."""
         try:
             kind, values = self._cell(row)
             return None if values is None else leaf_of(kind, values, self.entry.most_pixels)
@@ -95,11 +80,7 @@ class ColumnReader:
             raise self._located(row, error) from error
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
-        """Return the leaves of these rows.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
+        """Return the leaves of these rows."""
         if self._pieces is not None:
             # In the file's order, so that rows that share a piece decode it once.
             found: list[Any] = [None] * len(rows)
@@ -116,30 +97,18 @@ class ColumnReader:
         return [self.leaf(row) for row in rows]
 
     def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
-        """Return the kind of this row, and its values in their shape as a view of the file, if any.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
+        """Return the kind of this row, and its values in their shape as a view of the file."""
         try:
             return self._cell(row)
         except CacheError as error:
             raise self._located(row, error) from error
 
     def view(self, row: int) -> npt.NDArray[Any] | None:
-        """Return the values of this row, in their shape, as a view of the file; None: it has none.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
+        """Return these values; None: it has none."""
         return self.cell(row)[1]
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield what the file has of rows ``first`` to ``last - 1``, as arrays that lie over it.
-
-        The values of a variable column lie where its offsets say; whatever they say, they are its
-        own.
-        """
+        """Yield what the file has of rows ``first`` to ``last - 1``, as arrays that lie over it."""
         if self._codes is not None:
             yield self._codes[first:last]
         if self.entry.shape is None:

@@ -33,14 +33,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class MappedFile:
-    """An open file of ``size`` bytes, mapped; the descriptor is not kept.
-
-    Attributes:
-        data: all of its bytes, read-only.
-
-    Raises:
-        CacheError: it cannot be mapped.
-    """
+    """An open file of ``size`` bytes, mapped as ``data``; the descriptor is not kept."""
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self._path = path
@@ -51,11 +44,7 @@ class MappedFile:
             raise CacheError(f"the cache {path} cannot be mapped: {error.strerror}") from error
 
     def refuse_cut_short(self) -> None:
-        """Look whether the file still has all bytes: reading those that it lacks ends the process.
-
-        Raises:
-            CacheError: it was cut short.
-        """
+        """Raise a CacheError if the file was cut short: reading what it lacks ends the process."""
         try:
             found = os.stat(self._path)
         except OSError:  # removed, or not to be seen: what is open stays
@@ -69,16 +58,7 @@ class MappedFile:
 
 
 class Files:
-    """The files that have the rows of the cache at ``path``.
-
-    Args:
-        path: of the cache.
-        index: of it.
-        own: the file at ``path``.
-        largest: as `CachedDataset` has it.
-
-    Attributes:
-        rows: in all of them.
+    """The files that have the ``rows`` of the cache at ``path``, which is the file ``own``.
 
     Raises:
         CacheError: a part is missing, or another one than was joined.
@@ -143,11 +123,7 @@ class Files:
             expect_exactly(file.data, exactly)
 
     def refuse_cut_short(self, rows: Iterable[int]) -> None:
-        """Look at each mapped file that has some of ``rows``.
-
-        Raises:
-            CacheError: it is shorter than it was.
-        """
+        """Look at each mapped file that has some of ``rows``."""
         for part in {self.at(row)[0] for row in rows} if self._index.shards else (0,):
             if (opened := self._opened.get(part)) is not None:
                 opened[0].refuse_cut_short()
@@ -198,15 +174,7 @@ class Files:
 
 
 class Column:
-    """One column of a cache: its rows in all files.
-
-    Attributes:
-        entry: of the whole column.
-        files: that have it.
-
-    Raises:
-        CacheError: it has values larger than ``largest``.
-    """
+    """One column of a cache: its rows in all files."""
 
     def __init__(
         self, entry: ColumnEntry, number: int, files: Files, largest: int | None = None

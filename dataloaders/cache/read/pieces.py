@@ -24,11 +24,7 @@ _KEPT = 4  # pieces that a column remembers
 
 
 class Pieces:
-    """The values of a compressed column, from the first to the last of all rows.
-
-    Raises:
-        MissingDependency: the codec's package is not installed.
-    """
+    """The values of a compressed column, from the first to the last of all rows."""
 
     def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
         assert entry.packing is not None
@@ -58,11 +54,7 @@ class Pieces:
         return self._data[int(self._table[low, 0]) : sum(self._table[high].tolist())]
 
     def take(self, first: int, last: int) -> npt.NDArray[Any]:
-        """Return the values from ``first`` to the one before ``last``, not to be written to.
-
-        Raises:
-            CacheError: a piece of them is not where and what it should be.
-        """
+        """Return the values from ``first`` to the one before ``last``, not to be written to."""
         if (last - first) * self._dtype.itemsize > LARGEST_ROW:
             raise CacheError(f"it has values {first} to {last}, more than a compressed row may")
         if first == last:

@@ -43,10 +43,9 @@ class CachedDataset(Dataset[Any]):
     """The samples of a cache, in the order in which they were built.
 
     Rows are copies: they may be changed and kept. Opening reads only the file's index. A pickled
-    copy opens the file again, and accepts only the same cache. The file must not change while it is
-    open. Replacing it (`os.replace`) is safe. Cutting it short is not: the next row is an error,
-    and a read at that very moment ends the process. Parts are opened through the file that names
-    them, each when the first of its rows is read, and stay next to it.
+    copy opens the file again, and accepts only the same cache. Replacing an open file
+    (`os.replace`) is safe. Cutting it short is not: the next row is an error, and a read at that
+    very moment ends the process.
 
     Args:
         path: the path of the file.
@@ -63,12 +62,13 @@ class CachedDataset(Dataset[Any]):
         index: the file's description of itself.
         data: all bytes of the file, mapped.
         readers: each column's values, for whoever makes whole batches of them.
+        calls: the tails: the number of a column, and what is called on its leaves.
         namedtuples: classes for namedtuples in samples, by name and fields; a missing class is
             created with the same name and fields.
 
     Raises:
         CacheError: there is no cache, or it is malformed, unfinished, or of something else; or one
-            of its shards is missing or a different file; or it has values larger than ``largest``.
+            of its parts is missing or a different file; or it has values larger than ``largest``.
     """
 
     def __init__(
@@ -105,11 +105,7 @@ class CachedDataset(Dataset[Any]):
         self.with_tails(self.tails)
 
     def with_tails(self, tails: Sequence[Tail]) -> CachedDataset:
-        """Put ``tails`` in place of those that it was opened with, and return it.
-
-        Raises:
-            CacheError: the samples have no leaf where one is to be called.
-        """
+        """Put ``tails`` in place of those that it was opened with, and return it."""
         self.tails = [(tuple(keys), call) for keys, call in tails]
         self.calls: list[tuple[int, Callable[[Any], Any]]] = []
         if self.index.structure is None:
@@ -125,19 +121,11 @@ class CachedDataset(Dataset[Any]):
         return self
 
     def refuse_changed(self, expect: Mapping[str, Any]) -> None:
-        """Compare the fingerprint's entries with ``expect``.
-
-        Raises:
-            CacheError: one of these was another one when the cache was built; names it.
-        """
+        """Raise a CacheError that names the entries of ``expect`` that the fingerprint has not."""
         self._refuse(changes(self.index.fingerprint, expect, "when it was built"))
 
     def refuse_other_classes(self, now: Mapping[str, Any]) -> None:
-        """Compare the classes with those of a dataset, as `attributes_of` gives them.
-
-        Raises:
-            CacheError: they are others; says which.
-        """
+        """Raise a CacheError if classes, as `attributes_of` gives them, are others than here."""
         self._refuse(differences(self.attributes, now))
 
     def _refuse(self, changed: list[str]) -> None:
@@ -197,8 +185,7 @@ class CachedDataset(Dataset[Any]):
     def will_read(self, first: int, last: int) -> None:
         """Have the kernel start to read rows ``first`` to ``last - 1`` from disk, without waiting.
 
-        For callers that know what this process or its workers read next: consecutive rows are read
-        in long runs. Rows that do not exist are ignored.
+        Consecutive rows are read in long runs. Rows that do not exist are ignored.
         """
         for part, low, high in self._files.between(max(0, first), min(last, self.index.rows)):
             with suppress(CacheError):  # whoever reads the row is told
@@ -210,10 +197,7 @@ class CachedDataset(Dataset[Any]):
         """Say that these rows are read now: if they may be on disk, all are asked for at once.
 
         Otherwise one page after the other would be found missing, waited for, and read with all
-        that stands around it. While nothing comes from a disk, nothing is asked for.
-
-        Raises:
-            CacheError: a file is shorter than it was: what is not there cannot be touched.
+        that stands around it. Raises CacheError if a file is shorter than it was.
         """
         self._files.refuse_cut_short(rows)
         reads = self._disk.reads()
@@ -254,11 +238,7 @@ class CachedDataset(Dataset[Any]):
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        """What the dataset said of its classes: `classes`, `class_to_idx`, or nothing.
-
-        Raises:
-            CacheError: this is damaged.
-        """
+        """What the dataset said of its classes: `classes`, `class_to_idx`, or nothing."""
         if self.index.attributes is None:
             return {}
         try:
@@ -271,21 +251,12 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def classes(self) -> list[Any]:
-        """The names of the classes, as in the dataset's ``classes``; synonyms are tuples.
-
-        Raises:
-            AttributeError: the dataset had none, or the file is of an older version.
-            CacheError: they are damaged.
-        """
+        """The names of the classes, as in the dataset's ``classes``; synonyms are tuples."""
         return self._attribute("classes")  # type: ignore[no-any-return]
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The number of each class, as in the dataset's ``class_to_idx``.
-
-        Raises:
-            AttributeError, CacheError: as `classes`.
-        """
+        """The number of each class, as in the dataset's ``class_to_idx``."""
         return self._attribute("class_to_idx")  # type: ignore[no-any-return]
 
     def _attribute(self, name: str) -> Any:
@@ -297,11 +268,7 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def failed(self) -> list[tuple[int, str]]:
-        """The number in the dataset, and the error message, of each sample that was left out.
-
-        Raises:
-            CacheError: the list is damaged.
-        """
+        """The number in the dataset, and the error message, of each sample that was left out."""
         if self.index.failed is None:
             return []
         rows, messages = self.index.failed
@@ -320,11 +287,8 @@ class CachedDataset(Dataset[Any]):
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return all rows of a fixed column, (rows, *shape), as a read-only view of the file.
 
-        An image's shape is (channels, height, width). A row that is None is zero.
-
-        Raises:
-            CacheError: there is no such column, its rows differ in shape or stand in several files,
-                or it is compressed.
+        An image's shape is (channels, height, width). A row that is None is zero. A CacheError says
+        why there is none: rows differ in shape, stand in several files, or are compressed.
         """
         column = next((each for each in self.readers if each.entry.name == name), None)
         if column is None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +27,12 @@ _REPORTED = 256  # blocks between two reports of progress
 
 @dataclass(frozen=True)
 class Damage:
-    """A part of the file that is not as it was written.
+    """Some bytes of the file that are not as they were written; it may be a single bit of them."""
 
-    Attributes:
-        offset: its first byte.
-        bytes: how many there are; the damage may be a single bit among them.
-        what: what stands there: columns, the index, HDF5's own records.
-        shard: the name of the file, if it is a part of the one that was given.
-    """
-
-    offset: int
-    bytes: int
-    what: str
-    shard: str = ""
+    offset: int  # of the first byte
+    bytes: int  # how many there are
+    what: str  # stands there: columns, the index, HDF5's own records
+    shard: str = ""  # the name of the file, if it is a part of the one that was given
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Damage]:
@@ -54,10 +48,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
     Raises:
         CacheError: the file cannot be opened or read.
     """
-    name, cores = os.fspath(path), usable_cores()
-    index, damages = _verified(open_file(name), name, progress, threads=cores)
-    if index is None or not index.shards:
-        return damages
+    name = os.fspath(path)
     joined, folder = Path(name), folder_of(Path(name))
 
     def verified(shard: Shard) -> list[Damage]:
@@ -65,12 +56,15 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
             descriptor = open_shard(folder, shard, joined)
         except CacheError as error:
             return [Damage(0, shard.file_bytes, str(error), shard.name)]
-        _, found = _verified(descriptor, str(folder / shard.name), None)
+        _, found = _verified(descriptor, str(folder / shard.name))
         return [replace(damage, shard=shard.name) for damage in found]
 
-    done = index.file_bytes
-    # Several shards at once, each in one thread: reading and hashing let go of Python's lock.
-    with ThreadPoolExecutor(cores, "dataloaders-verify") as pool:
+    with ThreadPoolExecutor(usable_cores(), "dataloaders-verify") as pool:
+        index, damages = _verified(open_file(name), name, progress, pool.map)
+        if index is None:
+            return damages
+        done = index.file_bytes
+        # Several shards at once, each in one thread.
         for shard, found in zip(index.shards, pool.map(verified, index.shards), strict=True):
             damages += found
             done += shard.file_bytes
@@ -80,16 +74,18 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
 
 
 def _verified(
-    descriptor: int, name: str, progress: Progress | None, *, threads: int = 0
+    descriptor: int,
+    name: str,
+    progress: Progress | None = None,
+    run: Callable[..., Any] = map,
 ) -> tuple[Index | None, list[Damage]]:
     """Return the index of one file, if it is sound, and what is damaged in it; close it."""
     try:
-        try:
-            index = Index.parse(descriptor, name)
-        except CacheError as error:
-            size = os.fstat(descriptor).st_size
-            return None, [Damage(0, min(size, HEADER), f"the index: {error}")]
-        return index, list(_damages(descriptor, index, progress, threads))
+        index = Index.parse(descriptor, name)
+        return index, list(_damages(descriptor, index, progress, run))
+    except CacheError as error:
+        size = os.fstat(descriptor).st_size
+        return None, [Damage(0, min(size, HEADER), f"the index: {error}")]
     except OSError as error:
         raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
     finally:
@@ -97,7 +93,7 @@ def _verified(
 
 
 def _damages(
-    descriptor: int, index: Index, progress: Progress | None, threads: int
+    descriptor: int, index: Index, progress: Progress | None, run: Callable[..., Any]
 ) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
     # The text's length stands in the header, whose digest is right.
@@ -111,7 +107,7 @@ def _damages(
         yield Damage(place, 4 * size, "the table of checksums")
     written = np.frombuffer(table.ljust(4 * size, b"\0"), "<u4").tolist()
     before, places = 0 if index.shards else start, list(index.places())
-    found = checksums(descriptor, start, end, (place, place + 4 * size), threads=threads)
+    found = checksums(descriptor, start, end, (place, place + 4 * size), run)
     for number, checksum in enumerate(found):
         begin = start + number * BLOCK
         last = min(begin + BLOCK, end)
