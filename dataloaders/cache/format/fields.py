@@ -25,6 +25,12 @@ class Malformed(Exception):
     """What is wrong with a field; whoever knows the file's name tells it."""
 
 
+def require(holds: object, otherwise: str) -> None:
+    """Raise Malformed, with the message ``otherwise``, unless it ``holds``."""
+    if not holds:
+        raise Malformed(otherwise)
+
+
 def loads(text: bytes) -> Any:
     """Return what the JSON says: no key twice, nothing too deep to be compared or shown."""
     try:

@@ -20,7 +20,15 @@ from dataloaders.cache.format.block import AGAIN, LONGEST, Sealed, open_file, re
 from dataloaders.cache.format.checksums import BLOCK
 from dataloaders.cache.format.entries import MOST_SHARDS, ColumnEntry, Extent, Shard
 from dataloaders.cache.format.entry_checks import check_index
-from dataloaders.cache.format.fields import Malformed, fields_in, list_in, loads, typed
+from dataloaders.cache.format.fields import (
+    Malformed,
+    fields_in,
+    list_in,
+    loads,
+    number_in,
+    require,
+    typed,
+)
 from dataloaders.cache.printable import shown
 from dataloaders.errors import CacheError
 
@@ -134,13 +142,12 @@ def _index(block: Sealed) -> Index:
     is_joined = type(found) is dict and found.get("format") == _JOINED
     fields = dict(fields_in(found, "the index", [*_KEYS, *(["shards"] if is_joined else [])]))
     form = fields.pop("format")
-    if not is_joined and form != _FORMAT:
-        raise Malformed(f"format is {shown(form)}")
-    if is_joined and not 0 < len(list_in(fields["shards"], "shards")) <= MOST_SHARDS:
-        raise Malformed(f"there are {len(fields['shards'])} shards, and not 1 to {MOST_SHARDS}")
+    require(is_joined or form == _FORMAT, f"format is {shown(form)}")
+    if is_joined:
+        count = len(list_in(fields["shards"], "shards"))
+        require(0 < count <= MOST_SHARDS, f"there are {count} shards, and not 1 to {MOST_SHARDS}")
     checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
-    if checks["block"] != BLOCK or type(checks["block"]) is not int:
-        raise Malformed(f"checksums.block is {shown(checks['block'])} and not {BLOCK}")
+    number_in(checks["block"], "checksums.block", least=BLOCK, most=BLOCK)
     if fields["failed"] is not None:
         failed = fields_in(fields["failed"], "failed", ("rows", "messages"))
         fields["failed"] = [failed["rows"], failed["messages"]]

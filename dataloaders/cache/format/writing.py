@@ -32,6 +32,7 @@ from dataloaders.cache.sample.sample import Structure
 
 Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
 """The buffers that make up the ``values``, ``offsets``, ``shapes`` or ``codes`` of a column."""
+_Progress: TypeAlias = "Callable[[int], None] | None"
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
@@ -63,20 +64,13 @@ def write_cache(
     *,
     sources: Callable[[int], Sequence[Source]] | None = None,
     shards: Sequence[Shard] = (),
-    progress: Callable[[int], None] | None = None,
+    progress: _Progress = None,
 ) -> Index:
     """Write the file, synced, and return its index. The same rows give the same file to the bit.
 
-    Args:
-        path: of the file, which is replaced. Rename it afterwards.
-        about: what it says of itself.
-        structure: of each sample; None without rows.
-        rows: how many there are.
-        columns: each with the sizes of what it has, and no places.
-        blocks: called with a column's number and the name of what it has.
-        sources: called with the number of a column: where its values are instead.
-        shards: the files that they are in.
-        progress: called with the bytes of values that were written since it was last called.
+    ``columns`` have sizes and no places. ``blocks`` is called with the number of a column and the
+    name of a dataset of it; ``sources`` with the number of one whose values are in ``shards``;
+    ``progress`` with the bytes of values that were written since it was last called.
 
     Raises:
         CacheError: HDF5 cannot write it.
@@ -103,15 +97,14 @@ def write_cache(
     # Its length has to be known before the places that stand in it are.
     user_block = block_for(len(index.text()) + _DIGITS * (2 + sum(1 for _ in index.places())))
     placed, contents = [], list[tuple[int, Iterable[Any]]]()
+
+    def place(name: str, dtype: str, shape: tuple[int, ...], data: Iterable[Any]) -> Extent:
+        made, size = dataset(file, name, dtype, shape), math.prod(shape)
+        offset = int(made.get_offset()) if size else 0
+        contents.append((offset, data if size else ()))
+        return Extent(offset, size)
+
     with hdf5_file(path, user_block, has_chunks=any(entry.packing for entry in columns)) as file:
-
-        def place(name: str, dtype: str, shape: tuple[int, ...], data: Iterable[Any]) -> Extent:
-            made, size = dataset(file, name, dtype, shape), math.prod(shape)
-            if not size:
-                return Extent(0, 0)
-            contents.append((int(made.get_offset()), data))
-            return Extent(contents[-1][0], size)
-
         for number, entry in enumerate(columns):
             places, table = dict[str, Extent](), None
             for part, dtype, _ in entry.sized():
@@ -237,12 +230,7 @@ def _write_attributes(file: Any, index: Index) -> None:
         file[f"/columns/{entry.name}"].attrs["kinds"] = np.bytes_(kinds.encode())
 
 
-def _write(
-    descriptor: int,
-    offset: int,
-    blocks: Iterable[Any],
-    progress: Callable[[int], None] | None = None,
-) -> None:
+def _write(descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = None) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
     done = 0
     with open(descriptor, "r+b", _WRITE_BYTES, closefd=False) as file:

@@ -4,6 +4,5 @@
 
 reader.py   CachedDataset                     columns.py       the leaves of one column of one file
 files.py    all files, mapped; their columns  shards.py        opening the parts that a file names
-pieces.py   values out of compressed chunks   limits.py        what a row may take in memory
-verification.py  verify(): finds any flipped bit
+pieces.py   values out of compressed chunks   verification.py  verify(): finds any flipped bit
 """

@@ -11,19 +11,22 @@ of parts has only those.
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.index import Index
+from dataloaders.cache.printable import shown
 from dataloaders.cache.read.columns import ColumnReader
-from dataloaders.cache.read.limits import limited
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
 from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
@@ -31,17 +34,32 @@ from dataloaders.machine.page_cache import expect_exactly, map_file
 
 Numbers = npt.NDArray[np.int64]
 
+_BYTES_PER_PIXEL = 4  # as Pillow has colours in memory
+_MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of what the file has: of JSON, ``[],`` is a list
+
 
 class MappedFile:
-    """An open file of ``size`` bytes, mapped as ``data``; the descriptor is not kept."""
+    """One file of a cache, mapped; its descriptor is closed.
 
-    def __init__(self, path: Path, descriptor: int, size: int) -> None:
-        self._path = path
-        self._status = os.fstat(descriptor)
+    Attributes:
+        index: of the file.
+        data: all of its bytes, read-only.
+        readers: its columns, if it has their values.
+    """
+
+    def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
         try:
-            self.data = map_file(descriptor, size)
+            self.index = Index.parse(descriptor, str(path))
+            self._path, self._status = path, os.fstat(descriptor)
+            self.data = map_file(descriptor, self.index.file_bytes)
         except OSError as error:
             raise CacheError(f"the cache {path} cannot be mapped: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self.readers = [
+            ColumnReader(limited(entry, largest), self.index.rows, self.data, shard)
+            for entry in (() if self.index.shards else self.index.columns)
+        ]
 
     def refuse_cut_short(self) -> None:
         """Raise a CacheError if the file was cut short: reading what it lacks ends the process."""
@@ -58,35 +76,24 @@ class MappedFile:
 
 
 class Files:
-    """The files that have the ``rows`` of the cache at ``path``, which is the file ``own``.
+    """The files that have the ``rows`` of the cache at ``path``, which is the file ``own``."""
 
-    Raises:
-        CacheError: a part is missing, or another one than was joined.
-    """
-
-    def __init__(self, path: Path, index: Index, own: MappedFile, largest: int | None) -> None:
+    def __init__(self, path: Path, own: MappedFile, largest: int | None) -> None:
+        self._index = index = own.index
         check_shards(path, index)
         self.rows = index.rows
-        self._largest = largest
-        self._path = path
-        self._index = index
+        self._path, self._largest = path, largest
         self._bounds = np.cumsum([0, *(each.rows for each in index.shards or [index])])
         self._starts: list[int] = self._bounds.tolist()
-        self._opened: dict[int, tuple[MappedFile, list[ColumnReader]]] = {}
-        if not index.shards:
-            self._opened[0] = own, self._readers(index, own)
+        self._opened = {} if index.shards else {0: own}
         self._exactly = False
 
     def readers(self, part: int) -> list[ColumnReader]:
-        """Return the columns of this part, which is mapped if it is not.
-
-        Raises:
-            CacheError: it is not what the joined cache says of it.
-        """
+        """Return the columns of this part, which is opened if it is not, and compared."""
         found = self._opened.get(part)
         if found is None:
             found = self._opened[part] = self._mapped(self._index.shards[part])
-        return found[1]
+        return found.readers
 
     def at(self, row: int) -> tuple[int, int]:
         """Return the number of the part that has this row, and the row's number in it."""
@@ -119,34 +126,22 @@ class Files:
     def expect_exactly(self, exactly: bool) -> None:
         """Set how a page that is missing is read, as `page_cache.expect_exactly`."""
         self._exactly = exactly
-        for file, _ in list(self._opened.values()):  # other threads may add some
+        for file in list(self._opened.values()):  # other threads may add some
             expect_exactly(file.data, exactly)
 
     def refuse_cut_short(self, rows: Iterable[int]) -> None:
         """Look at each mapped file that has some of ``rows``."""
         for part in {self.at(row)[0] for row in rows} if self._index.shards else (0,):
-            if (opened := self._opened.get(part)) is not None:
-                opened[0].refuse_cut_short()
+            if part in self._opened:
+                self._opened[part].refuse_cut_short()
 
-    def _mapped(self, shard: Shard) -> tuple[MappedFile, list[ColumnReader]]:
+    def _mapped(self, shard: Shard) -> MappedFile:
         folder = folder_of(self._path)
-        path = folder / shard.name
         descriptor = open_shard(folder, shard, self._path)
-        try:
-            index = Index.parse(descriptor, str(path))
-            self._check(index, shard)
-            file = MappedFile(path, descriptor, index.file_bytes)
-        finally:
-            os.close(descriptor)
-        if self._exactly:
-            expect_exactly(file.data, True)
-        return file, self._readers(index, file, shard.name)
-
-    def _readers(self, index: Index, file: MappedFile, shard: str = "") -> list[ColumnReader]:
-        return [
-            ColumnReader(limited(entry, self._largest), index.rows, file.data, shard)
-            for entry in index.columns
-        ]
+        file = MappedFile(folder / shard.name, descriptor, self._largest, shard.name)
+        self._check(file.index, shard)
+        expect_exactly(file.data, self._exactly)
+        return file
 
     def _check(self, index: Index, shard: Shard) -> None:
         """Check that the part's rows can be rows of the joined cache, which may say anything.
@@ -176,12 +171,8 @@ class Files:
 class Column:
     """One column of a cache: its rows in all files."""
 
-    def __init__(
-        self, entry: ColumnEntry, number: int, files: Files, largest: int | None = None
-    ) -> None:
-        self.entry = limited(entry, largest)
-        self.files = files
-        self._number = number
+    def __init__(self, entry: ColumnEntry, number: int, files: Files) -> None:
+        self.entry, self.files, self._number = entry, files, number
 
     def of(self, part: int) -> ColumnReader:
         """Return the column in this part."""
@@ -221,3 +212,26 @@ def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
     for places in np.split(order, cuts):
         if len(places):
             yield int(numbers[places[0]]), places
+
+
+def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
+    """Return ``entry`` with no row of more than ``largest`` bytes in memory; None: as it is.
+
+    A CacheError says that the file declares larger ones.
+    """
+    if largest is None:
+        return entry
+    width = np.dtype(entry.dtype).itemsize
+    width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
+    values = entry.most_values if entry.shape is None else math.prod(entry.shape)
+    says = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
+    if says > largest:
+        raise CacheError(
+            f"column {shown(entry.name)} has values that take {size_of(says)} in memory, and "
+            f"largest={largest} allows {size_of(largest)}; give more if you trust the file"
+        )
+    if values is None:
+        entry = replace(entry, most_values=largest // width)
+    if entry.most_pixels is None and any(is_encoded(kind) for kind, _ in entry.variants):
+        entry = replace(entry, most_pixels=largest // _BYTES_PER_PIXEL)
+    return entry

@@ -23,12 +23,10 @@ from torch.utils.data import Dataset
 from dataloaders.cache.format.attributes import attributes_in, differences
 from dataloaders.cache.format.block import open_file
 from dataloaders.cache.format.changes import changes
-from dataloaders.cache.format.entries import ColumnEntry
 from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in
-from dataloaders.cache.format.index import Index
 from dataloaders.cache.printable import shown
 from dataloaders.cache.read.columns import mapped
-from dataloaders.cache.read.files import Column, Files, MappedFile
+from dataloaders.cache.read.files import Column, Files, MappedFile, limited
 from dataloaders.cache.read.shards import first_of, folder_of
 from dataloaders.cache.sample.sample import Classes, join, leaf_paths
 from dataloaders.errors import CacheError
@@ -60,6 +58,8 @@ class CachedDataset(Dataset[Any]):
     Attributes:
         path: the absolute path.
         index: the file's description of itself.
+        columns: what the index says of them, in the order of the sample's leaves.
+        identity: the digest of the whole file in hexadecimal; it stands for its parts too.
         data: all bytes of the file, mapped.
         readers: each column's values, for whoever makes whole batches of them.
         calls: the tails: the number of a column, and what is called on its leaves.
@@ -89,17 +89,13 @@ class CachedDataset(Dataset[Any]):
         self.refuse_changed(expect or {})
 
     def _open(self) -> None:
-        descriptor = open_file(str(self.path))
-        try:
-            self.index = Index.parse(descriptor, str(self.path))
-            file = MappedFile(self.path, descriptor, self.index.file_bytes)
-        finally:
-            os.close(descriptor)
-        self.data = file.data
-        self._files = Files(self.path, self.index, file, self.largest)
+        file = MappedFile(self.path, open_file(str(self.path)), self.largest)
+        self.index, self.data = file.index, file.data
+        self.columns, self.identity = self.index.columns, self.index.identity
+        self._files = Files(self.path, file, self.largest)
         self.readers = tuple(
-            Column(entry, number, self._files, self.largest)
-            for number, entry in enumerate(self.index.columns)
+            Column(limited(entry, self.largest), number, self._files)
+            for number, entry in enumerate(self.columns)
         )
         self._disk, self._looks, self._exact = DiskWatch(), tells_truth(self.path), False
         self.with_tails(self.tails)
@@ -219,16 +215,6 @@ class CachedDataset(Dataset[Any]):
         return self.transform is None and not any(
             member.kind is Kind.OPAQUE for _, call in self.tails for member in read(call)
         )
-
-    @property
-    def columns(self) -> tuple[ColumnEntry, ...]:
-        """The columns, in the order of the sample's leaves."""
-        return self.index.columns
-
-    @property
-    def identity(self) -> str:
-        """The digest of the whole file, as hexadecimal digits; it stands for its shards too."""
-        return self.index.identity
 
     @property
     def shards(self) -> tuple[Path, ...]:
