@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from dataloaders.cache.format.fields import Malformed, loads
+from dataloaders.cache.format.fields import Malformed, loads, require
 from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample.cell import is_int64
 from dataloaders.observing import held
@@ -25,10 +25,9 @@ _NAMES = ("classes", "class_to_idx")
 _LONGEST = 8 << 20  # bytes of all; 100,000 classes of 30 characters take 7 MB
 _TOLD = 3
 _LONGEST_TOLD = 40
-_DEEPEST = 32  # datasets in each other
 
 
-def attributes_of(dataset: Any) -> dict[str, Any]:
+def attributes_of(dataset: Any, get: Callable[[Any, str], Any] = getattr) -> dict[str, Any]:
     """Return what ``dataset`` says, by name, as far as a cache keeps it.
 
     ``classes``: a list, or tuple, of texts or of lists or tuples of texts (the synonyms of
@@ -36,47 +35,36 @@ def attributes_of(dataset: Any) -> dict[str, Any]:
     Anything else is left out, and all of it where it takes more than 8 MiB. A Subset says what its
     dataset says, a ConcatDataset what all of its datasets agree on.
     """
-    return _at_most(_said_by(dataset, 0, getattr))
+    found = _said_by(dataset, get)
+    return found if len(encoded(found)) <= _LONGEST else {}
 
 
 def attributes_held(dataset: Any) -> dict[str, Any]:
     """Return the same without running code of the dataset: properties of its own are left out."""
-    return _at_most(_said_by(dataset, 0, held))
+    return attributes_of(dataset, held)
 
 
-def _at_most(found: dict[str, Any]) -> dict[str, Any]:
-    return found if len(encoded(found)) <= _LONGEST else {}
-
-
-def _said_by(dataset: Any, depth: int, get: Callable[[Any, str], Any]) -> dict[str, Any]:
+def _said_by(dataset: Any, get: Callable[[Any, str], Any]) -> dict[str, Any]:
     found = {}
     for name in _NAMES:
         try:
             found[name] = _kept(name, get(dataset, name))
         except Exception:  # there is none, or it is something else; a property may run anything
             continue
-    if found or depth > _DEEPEST:
-        return found
-    if isinstance(dataset, Subset):
-        return _said_by(dataset.dataset, depth + 1, get)
-    if isinstance(dataset, ConcatDataset):
-        first, *others = (_said_by(each, depth + 1, get) for each in dataset.datasets)
+    if not found and isinstance(dataset, Subset):
+        return _said_by(dataset.dataset, get)
+    if not found and isinstance(dataset, ConcatDataset):
+        first, *others = (_said_by(each, get) for each in dataset.datasets)
         return {n: e for n, e in first.items() if all(other.get(n) == e for other in others)}
     return found
 
 
 def _kept(name: str, value: Any) -> Any:
-    """Return ``value`` as plain lists, tuples, texts and ints.
-
-    Raises:
-        Malformed: it is something else.
-    """
+    """Return ``value`` as plain lists, tuples, texts and ints; Malformed: it is something else."""
     if name == "classes":
-        if not isinstance(value, (list, tuple)):
-            raise Malformed(f"{name} is no list")
+        require(isinstance(value, (list, tuple)), f"{name} is no list")
         return [tuple(map(_text, e)) if isinstance(e, (list, tuple)) else _text(e) for e in value]
-    if not isinstance(value, Mapping):
-        raise Malformed(f"{name} is no object")
+    require(isinstance(value, Mapping), f"{name} is no object")
     return {_text(key): _number(number) for key, number in value.items()}
 
 
@@ -87,8 +75,9 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not is_int64(index(value)):
-        raise Malformed("class_to_idx has a value that is no number of 64 bits")
+    is_number = hasattr(value, "__index__") and not isinstance(value, bool)
+    whole = "class_to_idx has a value that is no number of 64 bits"
+    require(is_number and is_int64(index(value)), whole)
     return index(value)
 
 
@@ -98,34 +87,28 @@ def encoded(attributes: Mapping[str, Any]) -> bytes:
 
 
 def attributes_in(text: bytes) -> dict[str, Any]:
-    """Return what `encoded` wrote.
-
-    Raises:
-        Malformed: it did not.
-    """
-    if len(text) > _LONGEST:
-        raise Malformed(f"it has {len(text)} bytes, of {_LONGEST} that it may")
+    """Return what `encoded` wrote; Malformed: it did not."""
+    require(len(text) <= _LONGEST, f"it has {len(text)} bytes, of {_LONGEST} that it may")
     found = loads(text)
-    if type(found) is not dict or not found or not set(found) <= set(_NAMES):
-        raise Malformed(f"it is no object of {' and '.join(_NAMES)}")
+    is_ours = type(found) is dict and found and set(found) <= set(_NAMES)
+    require(is_ours, f"it is no object of {' and '.join(_NAMES)}")
     return {name: _kept(name, value) for name, value in found.items()}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say of each attribute that both have, with other values, what differs first."""
     found = []
-    for name in before:
-        if name in now and before[name] != now[name]:
-            then, here = (
-                each if isinstance(each, dict) else dict(enumerate(each))
-                for each in (before[name], now[name])
-            )
-            key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
-            found.append(
-                f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that "
-                f"differs is {_told_one(key)}: {_told_one(then.get(key, 'nothing'))} then, "
-                f"{_told_one(here.get(key, 'nothing'))} now"
-            )
+    for name in (name for name in before if name in now and before[name] != now[name]):
+        then, here = (
+            each if isinstance(each, dict) else dict(enumerate(each))
+            for each in (before[name], now[name])
+        )
+        key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
+        one, other = (_told_one(each.get(key, "nothing")) for each in (then, here))
+        found.append(
+            f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that differs "
+            f"is {_told_one(key)}: {one} then, {other} now"
+        )
     return found
 
 

@@ -18,14 +18,10 @@ from typing import NamedTuple
 from dataloaders.errors import CacheError
 
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
-VERSION = 4
-"""What is written. Version 3, whose shards stand beside the joined file, is read as well."""
-_OLDEST = 3
+VERSION, _OLDEST = 4, 3  # what is written; of version 3 shards stand beside the joined file
 HEADER = 64
-DIGEST = 16
-"""Bytes of a digest: blake2b, unkeyed."""
-LONGEST = 8 << 20
-"""Bytes of the text; JSON may take 30 times as much memory."""
+DIGEST = 16  # bytes of a digest: blake2b, unkeyed
+LONGEST = 8 << 20  # bytes of the text; JSON may take 30 times as much memory
 SMALLEST_BLOCK = 4096
 AGAIN = "copy it again from where it came, or build it again with precompute()"
 
@@ -94,22 +90,22 @@ def read_block(descriptor: int, name: str) -> Sealed:
     try:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEADER, 0)
-        if len(head) == HEADER and head.startswith(MAGIC):
-            return _sealed(descriptor, head, size, name)
+        is_cache = len(head) == HEADER and head.startswith(MAGIC)
+        text = (
+            os.pread(descriptor, min(_HEAD.unpack(head)[2], LONGEST), HEADER) if is_cache else b""
+        )
     except OSError as error:
         raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
-    if any(head):
+    if not any(head):
+        raise CacheError(
+            f"{name} is no finished cache: it has no index; wait for the process that builds it, "
+            "or build it again with precompute()"
+        )
+    if not is_cache:
         raise CacheError(
             f"{name} is no cache: it does not begin with the bytes of one; give the path of a "
             "file that precompute() built"
         )
-    raise CacheError(
-        f"{name} is no finished cache: it has no index; wait for the process that builds it, or "
-        "build it again with precompute()"
-    )
-
-
-def _sealed(descriptor: int, head: bytes, size: int, name: str) -> Sealed:
     _, version, length, user_block, digest, rest = _HEAD.unpack(head)
     if not _OLDEST <= version <= VERSION:
         raise CacheError(
@@ -121,7 +117,6 @@ def _sealed(descriptor: int, head: bytes, size: int, name: str) -> Sealed:
             f"the cache {name} is truncated or damaged: its index has {length} bytes in a block of "
             f"{user_block}, and the file {size}; {AGAIN}"
         )
-    text = os.pread(descriptor, length, HEADER)
     if blake2b(head[:32] + text, digest_size=DIGEST).digest() != digest or any(rest):
         raise CacheError(f"the index of the cache {name} is damaged; {AGAIN}")
     return Sealed(text, user_block, digest.hex(), size)

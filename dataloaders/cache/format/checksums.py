@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
-BLOCK = 1 << 16
-"""Bytes of the file that share a checksum, which is a crc32."""
-
+BLOCK = 1 << 16  # bytes of the file that share a checksum, which is a crc32
 _AT_ONCE = 256 * BLOCK  # bytes of one thread's task
 
 

@@ -82,11 +82,7 @@ class Codec:
         return bytes(made[level].compress(chunk.data))
 
     def decode(self, data: Bytes, size: int) -> Bytes:
-        """Return the chunk of ``size`` bytes that ``data`` was made of, not to be written to.
-
-        Raises:
-            Undecodable: it is no such chunk.
-        """
+        """Return the chunk of ``size`` bytes that ``data`` was made of, not to be written to."""
         decompressed = _gunzipped if self._zstandard is None else self._zstandard_decoded
         found = decompressed(data, size)
         if len(found) != size:

@@ -3,7 +3,7 @@
 ColumnEntry "image" ──values──> Extent(4096, 990)    offset in bytes, and how many values
 Shard "train.parts/00500.h5", 500 rows               a file beside the one that joins it
 
-Decoded as they are annotated (fields.py); entry_checks.py compares them with each other.
+Decoded as they are annotated (fields.py), and compared with each other (index.py).
 """
 
 from __future__ import annotations
@@ -13,19 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-Variant: TypeAlias = tuple[str, int]
-"""A cell's kind, and how many dimensions it has."""
+Variant: TypeAlias = tuple[str, int]  # a cell's kind, and how many dimensions it has
 
 MOST_VARIANTS = 255
-
-MOST_FIXED = 31
-"""Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
-LARGEST_ROW = 1 << 28
-"""Bytes of a row of a compressed column: as much as one sample may make a reader allocate."""
-LARGEST_PIECE = 1 << 18
-"""Bytes that are compressed together, unless a single row of a fixed column has more."""
-MOST_SHARDS = 1 << 16
-"""Files that one joined cache consists of: the kernel maps about as many for a process."""
+MOST_FIXED = 31  # dimensions of a row in a fixed column: HDF5 has 32, the first counts the rows
+MOST_SHARDS = 1 << 16  # files of a joined cache: the kernel maps about as many for a process
+LARGEST_ROW = 1 << 28  # bytes of a row of a compressed column, which a reader has to allocate
+LARGEST_PIECE = 1 << 18  # bytes compressed together, unless one row of a fixed column has more
 
 _LONGEST_NAME = 255  # bytes of a file's name
 
@@ -92,12 +86,14 @@ class ColumnEntry:
     def sized(self) -> Iterable[tuple[str, str, Extent]]:
         """Yield name, dtype and place of each of its datasets, compressed values included."""
         yield "values", self.dtype, self.values
-        if self.packing is not None:
-            yield "pieces", "<u8", self.packing.pieces
-        if self.offsets is not None:
-            yield "offsets", "<u8", self.offsets
-        if self.shapes is not None:
-            yield "shapes", "<u8", self.shapes
+        pieces = None if self.packing is None else self.packing.pieces
+        for name, extent in (
+            ("pieces", pieces),
+            ("offsets", self.offsets),
+            ("shapes", self.shapes),
+        ):
+            if extent is not None:
+                yield name, "<u8", extent
         if self.codes is not None:
             yield "codes", "|u1", self.codes
 

@@ -15,9 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dataloaders.cache.printable import shown
 
-LARGEST = 1 << 48
-"""Rows, values, bytes: no disk has more, and no product of two overflows."""
-
+LARGEST = 1 << 48  # rows, values, bytes: no disk has more, and no product of two overflows
 _DEEPEST = 300  # lists and objects in each other; a structure that is allowed has four a level
 
 
@@ -101,8 +99,7 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
         return text_in(found, where)
     origin, of = get_origin(kind), get_args(kind)
     if origin is dict:
-        if type(found) is not dict:
-            raise Malformed(f"{where} is no object")
+        require(type(found) is dict, f"{where} is no object")
         return found
     if origin in (Union, types.UnionType):
         return None if found is None else typed(found, of[0], where, between)
@@ -118,8 +115,7 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
     if not dataclasses.is_dataclass(kind):  # a NamedTuple
         return kind(*map(typed, list_in(found, where, len(hints)), hints.values(), repeat(where)))
     fields = fields_in(found, where, hints)
-    made: Any = kind
-    return made(**{n: typed(fields[n], of, f"{where}{between}{n}", ".") for n, of in hints.items()})
+    return kind(**{n: typed(fields[n], of, f"{where}{between}{n}", ".") for n, of in hints.items()})
 
 
 _hints = functools.cache(get_type_hints)

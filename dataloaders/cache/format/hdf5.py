@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dataloaders.errors import CacheError, MissingDependency
 
@@ -38,10 +37,7 @@ class Source(NamedTuple):
 def hdf5_file(path: Path, user_block: int, *, has_chunks: bool) -> Iterator[Any]:
     """Give the h5py.File of a new file with a ``user_block`` of so many bytes, and close it.
 
-    Raises:
-        CacheError: HDF5 cannot write it.
-        MissingDependency: h5py is not installed.
-        OSError: the disk is full.
+    Raises CacheError, but for a full disk OSError, as of any other write.
     """
     refuse_no_h5py()
     import h5py  # type: ignore[import-untyped]
@@ -64,7 +60,7 @@ def hdf5_file(path: Path, user_block: int, *, has_chunks: bool) -> Iterator[Any]
         found = re.search(r"\berrno = (\d+)", str(error))
         number = getattr(error, "errno", None) or (found and int(found[1]))
         if number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            raise OSError(number, os.strerror(number)) from error  # as of any other write
+            raise OSError(number, os.strerror(number)) from error
         raise CacheError(
             f"the cache {path} cannot be written by HDF5 {h5py.version.hdf5_version}: {reason}"
         ) from error
@@ -110,27 +106,6 @@ def dataset(
     links.set_char_encoding(h5py.h5t.CSET_UTF8)
     kind = h5py.h5t.py_create(np.dtype(dtype), logical=True)
     return h5py.h5d.create(file.id, name.encode(), kind, space, created, links)
-
-
-def write_chunks(
-    made: Any, rows: int, filters: int, chunks: Iterable[tuple[bytes, bool]]
-) -> npt.NDArray[np.uint64]:
-    """Write the chunks of a compressed dataset; return the place and length of each, in order.
-
-    A chunk has so many ``rows``; of ``chunks`` come their bytes, and whether these went through
-    the ``filters``, of which the dataset has so many.
-    """
-    others = (0,) * (made.rank - 1)
-    for number, (data, encoded) in enumerate(chunks):
-        skipped = 0 if encoded else (1 << filters) - 1  # a bit for each filter
-        made.write_direct_chunk((number * rows, *others), data, skipped)
-    table = np.zeros((made.get_num_chunks(), 2), "<u8")
-
-    def note(chunk: Any) -> None:
-        table[chunk.chunk_offset[0] // rows] = chunk.byte_offset, chunk.size
-
-    made.chunk_iter(note)
-    return table
 
 
 def _verbatim(name: str) -> bytes:

@@ -1,26 +1,41 @@
 """The index of a cache: where in the file each value stands, read without HDF5.
 
-    block.py ──text──> fields.py ──Index, typed──> entry_checks.py ──> whoever maps the file
+    block.py ──text──> fields.py ──typed──> Index ──compared with itself──> whoever maps the file
 
 A joined cache has the same index, and with it the list of its shards, which have the values.
-
-Nothing in a file is believed: `Index.parse` takes a bounded number of bytes, and checks the type
-and range of each field, so that whoever reads by an `Index` reads inside the file.
+Nothing in a file is believed: whoever reads by an `Index` that was parsed reads inside the file.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from dataloaders.cache.format.block import AGAIN, LONGEST, Sealed, open_file, read_block
+import numpy as np
+
+from dataloaders.cache.format import block
 from dataloaders.cache.format.checksums import BLOCK
-from dataloaders.cache.format.entries import MOST_SHARDS, ColumnEntry, Extent, Shard
-from dataloaders.cache.format.entry_checks import check_index
+from dataloaders.cache.format.codecs import CODECS
+from dataloaders.cache.format.entries import (
+    LARGEST_PIECE,
+    LARGEST_ROW,
+    MOST_FIXED,
+    MOST_SHARDS,
+    MOST_VARIANTS,
+    ColumnEntry,
+    Extent,
+    Packing,
+    Shard,
+    is_shard_name,
+)
 from dataloaders.cache.format.fields import (
+    LARGEST,
     Malformed,
     fields_in,
     list_in,
@@ -30,10 +45,13 @@ from dataloaders.cache.format.fields import (
     typed,
 )
 from dataloaders.cache.printable import shown
+from dataloaders.cache.sample.decode import is_encoded
+from dataloaders.cache.sample.sample import DTYPES, column_names, fits
 from dataloaders.errors import CacheError
 
 _FORMAT = "dataloaders cache"
 _JOINED = "dataloaders cache, joined"
+_MOST_DIMENSIONS = 64
 _KEYS = (
     "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
     "fingerprint", "head", "tail", "attributes",
@@ -90,11 +108,7 @@ class Index:
             yield "the dataset's classes", "|u1", self.attributes
 
     def text(self) -> bytes:
-        """Return the JSON in it.
-
-        Raises:
-            CacheError: it is too long, or the fingerprint is nothing that JSON keeps.
-        """
+        """Return the JSON in it; CacheError: it is too long, or JSON does not keep all of it."""
         fields: dict[str, Any] = {
             **{name: getattr(self, name) for name in _KEYS},
             "checksums": {"digest": self.checksums_digest, "values": self.checksums},
@@ -109,10 +123,10 @@ class Index:
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheError(f"the fingerprint cannot be written as JSON: {error}") from error
-        if len(text) > LONGEST:
+        if len(text) > block.LONGEST:
             shards = f", or {len(self.shards)} shards," if self.shards else ""
             raise CacheError(
-                f"the index of the cache takes {len(text)} bytes, of {LONGEST} that it may: "
+                f"the index of the cache takes {len(text)} bytes, of {block.LONGEST} that it may: "
                 f"{len(self.columns)} columns{shards} are too many; return fewer and larger leaves"
             )
         return text.encode("ascii")
@@ -121,24 +135,23 @@ class Index:
     def parse(cls, source: str | os.PathLike[str] | int, name: str = "") -> Index:
         """Return the index of the file at this path, or of this open descriptor of file ``name``.
 
-        Raises:
-            CacheError: there is none, or it is malformed, truncated or damaged.
+        A CacheError says that there is none, or that it is malformed, truncated or damaged.
         """
         name = name or str(source)
-        descriptor = source if isinstance(source, int) else open_file(name)
+        descriptor = source if isinstance(source, int) else block.open_file(name)
         try:
-            return _index(read_block(descriptor, name))
+            return _index(block.read_block(descriptor, name))
         except Malformed as error:
             raise CacheError(
-                f"the index of the cache {name} is malformed: {error}; {AGAIN}"
+                f"the index of the cache {name} is malformed: {error}; {block.AGAIN}"
             ) from error
         finally:
             if descriptor != source:
                 os.close(descriptor)
 
 
-def _index(block: Sealed) -> Index:
-    found = loads(block.text)
+def _index(sealed: block.Sealed) -> Index:
+    found = loads(sealed.text)
     is_joined = type(found) is dict and found.get("format") == _JOINED
     fields = dict(fields_in(found, "the index", [*_KEYS, *(["shards"] if is_joined else [])]))
     form = fields.pop("format")
@@ -147,17 +160,146 @@ def _index(block: Sealed) -> Index:
         count = len(list_in(fields["shards"], "shards"))
         require(0 < count <= MOST_SHARDS, f"there are {count} shards, and not 1 to {MOST_SHARDS}")
     checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
-    number_in(checks["block"], "checksums.block", least=BLOCK, most=BLOCK)
+    require(checks["block"] == BLOCK, f"checksums.block is {shown(checks['block'])}, not {BLOCK}")
     if fields["failed"] is not None:
         failed = fields_in(fields["failed"], "failed", ("rows", "messages"))
         fields["failed"] = [failed["rows"], failed["messages"]]
     others = {
         "checksums": checks["values"],
         "checksums_digest": checks["digest"],
-        "user_block": block.user_block,
-        "identity": block.digest,
+        "user_block": sealed.user_block,
+        "identity": sealed.digest,
         "shards": fields.get("shards", []),
     }
     index: Index = typed({**fields, **others}, Index, "", "")
-    check_index(index, block.file_bytes)
+    _check(index, sealed.file_bytes)
     return index
+
+
+def _check(index: Index, size: int) -> None:
+    """Check that what it says follows from the rest of it, and fits a file of this size."""
+    user_block, file_bytes = index.user_block, index.file_bytes
+    is_power = user_block >= block.SMALLEST_BLOCK and not user_block & (user_block - 1)
+    require(is_power, f"its block has {user_block} bytes, which is no power of two from 4096 on")
+    cut = ", so it is truncated" if size < file_bytes else ""
+    built = f"the file has {size} bytes, and had {file_bytes} when it was built"
+    require(file_bytes == size, built + cut)
+    number_in(index.samples, "samples", least=index.rows)
+    _check_columns(index.columns, index.structure, index.rows)
+    _check_extent(index.checksums, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
+    for place in (*(index.failed or ()), index.attributes):
+        if place is not None:
+            _check_extent(place, "failed or attributes", place.size)
+    failed, left_out = index.failed[0].size if index.failed else 0, index.samples - index.rows
+    require(failed <= left_out, f"{failed} samples were left out, of {left_out}")
+    if index.shards:
+        _check_shards(index.shards, index.rows, index.samples)
+        for column in index.columns:
+            where = f"column {shown(column.name)}"
+            require(not column.values.offset, f"{where}: values have a place, and stand in shards")
+    _check_places(index)
+
+
+def _check_shards(shards: tuple[Shard, ...], rows: int, samples: int) -> None:
+    for number, shard in enumerate(shards):
+        where, name = f"shard {number}", shown(shard.name)
+        beside = is_shard_name(shard.name)
+        require(beside, f"{where} is named {name}, which is no file beside this one")
+        is_digest = re.fullmatch("[0-9a-f]{32}", shard.identity)
+        require(is_digest, f"{where}: identity is {shown(shard.identity)}, and no digest")
+        number_in(shard.samples, f"{where}: samples", least=shard.rows)
+        number_in(shard.file_bytes, f"{where}: file_bytes", least=block.HEADER)
+    names = {shard.name for shard in shards}
+    require(len(names) == len(shards), "two shards have the same name")
+    for what, whole in (("rows", rows), ("samples", samples)):
+        found = sum(getattr(shard, what) for shard in shards)
+        require(found == whole, f"its shards have {found} {what}, and it says {whole}")
+
+
+def _check_columns(columns: tuple[ColumnEntry, ...], structure: Any, rows: int) -> None:
+    if structure is None:
+        require(not rows and not columns, "structure is missing")
+        return
+    try:
+        names = column_names(structure)
+    except (CacheError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+    counts = f"structure has {len(names)} leaves, and there are {len(columns)} columns"
+    require(len(names) == len(columns), counts)
+    for entry, name in zip(columns, names, strict=True):
+        _check_column(entry, name, rows)
+
+
+def _check_column(entry: ColumnEntry, name: str, rows: int) -> None:
+    where, shape, kinds = f"column {shown(name)}", entry.shape, entry.variants
+    require(entry.name == name, f"{where} is named {shown(entry.name)}")
+    require(entry.dtype in DTYPES, f"{where} has dtype {shown(entry.dtype)}")
+    has = 0 if shape is None else len(shape)
+    require(has <= MOST_FIXED, f"{where} has {has} dimensions, of at most {MOST_FIXED}")
+    for kind, of in kinds:
+        number_in(of, f"{where}: a variant's dimensions", most=_MOST_DIMENSIONS)
+        what = f"{shown(kind)} with {of} dimensions in {entry.dtype}"
+        require(fits(kind, entry.dtype, of, shape), f"{where} cannot hold {what}")
+        is_like = kind == "none" or shape is None or of == has
+        require(is_like, f"{where} has rows of {has} dimensions, and one kind {of}")
+    is_set = 0 < len(kinds) <= MOST_VARIANTS and len(set(kinds)) == len(kinds)
+    require(is_set, f"{where} has no, too many or twice the same variants")
+    if entry.most_pixels is not None:
+        is_image = any(is_encoded(kind) for kind, _ in kinds)
+        require(is_image, f"{where}: most_pixels is there, and no encoded image")
+        number_in(entry.most_pixels, f"{where}: most_pixels", least=1)
+    if shape is not None:
+        is_known = entry.most_values is not None
+        require(not is_known, f"{where}: most_values is there, and all rows have one shape")
+        # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
+        size = max(rows, 1) * math.prod(filter(None, shape))
+        require(size <= LARGEST, f"{where} has too many values")
+    like = ColumnEntry.of_rows(name, entry.dtype, kinds, shape, rows, size=entry.values.size)
+    same = entry.dimensions == like.dimensions
+    require(same, f"{where} has {entry.dimensions} dimensions, and its variants do not")
+    if entry.packing is not None:
+        _check_packing(entry, entry.packing, where)
+    for part in ("values", "offsets", "shapes", "codes"):
+        wanted = getattr(like, part)
+        _check_extent(getattr(entry, part), f"{where}: {part}", wanted and wanted.size)
+
+
+def _check_packing(entry: ColumnEntry, packing: Packing, where: str) -> None:
+    offset, size = entry.values
+    values = f"{where} is compressed, and its values are {shown([offset, size])}"
+    require(not offset and size > 0, values)
+    known = f"{shown(packing.codec)}, of {', '.join(CODECS)}"
+    require(packing.codec in CODECS, f"{where} is compressed with {known}")
+    width = np.dtype(entry.dtype).itemsize
+    piece = number_in(packing.piece, f"{where}: packing.piece", least=1, most=size)
+    row = 1 if entry.shape is None else math.prod(entry.shape)
+    most = LARGEST_PIECE if entry.shape is None else max(LARGEST_PIECE, row * width)
+    is_sound = piece * width <= min(most, LARGEST_ROW) and piece % row == 0
+    require(is_sound, f"{where} cannot be compressed in pieces of {piece} values")
+    _check_extent(packing.pieces, f"{where}: packing.pieces", 2 * -(-size // piece))
+    if entry.most_values is not None:
+        number_in(entry.most_values, f"{where}: most_values", most=LARGEST_ROW // width)
+
+
+def _check_extent(extent: Extent | None, where: str, count: int | None) -> None:
+    """Check that ``extent`` is of so many values; with None there must be none."""
+    if extent is None:
+        require(count is None, f"{where} is no list of 2")
+        return
+    require(count is not None, f"{where} should not be there")
+    require(extent.size == count, f"{where} has {extent.size} values, and should have {count}")
+    require(extent.size > 0 or extent.offset == 0, f"{where} has no values, and a place")
+
+
+def _check_places(index: Index) -> None:
+    """Check that each array is between the user block and the end, and none on another one."""
+    taken, begin, end = [], index.user_block, index.file_bytes
+    for name, dtype, (offset, size) in index.places():
+        if size:
+            last = offset + size * np.dtype(dtype).itemsize
+            place = f"bytes {offset} to {last}, outside {begin} to {end}"
+            is_inside = begin <= offset and last <= end
+            require(is_inside, f"{name} is said to stand at {place}")
+            taken.append((offset, last, name))
+    for (_, last, name), (offset, _, other) in pairwise(sorted(taken)):
+        require(last <= offset, f"{name} and {other} overlap")

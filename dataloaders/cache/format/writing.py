@@ -26,7 +26,7 @@ from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.codecs import codec_of
 from dataloaders.cache.format.compress import Compressed, piece_of
 from dataloaders.cache.format.entries import ColumnEntry, Extent, Packing, Shard
-from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file, write_chunks
+from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
 
@@ -178,15 +178,20 @@ def _write_pieces(
     size = entry.packing.piece * width
     codec, level = codec_of(compress.codec, width), compress.chosen_level
     filters, rows = codec.filters(level), entry.packing.piece // math.prod(shape[1:])
-
-    def pieces() -> Iterator[tuple[bytes, bool]]:
-        for piece in _cut(blocks, size):
-            made = codec.encode(np.frombuffer(piece, np.uint8), level)
-            worth = len(made) < size - size // _WORTH
-            yield (made, True) if worth else (piece, False)
-
     made = dataset(file, name, entry.dtype, shape, chunk=(rows, *shape[1:]), filters=filters)
-    return write_chunks(made, rows, len(filters), pieces())
+    others, skips_all = (0,) * (len(shape) - 1), (1 << len(filters)) - 1  # a bit for each filter
+    for number, piece in enumerate(_cut(blocks, size)):
+        data, skipped = codec.encode(np.frombuffer(piece, np.uint8), level), 0
+        if len(data) >= size - size // _WORTH:
+            data, skipped = piece, skips_all
+        made.write_direct_chunk((number * rows, *others), data, skipped)
+    table = np.zeros((made.get_num_chunks(), 2), "<u8")
+
+    def note(chunk: Any) -> None:
+        table[chunk.chunk_offset[0] // rows] = chunk.byte_offset, chunk.size
+
+    made.chunk_iter(note)
+    return table
 
 
 def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:

@@ -21,11 +21,7 @@ from dataloaders.errors import CacheError, OptionError
 
 
 def check_shard(shard: object) -> None:
-    """Do nothing if ``shard`` is a rank and how many there are.
-
-    Raises:
-        OptionError: it is something else.
-    """
+    """Raise OptionError unless ``shard`` is a rank and how many there are."""
     is_pair = isinstance(shard, tuple) and [type(each) for each in shard] == [int, int]
     if not is_pair or not 0 <= shard[0] < shard[1] <= MOST_SHARDS:  # type: ignore[index]
         raise OptionError(
@@ -53,9 +49,6 @@ def check_shards(path: Path, index: Index) -> None:
 
     Of thousands none is opened but the first, whose folder is that of all, and what looks wrong.
     Another file of the same size is noticed by `open_shard`, when it is read.
-
-    Raises:
-        CacheError: one is missing, or not the one that was joined; the message names it.
     """
     folder = folder_of(path)
     for number, shard in enumerate(index.shards):
@@ -74,8 +67,7 @@ def folder_of(path: Path) -> Path:
 def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
     """Return a descriptor of ``shard``, whose size and digest are what the joined cache says.
 
-    Raises:
-        CacheError: there is none, or it is another one.
+    A CacheError that names it says what else it is.
     """
     path, where = folder / shard.name, f"shard {shard.name} of the cache {joined}"
     try:
