@@ -3,8 +3,7 @@
     ImageFolder.class_to_idx, through Subset and ConcatDataset ──> JSON in the file, 8 MiB at most
     CachedDataset.class_to_idx <──checked: texts and numbers, nothing else──┘
 
-They are no part of the fingerprint, since no row depends on how a class is called; but who opens a
-cache for a dataset whose classes are others is told so.
+They are no part of the fingerprint, since no row depends on how a class is called.
 """
 
 from __future__ import annotations

@@ -113,10 +113,10 @@ class ColumnEntry:
 
     def placed(self, places: Mapping[str, Extent]) -> ColumnEntry:
         """Return the entry with these of its datasets at these places."""
-        own = dict(places)
-        if self.packing is not None and "pieces" in own:
-            return replace(self, packing=replace(self.packing, pieces=own.pop("pieces")), **own)
-        return replace(self, **own)
+        packing, own = self.packing, {n: place for n, place in places.items() if n != "pieces"}
+        if packing is not None and "pieces" in places:
+            packing = replace(packing, pieces=places["pieces"])
+        return replace(self, packing=packing, **own)  # type: ignore[arg-type]
 
     @classmethod
     def of_rows(

@@ -30,8 +30,8 @@ from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
 
+# The buffers that make up the values, offsets, shapes or codes of a column.
 Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
-"""The buffers that make up the ``values``, ``offsets``, ``shapes`` or ``codes`` of a column."""
 _Progress: TypeAlias = "Callable[[int], None] | None"
 
 _DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take

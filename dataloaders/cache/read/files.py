@@ -3,10 +3,9 @@
     row 17 ──bisect──> part 1, its row 7 ──ColumnReader──> leaf
     rows   ──sorted by part──> some rows of each ──> leaves, in the order that was asked for
 
-A cache that joins nothing is its only part. When the cache is opened, parts are looked at, and not
-opened: one that is missing or cut short is known then, another one with as many bytes when it is
-mapped. That is when the first of its rows is read, so that a process that reads some of thousands
-of parts has only those.
+A cache that joins nothing is its only part. When the cache is opened, parts are looked at: one that
+is missing or cut short is known then. Each is mapped when the first of its rows is read, so that a
+process that reads some of thousands has only those.
 """
 
 from __future__ import annotations
@@ -39,13 +38,7 @@ _MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of what the file has: of JSON, ``[]
 
 
 class MappedFile:
-    """One file of a cache, mapped; its descriptor is closed.
-
-    Attributes:
-        index: of the file.
-        data: all of its bytes, read-only.
-        readers: its columns, if it has their values.
-    """
+    """One file of a cache, mapped: its index, its bytes (``data``), its columns (``readers``)."""
 
     def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
         try:
@@ -215,10 +208,7 @@ def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
 
 
 def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
-    """Return ``entry`` with no row of more than ``largest`` bytes in memory; None: as it is.
-
-    A CacheError says that the file declares larger ones.
-    """
+    """Return ``entry`` with no row of more than ``largest`` bytes in memory; None: as it is."""
     if largest is None:
         return entry
     width = np.dtype(entry.dtype).itemsize

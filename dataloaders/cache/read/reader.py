@@ -280,18 +280,16 @@ class CachedDataset(Dataset[Any]):
         if column is None:
             names = ", ".join(shown(each.entry.name) for each in self.readers[:8])
             raise CacheError(f"{self.path} has no column {name!r}; it has {names or 'none'}")
-        if not column.entry.fixed:
-            raise CacheError(
-                f"the rows of column {name!r} in {self.path} have different shapes; read them one "
-                "by one"
-            )
-        if self.index.shards:
-            raise CacheError(
-                f"the rows of column {name!r} in {self.path} stand in {len(self.index.shards)} "
-                "shards, so they are not one array; read rows by their numbers, or each shard's: "
+        if column.entry.fixed and not self.index.shards:
+            return column.of(0).values
+        why = "have different shapes; read them one by one"
+        if column.entry.fixed:
+            why = (
+                f"stand in {len(self.index.shards)} shards, so they are not one array; read rows "
+                "by their numbers, or each shard's: "
                 f"[CachedDataset(shard).column({name!r}) for shard in cached.shards]"
             )
-        return column.of(0).values
+        raise CacheError(f"the rows of column {name!r} in {self.path} {why}")
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("path", "identity", "transform", "tails", "largest", "namedtuples")

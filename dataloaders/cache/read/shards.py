@@ -1,8 +1,7 @@
-"""Open the parts (shards) that a joined cache names.
+"""Open the parts (shards) that a joined cache names by the digest of all that is in them.
 
-A joined file names its parts, which stand in a folder beside it (beside it before version 4), by
-the digest of all that is in them. One that is missing, cut short or another one is an error here;
-HDF5 would read zeros.
+They stand in a folder beside it, and in version 3 beside it. One that is missing, cut short or
+another one is an error here; HDF5 would read zeros.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
     Raises:
         CacheError: the file cannot be opened or read.
     """
-    name = os.fspath(path)
+    name, progress = os.fspath(path), progress or _silent
     joined, folder = Path(name), folder_of(Path(name))
 
     def verified(shard: Shard) -> list[Damage]:
@@ -68,16 +68,16 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> li
         for shard, found in zip(index.shards, pool.map(verified, index.shards), strict=True):
             damages += found
             done += shard.file_bytes
-            if progress is not None:
-                progress(done, index.all_bytes)
+            progress(done, index.all_bytes)
     return damages
 
 
+def _silent(done: int, whole: int) -> None:
+    pass
+
+
 def _verified(
-    descriptor: int,
-    name: str,
-    progress: Progress | None = None,
-    run: Callable[..., Any] = map,
+    descriptor: int, name: str, progress: Progress = _silent, run: Callable[..., Any] = map
 ) -> tuple[Index | None, list[Damage]]:
     """Return the index of one file, if it is sound, and what is damaged in it; close it."""
     try:
@@ -93,7 +93,7 @@ def _verified(
 
 
 def _damages(
-    descriptor: int, index: Index, progress: Progress | None, run: Callable[..., Any]
+    descriptor: int, index: Index, progress: Progress, run: Callable[..., Any]
 ) -> Iterator[Damage]:
     start, end = index.user_block, index.file_bytes
     # The text's length stands in the header, whose digest is right.
@@ -118,7 +118,7 @@ def _damages(
             elif not is_whole:
                 what += " (or only its checksum)"
             yield Damage(begin, last - begin, what)
-        if progress is not None and (number % _REPORTED == _REPORTED - 1 or last == end):
+        if number % _REPORTED == _REPORTED - 1 or last == end:
             progress(last - before, index.all_bytes - before)
 
 
