@@ -107,6 +107,10 @@ class Index:
         if self.attributes is not None:
             yield "the dataset's classes", "|u1", self.attributes
 
+    def encode(self) -> bytes:
+        """Return the user block, header and zeros included."""
+        return block.seal(self.text(), self.user_block)
+
     def text(self) -> bytes:
         """Return the JSON in it; CacheError: it is too long, or JSON does not keep all of it."""
         fields: dict[str, Any] = {
@@ -133,10 +137,7 @@ class Index:
 
     @classmethod
     def parse(cls, source: str | os.PathLike[str] | int, name: str = "") -> Index:
-        """Return the index of the file at this path, or of this open descriptor of file ``name``.
-
-        A CacheError says that there is none, or that it is malformed, truncated or damaged.
-        """
+        """Return the index of the file at this path, or of this descriptor of a file ``name``."""
         name = name or str(source)
         descriptor = source if isinstance(source, int) else block.open_file(name)
         try:

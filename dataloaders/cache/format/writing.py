@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataloaders.cache.format.attributes import encoded
-from dataloaders.cache.format.block import DIGEST, VERSION, block_for, seal
+from dataloaders.cache.format.block import DIGEST, VERSION, block_for
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.codecs import codec_of
 from dataloaders.cache.format.compress import Compressed, piece_of
@@ -136,7 +136,7 @@ def write_cache(
             attributes=found.get("/attributes"),
         )
         index = _checksummed(descriptor, index)
-        _write(descriptor, 0, [seal(index.text(), user_block)])
+        _write(descriptor, 0, [index.encode()])
         os.fsync(descriptor)
         return Index.parse(descriptor, str(path))
     finally:

@@ -64,10 +64,7 @@ def folder_of(path: Path) -> Path:
 
 
 def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
-    """Return a descriptor of ``shard``, whose size and digest are what the joined cache says.
-
-    A CacheError that names it says what else it is.
-    """
+    """Return a descriptor of ``shard``, whose size and digest are what the joined cache says."""
     path, where = folder / shard.name, f"shard {shard.name} of the cache {joined}"
     try:
         target = Path(os.path.realpath(path))
