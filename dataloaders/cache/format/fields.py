@@ -111,8 +111,8 @@ def typed(found: Any, kind: Any, where: str, between: str = ": ") -> Any:
         )
     if origin is tuple:
         return tuple(map(typed, list_in(found, where, len(of)), of, repeat(where)))
-    hints = _hints(kind)
-    if not dataclasses.is_dataclass(kind):  # a NamedTuple
+    hints, is_object = _hints(kind), dataclasses.is_dataclass(kind)
+    if not is_object:  # a NamedTuple
         return kind(*map(typed, list_in(found, where, len(hints)), hints.values(), repeat(where)))
     fields = fields_in(found, where, hints)
     return kind(**{n: typed(fields[n], of, f"{where}{between}{n}", ".") for n, of in hints.items()})
