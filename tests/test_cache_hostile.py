@@ -85,7 +85,7 @@ NUMBERS = st.sampled_from(hostile.NUMBERS) | st.integers(0, 60_000)
         ("structure", {"set": []}, "a container of kind 'set'"),
         ("structure", {"dict": []}, "structure has 0 leaves, and there are 12 columns"),
         ("columns", {}, "columns is no list"),
-        ("columns.0", [], "column 'image' is no object"),
+        ("columns.0", [], "column 0 is no object"),
         ("columns.0.name", "photo", "column 'image' is named 'photo'"),
         ("columns.0.dtype", "|O", "column 'image' has dtype '|O'"),
         ("columns.0.dtype", "<f8", "cannot hold 'image:RGB' with 3 dimensions in <f8"),

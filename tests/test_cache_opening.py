@@ -145,7 +145,7 @@ def test_a_row_of_a_part_that_was_cut_short_is_an_error(tmp_path):
     cached = CachedDataset(tmp_path / "a.h5")
     assert [cached[row] for row in (0, 3)] == [0, 3]
     os.truncate(tmp_path / "a.parts" / "00003.h5", 4096)
-    for read in (cached.__getitem__, cached.leaves, lambda row: cached.__getitems__([0, row])):
+    for read in (cached.__getitem__, lambda row: cached.__getitems__([0, row])):
         with pytest.raises(CacheError, match=r"00003\.h5 was cut short while it was open"):
             read(3)
     assert cached[0] == 0

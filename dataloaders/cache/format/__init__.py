@@ -3,11 +3,10 @@
     entries, blocks ──writing.py──> hdf5.py: names, types, places ──> values ──> checksums.py
                                 ──> index.py: sealed by block.py in front of all
 
-block.py       the leading block, its digest         index.py         what the index says
-entries.py     columns, places, parts in it          entry_checks.py  the same, of anybody's file
-fields.py      JSON of anybody, field by field       writing.py       a whole file, written
-hdf5.py        the HDF5 file around the values       checksums.py     of each 64 KiB
-compress.py    compress= as a user gives it          codecs.py        HDF5's filters, in Python
-attributes.py  classes and class_to_idx              changes.py       between fingerprints
-disk.py        room, writing, syncing
+block.py      the leading block, its digest      index.py       what the index says, checked
+entries.py    columns, places, parts in it       fields.py      JSON of anybody, as it is annotated
+hdf5.py       the HDF5 file around the values    writing.py     a whole file, written
+checksums.py  of each 64 KiB                     codecs.py      HDF5's filters, in Python
+compress.py   compress= as a user gives it       attributes.py  classes and class_to_idx
+changes.py    between fingerprints               disk.py        room, writing, syncing
 """

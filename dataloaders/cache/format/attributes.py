@@ -3,156 +3,116 @@
     ImageFolder.class_to_idx, through Subset and ConcatDataset ──> JSON in the file, 8 MiB at most
     CachedDataset.class_to_idx <──checked: texts and numbers, nothing else──┘
 
-They are no part of the fingerprint, since no row depends on how a class is called; but who opens a
-cache for a dataset whose classes are others is told so.
+They are no part of the fingerprint, since no row depends on how a class is called.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from dataloaders.cache.format.fields import Malformed, list_in, loads, text_in, texts_in
-from dataloaders.cache.printable import printable
+from dataloaders.cache.format.fields import Malformed, loads, require
+from dataloaders.cache.printable import printable, shown
 from dataloaders.cache.sample.cell import is_int64
 from dataloaders.observing import held
-
-__all__ = ["attributes_held", "attributes_in", "attributes_of", "differences", "encoded", "told"]
 
 _NAMES = ("classes", "class_to_idx")
 _LONGEST = 8 << 20  # bytes of all; 100,000 classes of 30 characters take 7 MB
 _TOLD = 3
 _LONGEST_TOLD = 40
-_DEEPEST = 32  # datasets in each other
 
 
-def attributes_of(dataset: Any) -> dict[str, Any]:
-    """What ``dataset`` says, by name, as far as a cache keeps it.
+def attributes_of(dataset: Any, get: Callable[[Any, str], Any] = getattr) -> dict[str, Any]:
+    """Return what ``dataset`` says, by name, as far as a cache keeps it.
 
     ``classes``: a list, or tuple, of texts or of lists or tuples of texts (the synonyms of
     ImageNet); comes as a list, of texts or tuples. ``class_to_idx``: a dict from text to int.
     Anything else is left out, and all of it where it takes more than 8 MiB. A Subset says what its
     dataset says, a ConcatDataset what all of its datasets agree on.
     """
-    return _at_most(_said_by(dataset, 0, lambda each, name: getattr(each, name, None)))
+    found = _said_by(dataset, get)
+    return found if len(encoded(found)) <= _LONGEST else {}
 
 
 def attributes_held(dataset: Any) -> dict[str, Any]:
     """Return the same without running code of the dataset: properties of its own are left out."""
-    return _at_most(_said_by(dataset, 0, held))
+    return attributes_of(dataset, held)
 
 
-def _at_most(found: dict[str, Any]) -> dict[str, Any]:
-    return found if len(encoded(found)) <= _LONGEST else {}
-
-
-def _said_by(dataset: Any, depth: int, get: Callable[[Any, str], Any]) -> dict[str, Any]:
+def _said_by(dataset: Any, get: Callable[[Any, str], Any]) -> dict[str, Any]:
     found = {}
     for name in _NAMES:
         try:
-            value = _kept(name, get(dataset, name))
-        except Exception:  # a property may run anything
-            value = None
-        if value is not None:
-            found[name] = value
-    if found or depth > _DEEPEST:
-        return found
-    if isinstance(dataset, Subset):
-        return _said_by(dataset.dataset, depth + 1, get)
-    if isinstance(dataset, ConcatDataset):
-        first, *others = (_said_by(each, depth + 1, get) for each in dataset.datasets)
-        return {
-            name: value
-            for name, value in first.items()
-            if all(other.get(name) == value for other in others)
-        }
+            found[name] = _kept(name, get(dataset, name))
+        except Exception:  # there is none, or it is something else; a property may run anything
+            continue
+    if not found and isinstance(dataset, Subset):
+        return _said_by(dataset.dataset, get)
+    if not found and isinstance(dataset, ConcatDataset):
+        first, *others = (_said_by(each, get) for each in dataset.datasets)
+        return {n: e for n, e in first.items() if all(other.get(n) == e for other in others)}
     return found
 
 
 def _kept(name: str, value: Any) -> Any:
-    """``value`` as plain lists, tuples, texts and ints; None if it is not what this name means."""
+    """Return ``value`` as plain lists, tuples, texts and ints; Malformed: it is something else."""
     if name == "classes":
-        if not isinstance(value, (list, tuple)):
-            return None
-        classes = [
-            tuple(map(_text, e)) if isinstance(e, (list, tuple)) else _text(e) for e in value
-        ]
-        bad = (each is None or (type(each) is tuple and None in each) for each in classes)
-        return None if any(bad) else classes
-    if not isinstance(value, Mapping):
-        return None
-    numbers = {_text(key): _number(number) for key, number in value.items()}
-    return None if None in numbers or None in numbers.values() else numbers
+        require(isinstance(value, (list, tuple)), f"{name} is no list")
+        return [tuple(map(_text, e)) if isinstance(e, (list, tuple)) else _text(e) for e in value]
+    require(isinstance(value, Mapping), f"{name} is no object")
+    return {_text(key): _number(number) for key, number in value.items()}
 
 
-def _text(value: Any) -> str | None:
-    return str(value) if isinstance(value, str) else None
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Malformed(f"a class is {shown(value)}, and no text")
+    return str(value)
 
 
-def _number(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    number = operator.index(value)  # TypeError: it is none
-    return number if is_int64(number) else None
+def _number(value: Any) -> int:
+    is_number = hasattr(value, "__index__") and not isinstance(value, bool)
+    whole = "class_to_idx has a value that is no number of 64 bits"
+    require(is_number and is_int64(index(value)), whole)
+    return index(value)
 
 
 def encoded(attributes: Mapping[str, Any]) -> bytes:
-    """JSON of them, ASCII; nothing if there are none."""
-    if not attributes:
-        return b""
-    return json.dumps(attributes, sort_keys=False, separators=(",", ":")).encode("ascii")
+    """Return JSON of them, ASCII; nothing if there are none."""
+    return json.dumps(attributes, separators=(",", ":")).encode("ascii") if attributes else b""
 
 
 def attributes_in(text: bytes) -> dict[str, Any]:
-    """What `encoded` wrote.
-
-    Raises:
-        Malformed: it did not.
-    """
-    if len(text) > _LONGEST:
-        raise Malformed(f"it has {len(text)} bytes, of {_LONGEST} that it may")
+    """Return what `encoded` wrote; Malformed: it did not."""
+    require(len(text) <= _LONGEST, f"it has {len(text)} bytes, of {_LONGEST} that it may")
     found = loads(text)
-    if type(found) is not dict or not found or not set(found) <= set(_NAMES):
-        raise Malformed(f"it is no object of {' and '.join(_NAMES)}")
-    for name, value in found.items():
-        if name == "classes":
-            found[name] = [_class_in(each) for each in list_in(value, name)]
-        elif type(value) is not dict:
-            raise Malformed(f"{name} is no object")
-        elif not all(type(number) is int and is_int64(number) for number in value.values()):
-            raise Malformed(f"{name} has a value that is no number of 64 bits")
-    return found
-
-
-def _class_in(found: Any) -> str | tuple[str, ...]:
-    return texts_in(found, "a class") if type(found) is list else text_in(found, "a class")
+    is_ours = type(found) is dict and found and set(found) <= set(_NAMES)
+    require(is_ours, f"it is no object of {' and '.join(_NAMES)}")
+    return {name: _kept(name, value) for name, value in found.items()}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Each of the attributes that both have, with other values; in words."""
+    """Say of each attribute that both have, with other values, what differs first."""
     found = []
-    for name in before:
-        if name in now and before[name] != now[name]:
-            then, here = _numbered(before[name]), _numbered(now[name])
-            key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
-            found.append(
-                f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that "
-                f"differs is {_told_one(key)}: {_told_one(then.get(key, 'nothing'))} then, "
-                f"{_told_one(here.get(key, 'nothing'))} now"
-            )
+    for name in (name for name in before if name in now and before[name] != now[name]):
+        then, here = (
+            each if isinstance(each, dict) else dict(enumerate(each))
+            for each in (before[name], now[name])
+        )
+        key = next(key for key in {**then, **here} if then.get(key) != here.get(key))
+        one, other = (_told_one(each.get(key, "nothing")) for each in (then, here))
+        found.append(
+            f"{name}: {len(then):,} when it was built, {len(here):,} now; the first that differs "
+            f"is {_told_one(key)}: {one} then, {other} now"
+        )
     return found
 
 
-def _numbered(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else dict(enumerate(value))
-
-
 def told(value: Any) -> str:
-    """``10 (airplane, automobile, bird, ...)``, fit to be shown."""
+    """Return ``10 (airplane, automobile, bird, ...)``, fit to be shown."""
     names = list(map(_told_one, list(value)[:_TOLD]))
     if isinstance(value, dict):
         names = [f"{name}: {n}" for name, n in zip(names, value.values(), strict=False)]

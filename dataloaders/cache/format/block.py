@@ -17,69 +17,34 @@ from typing import NamedTuple
 
 from dataloaders.errors import CacheError
 
-__all__ = [
-    "AGAIN",
-    "DIGEST",
-    "HEADER",
-    "LONGEST",
-    "MAGIC",
-    "SMALLEST_BLOCK",
-    "VERSION",
-    "Sealed",
-    "block_for",
-    "digest_at",
-    "open_file",
-    "parts_folder",
-    "read_block",
-    "seal",
-]
-
 MAGIC = b"\x89DLCACHE\r\n\x1a\n"
-VERSION = 4
-"""What is written. Version 3, whose shards stand beside the joined file, is read as well."""
-_OLDEST = 3
+VERSION, _OLDEST = 4, 3  # what is written; of version 3 shards stand beside the joined file
 HEADER = 64
-DIGEST = 16
-"""Bytes of a digest: blake2b, unkeyed."""
-LONGEST = 8 << 20
-"""Bytes of the text; JSON may take 30 times as much memory."""
+DIGEST = 16  # bytes of a digest: blake2b, unkeyed
+LONGEST = 8 << 20  # bytes of the text; JSON may take 30 times as much memory
 SMALLEST_BLOCK = 4096
 AGAIN = "copy it again from where it came, or build it again with precompute()"
 
-_LARGEST_BLOCK = 2 * LONGEST
 _HEAD = struct.Struct("<12sIQQ16s16s")
 
 
 class Sealed(NamedTuple):
-    """What the block in front of a file has in it.
+    """What the block in front of a file has in it."""
 
-    Attributes:
-        text: of the index; its digest is right.
-        version: of the format.
-        user_block: bytes in front of the HDF5 file.
-        digest: of header and text, in hexadecimal.
-        file_bytes: of the whole file, as the system has it.
-    """
-
-    text: bytes
-    version: int
-    user_block: int
-    digest: str
-    file_bytes: int
+    text: bytes  # of the index; its digest is right
+    user_block: int  # bytes in front of the HDF5 file
+    digest: str  # of header and text, in hexadecimal
+    file_bytes: int  # of the whole file, as the system has it
 
 
 def digest_at(descriptor: int) -> str:
-    """The digest that this file begins with, not compared with its index; "" if it is no cache."""
+    """Return the digest that this file begins with, not compared; "" if it is no cache."""
     head = os.pread(descriptor, HEADER, 0)
-    return head[32:48].hex() if len(head) == HEADER and head[: len(MAGIC)] == MAGIC else ""
+    return head[32:48].hex() if len(head) == HEADER and head.startswith(MAGIC) else ""
 
 
 def open_file(name: str) -> int:
-    """A descriptor for reading ``name``.
-
-    Raises:
-        CacheError: it cannot be opened, or is no plain file.
-    """
+    """Return a descriptor for reading ``name``; a CacheError says why there is none."""
     try:
         # Not blocking, so that a named pipe is an error and not a wait for its writer.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -109,34 +74,34 @@ def parts_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def block_for(text: int) -> int:
-    """The size of the user block for a text of so many bytes: a power of two, 4096 at least."""
+    """Return the size of the user block for a text of so many bytes: a power of two."""
     return max(SMALLEST_BLOCK, 1 << (HEADER + text - 1).bit_length())
 
 
 def seal(text: bytes, user_block: int) -> bytes:
-    """The user block with this text in it."""
+    """Return the user block with this text in it."""
     start = _HEAD.pack(MAGIC, VERSION, len(text), user_block, b"", b"")[:32]
     header = start + blake2b(start + text, digest_size=DIGEST).digest()
     return (header.ljust(HEADER, b"\0") + text).ljust(user_block, b"\0")
 
 
 def read_block(descriptor: int, name: str) -> Sealed:
-    """The block in front of this open file, its digest compared.
-
-    Raises:
-        CacheError: there is none, or it is truncated, damaged, or of another version.
-    """
+    """Return what the block in front of this open file has in it; a CacheError if it is wrong."""
     try:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEADER, 0)
+        is_cache = len(head) == HEADER and head.startswith(MAGIC)
+        text = (
+            os.pread(descriptor, min(_HEAD.unpack(head)[2], LONGEST), HEADER) if is_cache else b""
+        )
     except OSError as error:
         raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
-    if len(head) < HEADER or head[: len(MAGIC)] != MAGIC:
-        if not any(head):
-            raise CacheError(
-                f"{name} is no finished cache: it has no index; wait for the process that builds "
-                "it, or build it again with precompute()"
-            )
+    if not any(head):
+        raise CacheError(
+            f"{name} is no finished cache: it has no index; wait for the process that builds it, "
+            "or build it again with precompute()"
+        )
+    if not is_cache:
         raise CacheError(
             f"{name} is no cache: it does not begin with the bytes of one; give the path of a "
             "file that precompute() built"
@@ -147,15 +112,11 @@ def read_block(descriptor: int, name: str) -> Sealed:
             f"{name} has version {version} of the cache format, and this package reads versions "
             f"{_OLDEST} to {VERSION}; build it again, or install the package that built it"
         )
-    if length > LONGEST or not HEADER + length <= user_block <= min(size, _LARGEST_BLOCK):
+    if length > LONGEST or not HEADER + length <= user_block <= min(size, 2 * LONGEST):
         raise CacheError(
             f"the cache {name} is truncated or damaged: its index has {length} bytes in a block of "
             f"{user_block}, and the file {size}; {AGAIN}"
         )
-    try:
-        text = os.pread(descriptor, length, HEADER)
-    except OSError as error:
-        raise CacheError(f"the cache {name} cannot be read: {error.strerror}") from error
     if blake2b(head[:32] + text, digest_size=DIGEST).digest() != digest or any(rest):
         raise CacheError(f"the index of the cache {name} is damaged; {AGAIN}")
-    return Sealed(text, version, user_block, digest.hex(), size)
+    return Sealed(text, user_block, digest.hex(), size)

@@ -8,19 +8,15 @@ from typing import Any
 
 from dataloaders.cache.printable import printable
 
-__all__ = ["changes"]
-
-_CONTENTS = "sample "
-
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
-    """Each entry of ``now`` that is another one in ``before``, which was ``when`` it was built."""
+    """Return each entry of ``now`` that is another one in ``before``, which was so ``when``."""
     found, contents = [], []
     for name, value in json.loads(json.dumps(dict(now))).items():
         if name in before and before[name] == value:
             continue
-        if name.startswith(_CONTENTS):  # their digests tell nobody anything
-            contents.append(name.removeprefix(_CONTENTS))
+        if name.startswith("sample "):  # their digests tell nobody anything
+            contents.append(name.removeprefix("sample "))
         elif name not in before:
             found.append(f"{name}: not known {when}, {_shown(value)} now")
         else:

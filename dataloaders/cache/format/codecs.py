@@ -18,15 +18,12 @@ import numpy.typing as npt
 
 from dataloaders.errors import MissingDependency
 
-__all__ = ["CODECS", "LEVELS", "Bytes", "Codec", "Undecodable", "codec_of", "refuse_missing"]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 CODECS = ("zstd", "gzip")
-LEVELS = {"zstd": (range(1, 23), 3), "gzip": (range(1, 10), 4)}
-"""The levels that a codec has, and the one that it is used with."""
 
-_SHUFFLE, _DEFLATE, _ZSTD = 2, 1, 32015  # HDF5's numbers
+_SHUFFLE = 2  # HDF5's numbers
+_FILTERS = {"zstd": 32015, "gzip": 1}
 _SMALLEST_WINDOW = 1 << 10
 
 
@@ -35,21 +32,13 @@ class Undecodable(Exception):
 
 
 def codec_of(name: str, width: int) -> Codec:
-    """Return the codec of this name, for values of so many bytes.
-
-    Raises:
-        MissingDependency: its package is not installed.
-    """
+    """Return the codec of this name, for values of so many bytes."""
     refuse_missing(name)
-    return (_Zstd if name == "zstd" else Codec)(width)
+    return Codec(name, width)
 
 
 def refuse_missing(name: str) -> None:
-    """Do nothing if all that this codec takes is installed.
-
-    Raises:
-        MissingDependency: something is not.
-    """
+    """Raise MissingDependency if a package that this codec takes is not installed."""
     if name == "zstd" and find_spec("zstandard") is None:
         raise MissingDependency(
             "columns compressed with zstd need zstandard, which is not installed; install it with: "
@@ -57,15 +46,22 @@ def refuse_missing(name: str) -> None:
         )
 
 
+class _Zstandard(threading.local):
+    """zstandard's objects, which must not be shared by threads."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self.decompressor: Any = zstandard.ZstdDecompressor()
+        self.compressors: dict[int, Any] = {}
+
+
 class Codec:
-    """gzip, behind HDF5's shuffle where a value has several bytes.
+    """zstd or gzip, after HDF5's shuffle where a value has several bytes (``width``)."""
 
-    Args:
-        width: bytes of a value.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, name: str, width: int) -> None:
+        self._filter, self._width = _FILTERS[name], width
+        self._zstandard = _Zstandard() if name == "zstd" else None
 
     def filters(self, level: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return HDF5's filters that do the same, in the order in which they encode."""
@@ -76,15 +72,19 @@ class Codec:
         """Return what stands in the file; always the same for the same bytes."""
         if self._width > 1:  # the first bytes of all values, then their second ones, and so on
             chunk = np.ascontiguousarray(chunk.reshape(-1, self._width).T).reshape(-1)
-        return self._compressed(chunk, level)
+        if self._zstandard is None:
+            return zlib.compress(chunk.data, level)
+        import zstandard
+
+        made = self._zstandard.compressors
+        if level not in made:
+            made[level] = zstandard.ZstdCompressor(level=level)
+        return bytes(made[level].compress(chunk.data))
 
     def decode(self, data: Bytes, size: int) -> Bytes:
-        """Return the chunk of ``size`` bytes that ``data`` was made of, not to be written to.
-
-        Raises:
-            Undecodable: it is no such chunk.
-        """
-        found = self._decompressed(data, size)
+        """Return the chunk of ``size`` bytes that ``data`` was made of, not to be written to."""
+        decompressed = _gunzipped if self._zstandard is None else self._zstandard_decoded
+        found = decompressed(data, size)
         if len(found) != size:
             raise Undecodable(f"it has {len(found)} bytes")
         chunk = np.frombuffer(found, np.uint8)
@@ -97,47 +97,10 @@ class Codec:
         values.flags.writeable = False
         return values.reshape(-1)
 
-    _filter = _DEFLATE
-
-    def _compressed(self, chunk: Bytes, level: int) -> bytes:
-        return zlib.compress(chunk.data, level)
-
-    def _decompressed(self, data: Bytes, size: int) -> bytes:
-        reader = zlib.decompressobj()
-        try:
-            found = reader.decompress(data.data, size)
-            more = b"" if reader.eof else reader.decompress(reader.unconsumed_tail, 1)
-        except zlib.error as error:
-            raise Undecodable(str(error)) from error
-        if more or not reader.eof or reader.unused_data:
-            raise Undecodable(f"it does not end after {size} bytes")
-        return found
-
-
-class _Zstd(Codec):
-    """Zstandard, with objects a thread, because zstandard's must not be shared by threads."""
-
-    _filter = _ZSTD
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self._own = threading.local()
-
-    def _compressed(self, chunk: Bytes, level: int) -> bytes:
+    def _zstandard_decoded(self, data: Bytes, size: int) -> bytes:
         import zstandard
 
-        compressor: Any = getattr(self._own, "compressor", None)
-        if compressor is None:
-            compressor = self._own.compressor = zstandard.ZstdCompressor(level=level)
-        encoded: bytes = compressor.compress(chunk.data)
-        return encoded
-
-    def _decompressed(self, data: Bytes, size: int) -> bytes:
-        import zstandard
-
-        decompressor: Any = getattr(self._own, "decompressor", None)
-        if decompressor is None:
-            decompressor = self._own.decompressor = zstandard.ZstdDecompressor()
+        assert self._zstandard is not None
         try:
             frame = zstandard.get_frame_parameters(data.data)
             # Before anything is allocated: zstandard believes what the frame says.
@@ -145,7 +108,20 @@ class _Zstd(Codec):
                 raise Undecodable(f"its frame has {frame.content_size} bytes")
             if frame.window_size > max(size, _SMALLEST_WINDOW):
                 raise Undecodable(f"its frame needs a window of {frame.window_size} bytes")
+            decompressor = self._zstandard.decompressor
             found: bytes = decompressor.decompress(data.data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise Undecodable(str(error)) from error
         return found
+
+
+def _gunzipped(data: Bytes, size: int) -> bytes:
+    reader = zlib.decompressobj()
+    try:
+        found = reader.decompress(data.data, size)
+        more = b"" if reader.eof else reader.decompress(reader.unconsumed_tail, 1)
+    except zlib.error as error:
+        raise Undecodable(str(error)) from error
+    if more or not reader.eof or reader.unused_data:
+        raise Undecodable(f"it does not end after {size} bytes")
+    return found

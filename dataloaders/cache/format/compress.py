@@ -1,16 +1,14 @@
-"""Say how `precompute` compresses columns."""
+"""Say how `precompute` compresses columns, and which of them are worth it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from dataloaders.cache.format.codecs import LEVELS
 from dataloaders.cache.format.entries import LARGEST_ROW
 from dataloaders.errors import OptionError
 
-__all__ = ["Compressed", "chunk_of", "compressed_of", "piece_of"]
-
+_LEVELS = {"zstd": (range(1, 23), 3), "gzip": (range(1, 10), 4)}  # those that are, the usual one
 _LEAST = 1 << 16  # bytes of a column that is worth compressing
 _LEAST_ROW = 64  # bytes of its mean row: to read a label, nobody wants to decode thousands
 _PIECE = 1 << 16  # bytes; where all rows have one shape, a larger one is a piece by itself
@@ -24,19 +22,16 @@ class Compressed:
         codec: "zstd": smaller and faster; "gzip": reads and builds without further packages.
         level: 1 to 22 for zstd, 1 to 9 for gzip. Higher is smaller and slower to build, but not
             slower to read. None: 3 and 4.
-
-    Raises:
-        OptionError: an option has a value that it cannot take.
     """
 
     codec: str = "zstd"
     level: int | None = None
 
     def __post_init__(self) -> None:
-        if self.codec not in LEVELS:
-            known = " or ".join(map(repr, LEVELS))
+        if self.codec not in tuple(_LEVELS):  # it may be anything
+            known = " or ".join(map(repr, _LEVELS))
             raise OptionError(f"compress={self.codec!r}: it must be None, {known}")
-        levels, usual = LEVELS[self.codec]
+        levels, usual = _LEVELS[self.codec]
         if type(self.chosen_level) is not int or self.chosen_level not in levels:
             raise OptionError(
                 f"Compressed({self.codec!r}, level={self.level!r}): the level must be an int from "
@@ -47,43 +42,30 @@ class Compressed:
     def like(cls, told: object) -> Compressed | None:
         """Return what this text of a fingerprint stands for; None: not compressed."""
         codec, _, level = str(told).partition(", level ")
-        return cls(codec, int(level)) if codec in LEVELS and level.isdecimal() else None
+        return cls(codec, int(level)) if codec in _LEVELS and level.isdecimal() else None
 
     @property
     def chosen_level(self) -> int:
         """The level, also where none was given."""
-        return LEVELS[self.codec][1] if self.level is None else self.level
+        return _LEVELS[self.codec][1] if self.level is None else self.level
 
     def __str__(self) -> str:
         return f"{self.codec}, level {self.chosen_level}"
 
 
 def compressed_of(compress: str | Compressed | None) -> Compressed | None:
-    """What ``compress=`` stands for.
-
-    Raises:
-        OptionError: it is no codec.
-    """
+    """Return what ``compress=`` stands for."""
     if compress is None or isinstance(compress, Compressed):
         return compress
-    if not isinstance(compress, str):
-        raise OptionError(
-            f"compress={compress!r}: it must be None, a codec's name, or Compressed(codec, level)"
-        )
     return Compressed(compress)
 
 
 def piece_of(
     width: int, rows: int, shape: tuple[int, ...] | None, size: int, largest_row: int
 ) -> int:
-    """How many values of a column to compress together; 0: it is not worth it.
+    """Return how many values of a column to compress together; 0: it is not worth it.
 
-    Args:
-        width: bytes of a value.
-        rows: how many there are.
-        shape: of each of them, in a fixed column.
-        size: values in all of them.
-        largest_row: values in the largest of them.
+    Values have ``width`` bytes; all ``rows`` have ``size`` values, the largest ``largest_row``.
     """
     if size * width < max(_LEAST, rows * _LEAST_ROW) or largest_row * width > LARGEST_ROW:
         return 0
@@ -91,8 +73,3 @@ def piece_of(
         return min(size, _PIECE // width)
     row = math.prod(shape)
     return row * min(rows, max(1, _PIECE // (row * width)))
-
-
-def chunk_of(shape: tuple[int, ...] | None, piece: int) -> tuple[int, ...]:
-    """The shape of a piece as a chunk of the HDF5 dataset."""
-    return (piece,) if shape is None else (piece // math.prod(shape), *shape)

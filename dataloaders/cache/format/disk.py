@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dataloaders.errors import CacheError
 
-__all__ = ["free_bytes", "size_of", "sync", "writing"]
-
 
 def free_bytes(folder: str | Path) -> int:
-    """Bytes that this user can still write on the file system of ``folder``."""
+    """Return the bytes that this user can still write on the file system of ``folder``."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize
 
 
-class writing:
-    """Turn the system's errors into a `CacheError` with the room that there is; again and again.
-
-    Only around writes: a sample's own OSError is the sample's.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
+@contextmanager
+def writing(folder: str | Path) -> Iterator[None]:
+    """Turn the system's errors while writing into a `CacheError` with the room that there is."""
+    try:
+        yield
+    except OSError as error:
         try:
-            room = f"{size_of(free_bytes(self._folder))} are free there"
+            room = f"{size_of(free_bytes(folder))} are free there"
         except OSError:
             room = "the folder is gone"
         raise CacheError(
-            f"writing in {self._folder} failed: {error.strerror or error}; {room}. What was "
-            "finished is kept: make room, then start it again with the same arguments to go "
-            "on"
+            f"writing in {folder} failed: {error.strerror or error}; {room}. What was finished is "
+            "kept: make room, then start it again with the same arguments to go on"
         ) from error
 
 
@@ -52,7 +42,7 @@ def sync(path: Path) -> None:
 
 
 def size_of(count: float) -> str:
-    """``3.2 GiB``."""
+    """Return ``3.2 GiB``."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

@@ -1,52 +1,31 @@
 """What an index has entries for: places in a file, the columns and shards of a cache.
 
 ColumnEntry "image" ──values──> Extent(4096, 990)    offset in bytes, and how many values
-Shard "train.00003-of-00008.h5", 160_000 rows        a file beside the one that joins it
+Shard "train.parts/00500.h5", 500 rows               a file beside the one that joins it
+
+Decoded as they are annotated (fields.py), and compared with each other (index.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-__all__ = [
-    "LARGEST_PIECE",
-    "LARGEST_ROW",
-    "MOST_FIXED",
-    "MOST_SHARDS",
-    "MOST_VARIANTS",
-    "ColumnEntry",
-    "Extent",
-    "Packing",
-    "Shard",
-    "Variant",
-    "is_shard_name",
-]
-
-Variant: TypeAlias = tuple[str, int]
-"""A cell's kind, and how many dimensions it has."""
+Variant: TypeAlias = tuple[str, int]  # a cell's kind, and how many dimensions it has
 
 MOST_VARIANTS = 255
-
-MOST_FIXED = 31
-"""Dimensions of a row in a fixed column: HDF5 has 32, the first of which counts the rows."""
-LARGEST_ROW = 1 << 28
-"""Bytes of a row of a compressed column: as much as one sample may make a reader allocate."""
-LARGEST_PIECE = 1 << 18
-"""Bytes that are compressed together, unless a single row of a fixed column has more."""
-MOST_SHARDS = 1 << 16
-"""Files that one joined cache consists of: the kernel maps about as many for a process."""
+MOST_FIXED = 31  # dimensions of a row in a fixed column: HDF5 has 32, the first counts the rows
+MOST_SHARDS = 1 << 16  # files of a joined cache: the kernel maps about as many for a process
+LARGEST_ROW = 1 << 28  # bytes of a row of a compressed column, which a reader has to allocate
+LARGEST_PIECE = 1 << 18  # bytes compressed together, unless one row of a fixed column has more
 
 _LONGEST_NAME = 255  # bytes of a file's name
 
 
 class Extent(NamedTuple):
-    """Some values that stand one after the other: the first one's place in the file, and how many.
-
-    Without values the place is 0.
-    """
+    """The place of the first of some values in the file, and how many there are; without any 0."""
 
     offset: int
     size: int
@@ -54,74 +33,45 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a joined cache.
+    """One file of a joined cache."""
 
-    Attributes:
-        name: of the file, which stands beside the joined one.
-        rows: in it.
-        samples: of the dataset that it was built from, those left out included.
-        file_bytes: of the file.
-        identity: its `Index.identity`.
-    """
-
-    name: str
+    name: str  # its path from the folder of the joined file
     rows: int
-    samples: int
+    samples: int  # of the dataset that it was built from, those left out included
     file_bytes: int
-    identity: str
+    identity: str  # its `Index.identity`
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a column's values are compressed.
+    """How a column's values are compressed."""
 
-    Attributes:
-        codec: a name in `CODECS`.
-        piece: values that are compressed together; zeros follow the last ones.
-        pieces: uint64, the place of each piece in the file, and its length in bytes. A piece as
-            long as its values is not compressed.
-    """
-
-    codec: str
-    piece: int
+    codec: str  # a name in `CODECS`
+    piece: int  # values that are compressed together; zeros follow the last ones
+    # uint64: the place of each piece in the file, and its length in bytes. A piece as long as its
+    # values is not compressed.
     pieces: Extent
 
 
 @dataclass(frozen=True)
 class ColumnEntry:
-    """One column of a cache: one leaf of all rows.
+    """One column of a cache: one leaf of all rows."""
 
-    Attributes:
-        name: unique; its path under ``/columns`` in the HDF5 file.
-        dtype: of the values, as NumPy writes it.
-        variants: the kinds of cell that occur, each with its number of dimensions.
-        shape: that of every row of a fixed column; None where it varies.
-        dimensions: the most that a variant has.
-        values: of all rows. In a fixed column a row that is None has zeros. Compressed values
-            have no place of their own: it is 0. In a joined cache they stand in its shards, and
-            here is only their number.
-        offsets: uint64, of a variable column: value number ``offsets[i]`` is row i's first one,
-            ``offsets[i + 1]`` the one behind its last.
-        shapes: uint64, (rows, dimensions), of a variable column with more than one dimension.
-        codes: uint8, each row's number in ``variants``, if there are several.
-        packing: how the values are compressed; None: they are not.
-        most_values: of the largest row of a variable column; None: the file does not say.
-        most_pixels: of the largest encoded image, width times height; None: there is none, or the
-            file does not say.
-    """
-
-    name: str
-    dtype: str
-    variants: tuple[Variant, ...]
-    shape: tuple[int, ...] | None
-    dimensions: int
+    name: str  # unique; its path under ``/columns`` in the HDF5 file
+    dtype: str  # of the values, as NumPy writes it
+    variants: tuple[Variant, ...]  # the kinds of cell that occur
+    shape: tuple[int, ...] | None  # that of every row of a fixed column; None where it varies
+    dimensions: int  # the most that a variant has
+    # Of all rows. In a fixed column a row that is None has zeros. Where they are compressed, or in
+    # shards, their place is 0.
     values: Extent
+    # uint64, of a variable column: value offsets[i] is row i's first, offsets[i + 1] after its last
     offsets: Extent | None
-    shapes: Extent | None
-    codes: Extent | None
-    packing: Packing | None = None
-    most_values: int | None = None
-    most_pixels: int | None = None
+    shapes: Extent | None  # uint64, (rows, dimensions), of a variable column with more than one
+    codes: Extent | None  # uint8, each row's number in ``variants``, if there are several
+    packing: Packing | None = None  # None: the values are not compressed
+    most_values: int | None = None  # of the largest row of a variable column; None: not known
+    most_pixels: int | None = None  # width times height of the largest encoded image; None: as well
 
     @property
     def fixed(self) -> bool:
@@ -133,23 +83,23 @@ class ColumnEntry:
         """Whether every row is None: then its dtype and shape mean nothing."""
         return all(kind == "none" for kind, _ in self.variants)
 
-    def parts(self) -> Iterable[tuple[str, str, Extent]]:
-        """Yield what of it has a place in the file: name, dtype and place."""
-        for name, dtype, extent in self.sized():
-            if name != "values" or self.packing is None:
-                yield name, dtype, extent
-
     def sized(self) -> Iterable[tuple[str, str, Extent]]:
         """Yield name, dtype and place of each of its datasets, compressed values included."""
         yield "values", self.dtype, self.values
-        if self.packing is not None:
-            yield "pieces", "<u8", self.packing.pieces
-        if self.offsets is not None:
-            yield "offsets", "<u8", self.offsets
-        if self.shapes is not None:
-            yield "shapes", "<u8", self.shapes
+        pieces = None if self.packing is None else self.packing.pieces
+        for name, extent in (
+            ("pieces", pieces),
+            ("offsets", self.offsets),
+            ("shapes", self.shapes),
+        ):
+            if extent is not None:
+                yield name, "<u8", extent
         if self.codes is not None:
             yield "codes", "|u1", self.codes
+
+    def parts(self) -> Iterable[tuple[str, str, Extent]]:
+        """Yield the same of those that have one place in the file."""
+        return (each for each in self.sized() if each[0] != "values" or self.packing is None)
 
     def shape_of(self, part: str, rows: int) -> tuple[int, ...]:
         """Return the shape of one of its datasets."""
@@ -161,23 +111,12 @@ class ColumnEntry:
             return rows, self.dimensions
         return (rows + (part == "offsets"),)
 
-    def placed(self, where: Callable[[str, int], Extent]) -> ColumnEntry:
-        """Return the entry with each of its datasets at the place that ``where`` gives."""
-        found = {
-            name: where(name, extent.size) if extent.size else extent
-            for name, _, extent in self.sized()
-        }
-        packing = self.packing
-        if packing is not None:
-            packing = replace(packing, pieces=found["pieces"])
-        return replace(
-            self,
-            values=found["values"],
-            offsets=found.get("offsets"),
-            shapes=found.get("shapes"),
-            codes=found.get("codes"),
-            packing=packing,
-        )
+    def placed(self, places: Mapping[str, Extent]) -> ColumnEntry:
+        """Return the entry with these of its datasets at these places."""
+        packing, own = self.packing, {n: place for n, place in places.items() if n != "pieces"}
+        if packing is not None and "pieces" in places:
+            packing = replace(packing, pieces=places["pieces"])
+        return replace(self, packing=packing, **own)  # type: ignore[arg-type]
 
     @classmethod
     def of_rows(
@@ -194,11 +133,7 @@ class ColumnEntry:
     ) -> ColumnEntry:
         """Return the entry of a column of so many rows that is still to be written.
 
-        Args:
-            name, dtype, variants, shape: of the column.
-            rows: how many there are.
-            size: how many values, of a variable column.
-            most_values, most_pixels: as in the entry.
+        ``size`` is how many values a variable column has; the rest is as in the entry.
         """
         dimensions = max((of for _, of in variants), default=0)
         fixed = shape is not None

@@ -1,57 +1,58 @@
 """The index of a cache: where in the file each value stands, read without HDF5.
 
-    block.py ──text──> fields.py, entry_checks.py ──> Index ──> whoever maps the file
+    block.py ──text──> fields.py ──typed──> Index ──compared with itself──> whoever maps the file
 
 A joined cache has the same index, and with it the list of its shards, which have the values.
-
-Nothing in a file is believed: `Index.parse` takes a bounded number of bytes, and checks the type
-and range of each field, so that whoever reads by an `Index` reads inside the file.
+Nothing in a file is believed: whoever reads by an `Index` that was parsed reads inside the file.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from dataloaders.cache.format.block import (
-    AGAIN,
-    LONGEST,
-    SMALLEST_BLOCK,
-    Sealed,
-    open_file,
-    read_block,
-    seal,
-)
+import numpy as np
+
+from dataloaders.cache.format import block
 from dataloaders.cache.format.checksums import BLOCK
-from dataloaders.cache.format.entries import ColumnEntry, Extent, Shard
-from dataloaders.cache.format.entry_checks import (
-    check_places,
-    columns_in,
-    extent_in,
-    failed_in,
-    shards_in,
+from dataloaders.cache.format.codecs import CODECS
+from dataloaders.cache.format.entries import (
+    LARGEST_PIECE,
+    LARGEST_ROW,
+    MOST_FIXED,
+    MOST_SHARDS,
+    MOST_VARIANTS,
+    ColumnEntry,
+    Extent,
+    Packing,
+    Shard,
+    is_shard_name,
 )
 from dataloaders.cache.format.fields import (
+    LARGEST,
     Malformed,
     fields_in,
     list_in,
     loads,
     number_in,
-    text_in,
-    texts_in,
+    require,
+    typed,
 )
 from dataloaders.cache.printable import shown
-from dataloaders.cache.sample.sample import Structure
+from dataloaders.cache.sample.decode import is_encoded
+from dataloaders.cache.sample.sample import DTYPES, column_names, fits
 from dataloaders.errors import CacheError
-
-__all__ = ["Index"]
 
 _FORMAT = "dataloaders cache"
 _JOINED = "dataloaders cache, joined"
-_FIELDS = (
+_MOST_DIMENSIONS = 64
+_KEYS = (
     "format", "file_bytes", "rows", "samples", "structure", "columns", "checksums", "failed",
     "fingerprint", "head", "tail", "attributes",
 )  # fmt: skip
@@ -59,41 +60,26 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Index:
-    """What a cache says of itself.
+    """What a cache says of itself; decoded as it is annotated."""
 
-    Attributes:
-        user_block: bytes in front of the HDF5 file.
-        file_bytes: of the whole file.
-        rows: samples in it.
-        samples: of the dataset that it was built from, those left out included.
-        structure: of each sample; None without rows.
-        columns: in the order of the sample's leaves.
-        checksums: uint32, a crc32 for each BLOCK behind the user block.
-        checksums_digest: of their bytes, in hexadecimal.
-        failed: the numbers (uint64) and the messages (JSON, a list) of samples left out; or None.
-        fingerprint: of what it was built from.
-        head: the transforms whose result it holds, one text a member.
-        tail: those that are still to be applied.
-        attributes: what the dataset says of its classes (JSON); None: nothing.
-        shards: the files that have the values, in the order of their rows; none: they are here.
-        identity: the index's own digest in hexadecimal; it differs if any bit of the file does.
-    """
-
-    user_block: int
-    file_bytes: int
     rows: int
-    samples: int
-    structure: Structure | None
-    columns: tuple[ColumnEntry, ...]
-    checksums: Extent
-    checksums_digest: str
-    failed: tuple[Extent, Extent] | None
-    fingerprint: Mapping[str, Any]
-    head: tuple[str, ...]
-    tail: tuple[str, ...]
-    attributes: Extent | None = None
-    shards: tuple[Shard, ...] = ()
-    identity: str = ""
+    samples: int  # of the dataset that it was built from, those left out included
+    structure: Any  # of each sample; None without rows
+    columns: tuple[ColumnEntry, ...]  # in the order of the sample's leaves
+    fingerprint: dict[str, Any]  # of what it was built from
+    head: tuple[str, ...]  # the transforms whose result it holds
+    tail: tuple[str, ...]  # those that are still to be applied
+    # The numbers (uint64) and the messages (JSON, a list) of samples left out.
+    failed: tuple[Extent, Extent] | None = None
+    attributes: Extent | None = None  # what the dataset says of its classes (JSON)
+    shards: tuple[
+        Shard, ...
+    ] = ()  # that have the values, in the order of rows; none: they are here
+    checksums: Extent = Extent(0, 0)  # uint32, a crc32 for each BLOCK after the user block
+    checksums_digest: str = ""  # of their bytes, in hexadecimal
+    file_bytes: int = 0  # of the whole file
+    user_block: int = 0  # bytes in front of the HDF5 file
+    identity: str = ""  # the index's own digest; it differs if any bit of the file does
 
     @property
     def format(self) -> str:
@@ -105,19 +91,16 @@ class Index:
         """The size of the file, and of its shards."""
         return self.file_bytes + sum(shard.file_bytes for shard in self.shards)
 
-    def parts(self, column: ColumnEntry) -> Iterable[tuple[str, str, Extent]]:
-        """What there is of ``column`` in this very file: name, dtype and place."""
-        for name, dtype, extent in column.parts():
-            if name != "values" or not self.shards:
-                yield name, dtype, extent
-
     def places(self) -> Iterator[tuple[str, str, Extent]]:
         """Yield what stands somewhere in the file: what it is called, its dtype and place."""
         yield "the table of checksums", "<u4", self.checksums
         for column in self.columns:
-            for part, dtype, extent in self.parts(column):
-                name = f"column {shown(column.name)}"
-                yield name if part == "values" else f"{name} ({part})", dtype, extent
+            name = f"column {shown(column.name)}"
+            for part, dtype, extent in column.parts():
+                if part != "values":
+                    yield f"{name} ({part})", dtype, extent
+                elif not self.shards:
+                    yield name, dtype, extent
         if self.failed is not None:
             yield "the list of failed samples", "<u8", self.failed[0]
             yield "the messages of the list of failed samples", "|u1", self.failed[1]
@@ -125,136 +108,199 @@ class Index:
             yield "the dataset's classes", "|u1", self.attributes
 
     def encode(self) -> bytes:
-        """The user block, header and zeros included.
-
-        Raises:
-            CacheError: it is too long, or the fingerprint is nothing that JSON keeps.
-        """
-        return seal(self.text(), self.user_block)
+        """Return the user block, header and zeros included."""
+        return block.seal(self.text(), self.user_block)
 
     def text(self) -> bytes:
-        """The JSON in it.
-
-        Raises:
-            CacheError: as `encode`.
-        """
+        """Return the JSON in it; CacheError: it is too long, or JSON does not keep all of it."""
         fields: dict[str, Any] = {
-            "format": self.format,
-            "file_bytes": self.file_bytes,
-            "rows": self.rows,
-            "samples": self.samples,
-            "structure": self.structure,
-            "columns": [
-                {**vars(column), "packing": column.packing and vars(column.packing)}
-                for column in self.columns
-            ],
-            "checksums": {
-                "block": BLOCK,
-                "digest": self.checksums_digest,
-                "values": self.checksums,
-            },
-            "failed": None
-            if self.failed is None
-            else {"rows": self.failed[0], "messages": self.failed[1]},
-            "attributes": self.attributes,
-            "fingerprint": dict(self.fingerprint),
-            "head": self.head,
-            "tail": self.tail,
+            **{name: getattr(self, name) for name in _KEYS},
+            "checksums": {"digest": self.checksums_digest, "values": self.checksums},
+            "failed": self.failed and {"rows": self.failed[0], "messages": self.failed[1]},
         }
+        fields["checksums"]["block"] = BLOCK
         if self.shards:
-            fields["shards"] = [vars(shard) for shard in self.shards]
+            fields["shards"] = self.shards
         try:
-            text = json.dumps(fields, sort_keys=True, allow_nan=False, separators=(",", ":"))
+            text = json.dumps(
+                fields, default=vars, sort_keys=True, allow_nan=False, separators=(",", ":")
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise CacheError(f"the fingerprint cannot be written as JSON: {error}") from error
-        if len(text) > LONGEST:
+        if len(text) > block.LONGEST:
             shards = f", or {len(self.shards)} shards," if self.shards else ""
             raise CacheError(
-                f"the index of the cache takes {len(text)} bytes, of {LONGEST} that it may: "
+                f"the index of the cache takes {len(text)} bytes, of {block.LONGEST} that it may: "
                 f"{len(self.columns)} columns{shards} are too many; return fewer and larger leaves"
             )
         return text.encode("ascii")
 
     @classmethod
-    def parse(cls, source: str | os.PathLike[str] | int, name: str | None = None) -> Index:
-        """The index of the file at this path, or of this open file descriptor.
-
-        Args:
-            source: the path or descriptor.
-            name: of the file, for messages.
-
-        Raises:
-            CacheError: there is none, or it is malformed, truncated or damaged.
-        """
-        if isinstance(source, int):
-            name = name or f"in file descriptor {source}"
-            return _parsed(read_block(source, name), name)
-        name = name or os.fspath(source)
-        descriptor = open_file(name)
+    def parse(cls, source: str | os.PathLike[str] | int, name: str = "") -> Index:
+        """Return the index of the file at this path, or of this descriptor of a file ``name``."""
+        name = name or str(source)
+        descriptor = source if isinstance(source, int) else block.open_file(name)
         try:
-            return _parsed(read_block(descriptor, name), name)
+            return _index(block.read_block(descriptor, name))
+        except Malformed as error:
+            raise CacheError(
+                f"the index of the cache {name} is malformed: {error}; {block.AGAIN}"
+            ) from error
         finally:
-            os.close(descriptor)
+            if descriptor != source:
+                os.close(descriptor)
 
 
-def _parsed(block: Sealed, name: str) -> Index:
-    try:
-        return _index(loads(block.text), block)
-    except Malformed as error:
-        raise CacheError(f"the index of the cache {name} is malformed: {error}; {AGAIN}") from error
-
-
-def _index(found: Any, block: Sealed) -> Index:
-    joined = type(found) is dict and found.get("format") == _JOINED
-    fields = fields_in(found, "the index", [*_FIELDS, *(["shards"] if joined else [])])
-    user_block, size = block.user_block, block.file_bytes
-    if not joined and fields["format"] != _FORMAT:
-        raise Malformed(f"format is {shown(fields['format'])}")
-    if user_block < SMALLEST_BLOCK or user_block & (user_block - 1):
-        raise Malformed(f"its block has {user_block} bytes, which is no power of two from 4096 on")
-    file_bytes = number_in(fields["file_bytes"], "file_bytes")
-    if file_bytes != size:
-        raise Malformed(
-            f"the file has {size} bytes, and had {file_bytes} when it was built"
-            + (", so it is truncated" if size < file_bytes else "")
-        )
-    rows = number_in(fields["rows"], "rows")
-    samples = number_in(fields["samples"], "samples", least=rows)
-    entries = list_in(fields["columns"], "columns")
-    columns = columns_in(fields["structure"], entries, rows)
+def _index(sealed: block.Sealed) -> Index:
+    found = loads(sealed.text)
+    is_joined = type(found) is dict and found.get("format") == _JOINED
+    fields = dict(fields_in(found, "the index", [*_KEYS, *(["shards"] if is_joined else [])]))
+    form = fields.pop("format")
+    require(is_joined or form == _FORMAT, f"format is {shown(form)}")
+    if is_joined:
+        count = len(list_in(fields["shards"], "shards"))
+        require(0 < count <= MOST_SHARDS, f"there are {count} shards, and not 1 to {MOST_SHARDS}")
     checks = fields_in(fields["checksums"], "checksums", ("block", "digest", "values"))
-    if checks["block"] != BLOCK or type(checks["block"]) is not int:
-        raise Malformed(f"checksums.block is {shown(checks['block'])} and not {BLOCK}")
-    blocks = -(-(file_bytes - user_block) // BLOCK)
-    checksums = extent_in(checks["values"], "checksums.values", blocks)
-    failed = failed_in(fields["failed"], samples - rows)
-    attributes = None
-    if fields["attributes"] is not None:
-        attributes = extent_in(fields["attributes"], "attributes")
-    fingerprint = fields["fingerprint"]
-    if type(fingerprint) is not dict:
-        raise Malformed("fingerprint is no object")
-    index = Index(
-        user_block,
-        file_bytes,
-        rows,
-        samples,
-        fields["structure"],
-        columns,
-        checksums,
-        text_in(checks["digest"], "checksums.digest"),
-        failed,
-        fingerprint,
-        texts_in(fields["head"], "head"),
-        texts_in(fields["tail"], "tail"),
-        attributes,
-        shards_in(fields["shards"], rows, samples) if joined else (),
-        block.digest,
-    )
-    for column in columns:
-        if joined and column.values.offset:
-            raise Malformed(
-                f"column {shown(column.name)}: values have a place, and stand in shards"
-            )
-    check_places(index.places(), user_block, file_bytes)
+    require(checks["block"] == BLOCK, f"checksums.block is {shown(checks['block'])}, not {BLOCK}")
+    if fields["failed"] is not None:
+        failed = fields_in(fields["failed"], "failed", ("rows", "messages"))
+        fields["failed"] = [failed["rows"], failed["messages"]]
+    others = {
+        "checksums": checks["values"],
+        "checksums_digest": checks["digest"],
+        "user_block": sealed.user_block,
+        "identity": sealed.digest,
+        "shards": fields.get("shards", []),
+    }
+    index: Index = typed({**fields, **others}, Index, "", "")
+    _check(index, sealed.file_bytes)
     return index
+
+
+def _check(index: Index, size: int) -> None:
+    """Check that what it says follows from the rest of it, and fits a file of this size."""
+    user_block, file_bytes = index.user_block, index.file_bytes
+    is_power = user_block >= block.SMALLEST_BLOCK and not user_block & (user_block - 1)
+    require(is_power, f"its block has {user_block} bytes, which is no power of two from 4096 on")
+    cut = ", so it is truncated" if size < file_bytes else ""
+    built = f"the file has {size} bytes, and had {file_bytes} when it was built"
+    require(file_bytes == size, built + cut)
+    number_in(index.samples, "samples", least=index.rows)
+    _check_columns(index.columns, index.structure, index.rows)
+    _check_extent(index.checksums, "checksums.values", -(-(file_bytes - user_block) // BLOCK))
+    for place in (*(index.failed or ()), index.attributes):
+        if place is not None:
+            _check_extent(place, "failed or attributes", place.size)
+    failed, left_out = index.failed[0].size if index.failed else 0, index.samples - index.rows
+    require(failed <= left_out, f"{failed} samples were left out, of {left_out}")
+    if index.shards:
+        _check_shards(index.shards, index.rows, index.samples)
+        for column in index.columns:
+            where = f"column {shown(column.name)}"
+            require(not column.values.offset, f"{where}: values have a place, and stand in shards")
+    _check_places(index)
+
+
+def _check_shards(shards: tuple[Shard, ...], rows: int, samples: int) -> None:
+    for number, shard in enumerate(shards):
+        where, name = f"shard {number}", shown(shard.name)
+        beside = is_shard_name(shard.name)
+        require(beside, f"{where} is named {name}, which is no file beside this one")
+        is_digest = re.fullmatch("[0-9a-f]{32}", shard.identity)
+        require(is_digest, f"{where}: identity is {shown(shard.identity)}, and no digest")
+        number_in(shard.samples, f"{where}: samples", least=shard.rows)
+        number_in(shard.file_bytes, f"{where}: file_bytes", least=block.HEADER)
+    names = {shard.name for shard in shards}
+    require(len(names) == len(shards), "two shards have the same name")
+    for what, whole in (("rows", rows), ("samples", samples)):
+        found = sum(getattr(shard, what) for shard in shards)
+        require(found == whole, f"its shards have {found} {what}, and it says {whole}")
+
+
+def _check_columns(columns: tuple[ColumnEntry, ...], structure: Any, rows: int) -> None:
+    if structure is None:
+        require(not rows and not columns, "structure is missing")
+        return
+    try:
+        names = column_names(structure)
+    except (CacheError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+    counts = f"structure has {len(names)} leaves, and there are {len(columns)} columns"
+    require(len(names) == len(columns), counts)
+    for entry, name in zip(columns, names, strict=True):
+        _check_column(entry, name, rows)
+
+
+def _check_column(entry: ColumnEntry, name: str, rows: int) -> None:
+    where, shape, kinds = f"column {shown(name)}", entry.shape, entry.variants
+    require(entry.name == name, f"{where} is named {shown(entry.name)}")
+    require(entry.dtype in DTYPES, f"{where} has dtype {shown(entry.dtype)}")
+    has = 0 if shape is None else len(shape)
+    require(has <= MOST_FIXED, f"{where} has {has} dimensions, of at most {MOST_FIXED}")
+    for kind, of in kinds:
+        number_in(of, f"{where}: a variant's dimensions", most=_MOST_DIMENSIONS)
+        what = f"{shown(kind)} with {of} dimensions in {entry.dtype}"
+        require(fits(kind, entry.dtype, of, shape), f"{where} cannot hold {what}")
+        is_like = kind == "none" or shape is None or of == has
+        require(is_like, f"{where} has rows of {has} dimensions, and one kind {of}")
+    is_set = 0 < len(kinds) <= MOST_VARIANTS and len(set(kinds)) == len(kinds)
+    require(is_set, f"{where} has no, too many or twice the same variants")
+    if entry.most_pixels is not None:
+        is_image = any(is_encoded(kind) for kind, _ in kinds)
+        require(is_image, f"{where}: most_pixels is there, and no encoded image")
+        number_in(entry.most_pixels, f"{where}: most_pixels", least=1)
+    if shape is not None:
+        is_known = entry.most_values is not None
+        require(not is_known, f"{where}: most_values is there, and all rows have one shape")
+        # NumPy multiplies the sizes of an empty array too, leaving out what is 0.
+        size = max(rows, 1) * math.prod(filter(None, shape))
+        require(size <= LARGEST, f"{where} has too many values")
+    like = ColumnEntry.of_rows(name, entry.dtype, kinds, shape, rows, size=entry.values.size)
+    same = entry.dimensions == like.dimensions
+    require(same, f"{where} has {entry.dimensions} dimensions, and its variants do not")
+    if entry.packing is not None:
+        _check_packing(entry, entry.packing, where)
+    for part in ("values", "offsets", "shapes", "codes"):
+        wanted = getattr(like, part)
+        _check_extent(getattr(entry, part), f"{where}: {part}", wanted and wanted.size)
+
+
+def _check_packing(entry: ColumnEntry, packing: Packing, where: str) -> None:
+    offset, size = entry.values
+    values = f"{where} is compressed, and its values are {shown([offset, size])}"
+    require(not offset and size > 0, values)
+    known = f"{shown(packing.codec)}, of {', '.join(CODECS)}"
+    require(packing.codec in CODECS, f"{where} is compressed with {known}")
+    width = np.dtype(entry.dtype).itemsize
+    piece = number_in(packing.piece, f"{where}: packing.piece", least=1, most=size)
+    row = 1 if entry.shape is None else math.prod(entry.shape)
+    most = LARGEST_PIECE if entry.shape is None else max(LARGEST_PIECE, row * width)
+    is_sound = piece * width <= min(most, LARGEST_ROW) and piece % row == 0
+    require(is_sound, f"{where} cannot be compressed in pieces of {piece} values")
+    _check_extent(packing.pieces, f"{where}: packing.pieces", 2 * -(-size // piece))
+    if entry.most_values is not None:
+        number_in(entry.most_values, f"{where}: most_values", most=LARGEST_ROW // width)
+
+
+def _check_extent(extent: Extent | None, where: str, count: int | None) -> None:
+    """Check that ``extent`` is of so many values; with None there must be none."""
+    if extent is None:
+        require(count is None, f"{where} is no list of 2")
+        return
+    require(count is not None, f"{where} should not be there")
+    require(extent.size == count, f"{where} has {extent.size} values, and should have {count}")
+    require(extent.size > 0 or extent.offset == 0, f"{where} has no values, and a place")
+
+
+def _check_places(index: Index) -> None:
+    """Check that each array is between the user block and the end, and none on another one."""
+    taken, begin, end = [], index.user_block, index.file_bytes
+    for name, dtype, (offset, size) in index.places():
+        if size:
+            last = offset + size * np.dtype(dtype).itemsize
+            place = f"bytes {offset} to {last}, outside {begin} to {end}"
+            is_inside = begin <= offset and last <= end
+            require(is_inside, f"{name} is said to stand at {place}")
+            taken.append((offset, last, name))
+    for (_, last, name), (offset, _, other) in pairwise(sorted(taken)):
+        require(last <= offset, f"{name} and {other} overlap")

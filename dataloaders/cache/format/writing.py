@@ -1,7 +1,7 @@
 """Write a whole file of the format: HDF5, then its values, its checksums, and last its index.
 
     entries, blocks ──hdf5.py──> names, types, places ──> values at their places
-                    ──> checksums behind them ──> the sealed index in front, fsync
+                    ──> checksums after them ──> the sealed index in front, fsync
 
 The index comes last: a file without it is no cache, so an unfinished one never opens.
 """
@@ -24,18 +24,17 @@ from dataloaders.cache.format.attributes import encoded
 from dataloaders.cache.format.block import DIGEST, VERSION, block_for
 from dataloaders.cache.format.checksums import BLOCK, checksums
 from dataloaders.cache.format.codecs import codec_of
-from dataloaders.cache.format.compress import Compressed, chunk_of, piece_of
+from dataloaders.cache.format.compress import Compressed, piece_of
 from dataloaders.cache.format.entries import ColumnEntry, Extent, Packing, Shard
-from dataloaders.cache.format.hdf5 import Chunked, Dataset, Source, write_hdf5
+from dataloaders.cache.format.hdf5 import Source, dataset, hdf5_file
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.sample import Structure
 
-__all__ = ["About", "Blocks", "path_of", "write_cache"]
-
+# The buffers that make up the values, offsets, shapes or codes of a column.
 Blocks: TypeAlias = "Callable[[int, str], Iterable[Any]]"
-"""The buffers that make up the ``values``, ``offsets``, ``shapes`` or ``codes`` of a column."""
+_Progress: TypeAlias = "Callable[[int], None] | None"
 
-_WIDEST = Extent((1 << 48) - 1, (1 << 48) - 1)  # no place in a file takes more digits
+_DIGITS = 2 * len(str(1 << 48))  # that a place in the index may take
 _WORTH = 16  # a chunk that does not lose a part in so many is kept as it is
 # For more the system takes larger pages, which in a virtual machine may be new to the host: up to
 # four times as slow. Less is slower, too.
@@ -44,25 +43,15 @@ _WRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class About:
-    """What a file says besides its rows.
+    """What a file says besides its rows."""
 
-    Attributes:
-        samples: that it was made of, those left out included.
-        failed: number and message of each sample that was left out, in order.
-        fingerprint: of the dataset and what it stands on, as JSON has it.
-        head: the transforms whose result the rows are.
-        tail: those that are still to be applied.
-        compress: how columns are compressed that are worth it; None: not at all.
-        attributes: of the dataset, as `attributes.attributes_of` gives them.
-    """
-
-    samples: int
-    failed: Sequence[tuple[int, str]] = ()
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    head: Sequence[str] = ()
-    tail: Sequence[str] = ()
-    compress: Compressed | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    samples: int  # that it was made of, those left out included
+    failed: Sequence[tuple[int, str]] = ()  # number and message of each sample that was left out
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as JSON has it
+    head: Sequence[str] = ()  # the transforms whose result the rows are
+    tail: Sequence[str] = ()  # those that are still to be applied
+    compress: Compressed | None = None  # how columns are compressed that are worth it
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of the dataset
 
 
 def write_cache(
@@ -73,88 +62,78 @@ def write_cache(
     columns: Sequence[ColumnEntry],
     blocks: Blocks,
     *,
-    sources: Callable[[int], tuple[Source, ...]] | None = None,
+    sources: Callable[[int], Sequence[Source]] | None = None,
     shards: Sequence[Shard] = (),
-    progress: Callable[[int], None] | None = None,
+    progress: _Progress = None,
 ) -> Index:
     """Write the file, synced, and return its index. The same rows give the same file to the bit.
 
-    Args:
-        path: of the file, which is replaced. Rename it afterwards.
-        about: what it says of itself.
-        structure: of each sample; None without rows.
-        rows: how many there are.
-        columns: each with the sizes of what it has, and no places.
-        blocks: called with a column's number and the name of what it has.
-        sources: called with the number of a column: where its values are instead.
-        shards: the files that they are in.
-        progress: called with the bytes of values that were written since it was last called.
+    ``columns`` have sizes and no places. ``blocks`` is called with the number of a column and the
+    name of a dataset of it; ``sources`` with the number of one whose values are in ``shards``;
+    ``progress`` with the bytes of values that were written since it was last called.
 
     Raises:
         CacheError: HDF5 cannot write it.
         OSError: the system cannot.
         MissingDependency: h5py, or what compressing takes, is not installed.
     """
-    if about.compress is not None and not shards:
-        columns = [_compressed(entry, rows, about.compress) for entry in columns]
+    compress = None if shards else about.compress
+    if compress is not None:
+        columns = [_compressed(entry, rows, compress) for entry in columns]
     others = _others(about)
     index = Index(
-        user_block=0,
-        file_bytes=_WIDEST.size,
         rows=rows,
         samples=about.samples,
         structure=structure,
-        columns=tuple(
-            entry.placed(lambda part, size: Extent(_WIDEST.offset, size)) for entry in columns
-        ),
-        checksums=_WIDEST,
-        checksums_digest="0" * 2 * DIGEST,
-        failed=(_WIDEST, _WIDEST) if about.failed else None,
-        attributes=_WIDEST if about.attributes else None,
+        columns=tuple(columns),
         fingerprint=dict(about.fingerprint),
         head=tuple(about.head),
         tail=tuple(about.tail),
+        failed=(Extent(0, 0), Extent(0, 0)) if about.failed else None,
+        attributes=Extent(0, 0) if about.attributes else None,
         shards=tuple(shards),
+        checksums_digest="0" * 2 * DIGEST,
     )
-    user_block = block_for(len(index.text()))
-    datasets: dict[str, Dataset] = {}
-    contents: dict[str, Iterable[Any]] = {}
-    for number, entry in enumerate(columns):
-        for part, dtype, extent in entry.sized():
-            name = path_of(entry, part)
-            chunked = own = None
-            if part == "values":
-                own = None if sources is None else sources(number)
-                if entry.packing is not None:
-                    assert about.compress is not None
-                    chunked = _chunked(entry, about.compress, blocks, number)
-            datasets[name] = Dataset(dtype, entry.shape_of(part, rows), chunked, own or None)
-            if own is None and chunked is None and extent.size:
-                contents[name] = blocks(number, part)
-    for name, values in others.items():
-        datasets[name] = Dataset(values.dtype.str, values.shape)
-        contents[name] = [values]
-    places, chunks = write_hdf5(path, user_block, datasets, _said(index, columns))
-    for name, table in chunks.items():
-        entry_path = name.removesuffix("/values").replace("/columns/", "/pieces/", 1)
-        contents[entry_path] = [np.array(table, "<u8")]
+    # Its length has to be known before the places that stand in it are.
+    user_block = block_for(len(index.text()) + _DIGITS * (2 + sum(1 for _ in index.places())))
+    placed, contents = [], list[tuple[int, Iterable[Any]]]()
+
+    def place(name: str, dtype: str, shape: tuple[int, ...], data: Iterable[Any]) -> Extent:
+        made, size = dataset(file, name, dtype, shape), math.prod(shape)
+        offset = int(made.get_offset()) if size else 0
+        contents.append((offset, data if size else ()))
+        return Extent(offset, size)
+
+    with hdf5_file(path, user_block, has_chunks=any(entry.packing for entry in columns)) as file:
+        for number, entry in enumerate(columns):
+            places, table = dict[str, Extent](), None
+            for part, dtype, _ in entry.sized():
+                name, shape = path_of(entry, part), entry.shape_of(part, rows)
+                own = sources(number) if sources is not None and part == "values" else ()
+                if own:
+                    dataset(file, name, dtype, shape, sources=own)
+                elif part == "values" and entry.packing is not None and compress is not None:
+                    values = blocks(number, part)
+                    table = _write_pieces(file, name, shape, entry, compress, values)
+                else:
+                    data = [table] if part == "pieces" else blocks(number, part)
+                    places[part] = place(name, dtype, shape, data)
+            placed.append(entry.placed(places))
+        found = {
+            name: place(name, values.dtype.str, values.shape, [values])
+            for name, values in others.items()
+        }
+        _write_attributes(file, index)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        for name, data in contents.items():
-            _write(descriptor, places[name].offset, data, progress)
+        for offset, data in contents:
+            _write(descriptor, offset, data, progress)
         index = replace(
             index,
             user_block=user_block,
-            columns=tuple(
-                entry.placed(
-                    lambda part, size, entry=entry: Extent(  # type: ignore[misc]
-                        places.get(path_of(entry, part), Extent(0, 0)).offset, size
-                    )
-                )
-                for entry in columns
-            ),
-            failed=(places["/failed/rows"], places["/failed/messages"]) if about.failed else None,
-            attributes=places.get("/attributes"),
+            columns=tuple(placed),
+            failed=(found["/failed/rows"], found["/failed/messages"]) if about.failed else None,
+            attributes=found.get("/attributes"),
         )
         index = _checksummed(descriptor, index)
         _write(descriptor, 0, [index.encode()])
@@ -185,19 +164,34 @@ def _compressed(entry: ColumnEntry, rows: int, compress: Compressed) -> ColumnEn
     return replace(entry, packing=Packing(compress.codec, piece, pieces))
 
 
-def _chunked(entry: ColumnEntry, compress: Compressed, blocks: Blocks, number: int) -> Chunked:
+def _write_pieces(
+    file: Any,
+    name: str,
+    shape: tuple[int, ...],
+    entry: ColumnEntry,
+    compress: Compressed,
+    blocks: Iterable[Any],
+) -> npt.NDArray[np.uint64]:
+    """Write the compressed values of a column; return the table of its pieces."""
     assert entry.packing is not None
     width = np.dtype(entry.dtype).itemsize
     size = entry.packing.piece * width
     codec, level = codec_of(compress.codec, width), compress.chosen_level
+    filters, rows = codec.filters(level), entry.packing.piece // math.prod(shape[1:])
+    made = dataset(file, name, entry.dtype, shape, chunk=(rows, *shape[1:]), filters=filters)
+    others, skips_all = (0,) * (len(shape) - 1), (1 << len(filters)) - 1  # a bit for each filter
+    for number, piece in enumerate(_cut(blocks, size)):
+        data, skipped = codec.encode(np.frombuffer(piece, np.uint8), level), 0
+        if len(data) >= size - size // _WORTH:
+            data, skipped = piece, skips_all
+        made.write_direct_chunk((number * rows, *others), data, skipped)
+    table = np.zeros((made.get_num_chunks(), 2), "<u8")
 
-    def encoded_chunks() -> Iterator[tuple[bytes, bool]]:
-        for chunk in _cut(blocks(number, "values"), size):
-            made = codec.encode(np.frombuffer(chunk, np.uint8), level)
-            worth = len(made) < size - size // _WORTH
-            yield (made, True) if worth else (chunk, False)
+    def note(chunk: Any) -> None:
+        table[chunk.chunk_offset[0] // rows] = chunk.byte_offset, chunk.size
 
-    return Chunked(chunk_of(entry.shape, entry.packing.piece), codec.filters(level), encoded_chunks)
+    made.chunk_iter(note)
+    return table
 
 
 def _cut(blocks: Iterable[Any], size: int) -> Iterator[bytes]:
@@ -230,24 +224,18 @@ def _others(about: About) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-def _said(index: Index, columns: Sequence[ColumnEntry]) -> dict[str, dict[str, str | int]]:
-    """Return the HDF5 attributes."""
-    said: dict[str, dict[str, str | int]] = {
-        "/": {"format": index.format, "version": VERSION, "rows": index.rows}
-    }
+def _write_attributes(file: Any, index: Index) -> None:
+    """Write the HDF5 attributes."""
+    file.attrs["format"] = np.bytes_(index.format.encode())
+    file.attrs["version"], file.attrs["rows"] = np.uint64(VERSION), np.uint64(index.rows)
     if index.shards:
-        said["/"]["shards"] = len(index.shards)
-    for entry in columns:
-        said[f"/columns/{entry.name}"] = {"kinds": " ".join(kind for kind, _ in entry.variants)}
-    return said
+        file.attrs["shards"] = np.uint64(len(index.shards))
+    for entry in index.columns:
+        kinds = " ".join(kind for kind, _ in entry.variants)
+        file[f"/columns/{entry.name}"].attrs["kinds"] = np.bytes_(kinds.encode())
 
 
-def _write(
-    descriptor: int,
-    offset: int,
-    blocks: Iterable[Any],
-    progress: Callable[[int], None] | None = None,
-) -> None:
+def _write(descriptor: int, offset: int, blocks: Iterable[Any], progress: _Progress = None) -> None:
     """Write all blocks from ``offset`` on, many small ones at once."""
     done = 0
     with open(descriptor, "r+b", _WRITE_BYTES, closefd=False) as file:
@@ -263,7 +251,7 @@ def _write(
 
 
 def _checksummed(descriptor: int, index: Index) -> Index:
-    """Write the table of checksums behind the HDF5 file; return ``index`` with it."""
+    """Write the table of checksums after the HDF5 file; return ``index`` with it."""
     end = os.fstat(descriptor).st_size
     place = -(-end // 8) * 8
     blocks = 1
@@ -271,15 +259,8 @@ def _checksummed(descriptor: int, index: Index) -> Index:
         blocks = needed
     file_bytes = place + 4 * blocks
     os.ftruncate(descriptor, file_bytes)
-    hole = place, file_bytes
-    table = np.fromiter(
-        (
-            -1 if each is None else each
-            for each in checksums(descriptor, index.user_block, file_bytes, hole)
-        ),
-        np.int64,
-        blocks,
-    )
+    found = checksums(descriptor, index.user_block, file_bytes, (place, file_bytes))
+    table = np.fromiter(found, np.int64, blocks)
     if (table < 0).any():
         raise OSError("the file cannot be read while it is written")
     data = table.astype("<u4").tobytes()

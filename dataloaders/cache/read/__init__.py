@@ -2,8 +2,7 @@
 
     train.h5 ──reader.py──> files.py ──part of a row──> columns.py ──> leaves ──> sample
 
-reader.py   CachedDataset                     columns.py       the leaves of one column of one file
-files.py    all files, mapped; their columns  shards.py        opening the parts that a file names
-pieces.py   values out of compressed chunks   limits.py        what a row may take in memory
+reader.py   CachedDataset                     columns.py  the leaves of one column of one file
+files.py    all files, mapped; their columns  shards.py   opening the parts that a file names
 verification.py  verify(): finds any flipped bit
 """

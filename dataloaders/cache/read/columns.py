@@ -9,38 +9,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataloaders.cache.format.entries import ColumnEntry, Extent
+from dataloaders.cache.format.codecs import Undecodable, codec_of
+from dataloaders.cache.format.entries import LARGEST_PIECE, LARGEST_ROW, ColumnEntry, Extent
+from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.printable import shown
-from dataloaders.cache.read.pieces import Pieces
-from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.cache.sample.sample import leaf_of
 from dataloaders.errors import CacheError
 
-__all__ = ["ColumnReader", "mapped"]
-
-_LARGEST = 1 << 48
+_KEPT = 4  # pieces that a column remembers
 
 
 def mapped(data: npt.NDArray[np.uint8], dtype: str, extent: Extent) -> npt.NDArray[Any]:
-    """The values at ``extent`` of the file, without a copy."""
+    """Return the values at ``extent`` of the file, without a copy."""
     width = np.dtype(dtype).itemsize
     return data[extent.offset : extent.offset + extent.size * width].view(dtype)
 
 
 class ColumnReader:
-    """Gives the leaves of one column.
+    """Gives the leaves of one column of one file of so many ``rows``, the ``shard`` of this name.
 
-    Raises:
-        MissingDependency: it is compressed, and the codec's package is not installed.
+    Each method raises a CacheError that names the row where what the file says cannot be.
     """
 
-    def __init__(self, entry: ColumnEntry, rows: int, data: npt.NDArray[np.uint8]) -> None:
+    def __init__(
+        self, entry: ColumnEntry, rows: int, data: npt.NDArray[np.uint8], shard: str = ""
+    ) -> None:
         self.entry = entry
+        self._shard = shard
         self._kinds = [kind for kind, _ in entry.variants]
         self._dimensions = [of for _, of in entry.variants]
         self._codes = None if entry.codes is None else mapped(data, "|u1", entry.codes)
@@ -48,21 +49,17 @@ class ColumnReader:
         if self._pieces is None:
             values = mapped(data, entry.dtype, entry.values)
             self._mapped = values if entry.shape is None else values.reshape(rows, *entry.shape)
-        if entry.shape is not None:
-            self._size = math.prod(entry.shape)  # values of a row
-            return
         self._offsets = mapped(data, "<u8", entry.offsets or Extent(0, 0))
         self._shapes = None
         if entry.shapes is not None:
             self._shapes = mapped(data, "<u8", entry.shapes).reshape(rows, entry.dimensions)
+        self._only = ""  # the kind of all rows, where nothing has to be looked up for any
+        if entry.fixed and len(self._kinds) == 1 and self._pieces is None and not entry.is_none:
+            self._only = self._kinds[0]
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values as a view of the file: of a fixed column (rows, *shape), else flat.
-
-        Raises:
-            CacheError: they are compressed.
-        """
+        """All values as a view of the file: of a fixed column (rows, *shape), else flat."""
         if self.entry.packing is not None:
             raise CacheError(
                 f"column {self.entry.name!r} is compressed with {self.entry.packing.codec}, so it "
@@ -70,152 +67,190 @@ class ColumnReader:
             )
         return self._mapped
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all values, decompressed."""
+    def stored_bytes(self) -> int:
+        """Return the bytes that the values take in the file."""
+        if self._pieces is not None:
+            return self._pieces.stored_bytes()
         return self.entry.values.size * np.dtype(self.entry.dtype).itemsize
 
-    def packed_bytes(self) -> int | None:
-        """Bytes that the compressed values take in the file; None: they are not compressed."""
-        return None if self._pieces is None else self._pieces.packed_bytes()
-
     def leaf(self, row: int) -> Any:
-        """The leaf of this row, in memory of its own.
-
-        Raises:
-            CacheError: what the file says of it cannot be.
-        """
+        """Return the leaf of this row, in memory of its own."""
         try:
             kind, values = self._cell(row)
             return None if values is None else leaf_of(kind, values, self.entry.most_pixels)
         except CacheError as error:
             raise self._located(row, error) from error
 
-    def file(self, row: int) -> bytes | None:
-        """The encoded image of this row as the bytes of a file; None: it is kept otherwise.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
-        kind, values = self.cell(row)
-        return values.tobytes() if values is not None and is_encoded(kind) else None
-
-    def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
-        """The kind of this row, and its values in their shape as a view of the file, if any.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
-        try:
-            return self._cell(row)
-        except CacheError as error:
-            raise self._located(row, error) from error
-
-    def view(self, row: int) -> npt.NDArray[Any] | None:
-        """The values of this row, in their shape, as a view of the file; None: it has none.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
-        return self.cell(row)[1]
-
-    def _cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
-        code = 0 if self._codes is None else int(self._codes[row])
-        if code >= len(self._kinds):
-            raise CacheError(f"it is of kind number {code}, of {len(self._kinds)}")
-        kind = self._kinds[code]
-        if kind == "none":
-            return kind, None
-        if self.entry.fixed:
-            return kind, self._row(row)
-        first, last = self._offsets[row : row + 2].tolist()
-        shape = None if self._shapes is None else self._shapes[row].tolist()
-        return kind, self._values(first, last, shape, self._dimensions[code])
-
-    def _row(self, row: int) -> npt.NDArray[Any]:
-        """The values of a row of a fixed column."""
-        if self._pieces is None:
-            return self._mapped[row, ...]
-        assert self.entry.shape is not None
-        return self._pieces.take(row * self._size, (row + 1) * self._size).reshape(self.entry.shape)
-
     def leaves(self, rows: Sequence[int]) -> list[Any]:
-        """The leaves of these rows.
-
-        Raises:
-            CacheError: as `leaf`.
-        """
+        """Return the leaves of these rows."""
         if self._pieces is not None:
             # In the file's order, so that rows that share a piece decode it once.
             found: list[Any] = [None] * len(rows)
             for position in sorted(range(len(rows)), key=rows.__getitem__):
                 found[position] = self.leaf(rows[position])
             return found
-        if len(self._kinds) > 1 or not self.entry.fixed:
-            return [self.leaf(row) for row in rows]
-        kind = self._kinds[0]
-        if kind == "none":
-            return [None] * len(rows)
-        if kind in ("int", "float", "complex"):
+        if self._only in ("int", "float", "complex"):
             numbers: list[Any] = self._mapped[np.asarray(rows, np.int64)].tolist()
             return numbers
-        values, leaves = self._mapped, []
-        for row in rows:
-            try:
-                leaves.append(leaf_of(kind, values[row, ...], self.entry.most_pixels))
-            except CacheError as error:
-                raise self._located(row, error) from error
-        return leaves
+        if self._only:
+            values, pixels = self._mapped, self.entry.most_pixels
+            with suppress(CacheError):  # the row's own says which it is
+                return [leaf_of(self._only, values[row, ...], pixels) for row in rows]
+        return [self.leaf(row) for row in rows]
+
+    def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
+        """Return the kind of this row, and its values in their shape as a view of the file."""
+        try:
+            return self._cell(row)
+        except CacheError as error:
+            raise self._located(row, error) from error
+
+    def view(self, row: int) -> npt.NDArray[Any] | None:
+        """Return these values; None: it has none."""
+        return self.cell(row)[1]
 
     def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
-        """What the file has of rows ``first`` to ``last - 1``, as arrays that lie over it.
-
-        The values of a variable column lie where its offsets say; whatever they say, they are its
-        own.
-        """
+        """Yield what the file has of rows ``first`` to ``last - 1``, as arrays that lie over it."""
         if self._codes is not None:
             yield self._codes[first:last]
-        if self.entry.fixed:
-            if self._pieces is None:
-                yield self._mapped[first:last]
-            else:
-                yield self._pieces.stretch(first * self._size, last * self._size)
-            return
-        offsets = self._offsets[first : last + 1]
-        yield offsets
-        if self._shapes is not None:
-            yield self._shapes[first:last]
-        if len(offsets):
-            low, high = int(offsets[0]), int(offsets[-1])
-            pieces = self._pieces
-            yield self._mapped[low:high] if pieces is None else pieces.stretch(low, high)
+        if self.entry.shape is None:
+            offsets = self._offsets[first : last + 1]
+            yield offsets
+            if self._shapes is not None:
+                yield self._shapes[first:last]
+            if not len(offsets):
+                return
+            first, last = int(offsets[0]), int(offsets[-1])
+        elif self._pieces is not None:
+            size = math.prod(self.entry.shape)
+            first, last = first * size, last * size
+        yield (
+            self._mapped[first:last] if self._pieces is None else self._pieces.stretch(first, last)
+        )
 
-    def _values(
-        self, first: int, last: int, shape: list[int] | None, dimensions: int
-    ) -> npt.NDArray[Any]:
-        """These values of a variable column, in their shape."""
+    def _cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
+        code = 0 if self._codes is None else int(self._codes[row])
+        if code >= len(self._kinds):
+            raise CacheError(f"it is of kind number {code}, of {len(self._kinds)}")
+        kind, shape = self._kinds[code], self.entry.shape
+        if kind == "none":
+            return kind, None
+        if shape is None:
+            return kind, self._values(row, self._dimensions[code])
+        if self._pieces is None:
+            return kind, self._mapped[row, ...]
+        size = math.prod(shape)
+        return kind, self._pieces.take(row * size, (row + 1) * size).reshape(shape)
+
+    def _values(self, row: int, dimensions: int) -> npt.NDArray[Any]:
+        """Return the values of this row of a variable column, in their shape."""
+        first, last = self._offsets[row : row + 2].tolist()
         if not first <= last <= self.entry.values.size:
             raise CacheError(f"it has values {first} to {last}, of {self.entry.values.size}")
         most = self.entry.most_values
         if most is not None and last - first > most:
             raise CacheError(f"it has {last - first} values, and it may have {most} at most")
-        if shape is None:
+        if self._shapes is None:
             shape = [last - first] if dimensions else []
-        elif any(shape[dimensions:]):
-            raise CacheError(f"its shape is {shape}, of {dimensions} dimensions")
-        shape = shape[:dimensions]
-        if math.prod(shape) != last - first or math.prod(filter(None, shape)) > _LARGEST:
+        else:
+            shape = self._shapes[row].tolist()
+            if any(shape[dimensions:]):
+                raise CacheError(f"its shape is {shape}, of {dimensions} dimensions")
+            shape = shape[:dimensions]
+        if math.prod(shape) != last - first or math.prod(filter(None, shape)) > LARGEST:
             raise CacheError(f"its shape is {shape}, of {last - first} values")
-        values = (
-            self._mapped[first:last] if self._pieces is None else self._pieces.take(first, last)
-        )
+        pieces = self._pieces
+        values = self._mapped[first:last] if pieces is None else pieces.take(first, last)
         try:
             return values.reshape(shape)
         except ValueError as error:  # more dimensions than this NumPy has
             raise CacheError(str(error)) from error
 
     def _located(self, row: int, error: CacheError) -> CacheError:
+        where = f"shard {self._shard}: " if self._shard else ""
         return CacheError(
-            f"column {shown(self.entry.name)}, row {row}: {error}; the file is damaged: find where "
-            "with verify(), and build it again"
+            f"{where}column {shown(self.entry.name)}, row {row}: {error}; the file is damaged: "
+            "find where with verify(), and build it again"
         )
+
+
+class Pieces:
+    """The values of a compressed column, from the first to the last of all rows.
+
+    values   0 ........ n │ n ........ 2n │ 2n ..... and zeros      n: the same in all
+                 │               │               │
+    file     compressed       compressed      as it is, where compressing saves nothing
+             place, length    place, length   place, length         a table, one row a piece
+
+    What the table and the pieces say is checked each time it is used.
+    """
+
+    def __init__(self, entry: ColumnEntry, data: npt.NDArray[np.uint8]) -> None:
+        assert entry.packing is not None
+        self._dtype = np.dtype(entry.dtype)
+        self._piece = entry.packing.piece
+        self._bytes = self._piece * self._dtype.itemsize
+        self._codec = codec_of(entry.packing.codec, self._dtype.itemsize)
+        self._data = data
+        offset, count = entry.packing.pieces
+        self._table = data[offset : offset + 8 * count].view("<u8").reshape(-1, 2)
+        # Whole rows are not read twice: only where several share a piece is it worth keeping.
+        shared = entry.shape is None or self._piece > math.prod(entry.shape)
+        self._keeps = shared and self._bytes <= LARGEST_PIECE
+        # Replaced as a whole: threads that do so at once lose a piece, and nothing else.
+        self._kept: tuple[tuple[int, npt.NDArray[Any]], ...] = ()
+
+    def stored_bytes(self) -> int:
+        """Return the bytes of all pieces in the file."""
+        lengths = np.minimum(self._table[:, 1], self._bytes)  # the table may say anything
+        return int(lengths.sum(dtype=np.float64))
+
+    def stretch(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the file from the first to the last piece that has these values."""
+        low, high = first // self._piece, (last - 1) // self._piece
+        if not 0 <= low <= high < len(self._table):
+            return self._data[:0]
+        return self._data[int(self._table[low, 0]) : sum(self._table[high].tolist())]
+
+    def take(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return the values from ``first`` to the one before ``last``, not to be written to."""
+        if (last - first) * self._dtype.itemsize > LARGEST_ROW:
+            raise CacheError(f"it has values {first} to {last}, more than a compressed row may")
+        if first == last:
+            return np.empty(0, self._dtype)
+        low, high = first // self._piece, (last - 1) // self._piece
+        # Decoded before the row is allocated, so that only what is there can take memory.
+        start = self._decoded(low)[first - low * self._piece : last - low * self._piece]
+        if low == high:
+            return start
+        values = np.empty(last - first, self._dtype)
+        values[: len(start)] = start
+        for number in range(low + 1, high + 1):
+            place = number * self._piece - first
+            some = values[place : place + self._piece]
+            some[:] = self._decoded(number)[: len(some)]
+        values.flags.writeable = False
+        return values
+
+    def _decoded(self, number: int) -> npt.NDArray[Any]:
+        for known, values in self._kept:
+            if known == number:
+                return values
+        place, length = self._table[number].tolist()
+        if not 0 < length <= self._bytes or place + length > len(self._data):
+            raise CacheError(
+                f"piece {number} of it is said to be {length} bytes at {place}, of the "
+                f"{self._bytes} that it may have and the file's {len(self._data)}"
+            )
+        data = self._data[place : place + length]
+        if length == self._bytes:
+            return data.view(self._dtype)
+        try:
+            values = self._codec.decode(data, self._bytes).view(self._dtype)
+        except Undecodable as error:
+            raise CacheError(
+                f"piece {number} of it does not decode to {self._bytes} bytes: {error}"
+            ) from error
+        if self._keeps:
+            self._kept = (*self._kept[1 - _KEPT :], (number, values))
+        return values

@@ -3,61 +3,59 @@
     row 17 ──bisect──> part 1, its row 7 ──ColumnReader──> leaf
     rows   ──sorted by part──> some rows of each ──> leaves, in the order that was asked for
 
-A cache that joins nothing is its only part. When the cache is opened, parts are looked at, and not
-opened: one that is missing or cut short is known then, another one with as many bytes when it is
-mapped. That is when the first of its rows is read, so that a process that reads some of thousands
-of parts has only those.
+A cache that joins nothing is its only part. When the cache is opened, parts are looked at: one that
+is missing or cut short is known then. Each is mapped when the first of its rows is read, so that a
+process that reads some of thousands has only those.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.format.entries import ColumnEntry, Shard
 from dataloaders.cache.format.index import Index
+from dataloaders.cache.printable import shown
 from dataloaders.cache.read.columns import ColumnReader
-from dataloaders.cache.read.limits import limited
 from dataloaders.cache.read.shards import check_shards, folder_of, open_shard
+from dataloaders.cache.sample.decode import is_encoded
 from dataloaders.errors import CacheError
 from dataloaders.machine.page_cache import expect_exactly, map_file
 
-__all__ = ["Column", "Files", "MappedFile", "groups"]
-
 Numbers = npt.NDArray[np.int64]
-_T = TypeVar("_T")
+
+_BYTES_PER_PIXEL = 4  # as Pillow has colours in memory
+_MEMORY_PER_BYTE = {"json": 64, "str": 4}  # of what the file has: of JSON, ``[],`` is a list
 
 
 class MappedFile:
-    """An open file of ``size`` bytes, mapped; the descriptor is not kept.
+    """One file of a cache, mapped: its index, its bytes (``data``), its columns (``readers``)."""
 
-    Attributes:
-        data: all of its bytes, read-only.
-
-    Raises:
-        CacheError: it cannot be mapped.
-    """
-
-    def __init__(self, path: Path, descriptor: int, size: int) -> None:
-        self._path = path
-        self._status = os.fstat(descriptor)
+    def __init__(self, path: Path, descriptor: int, largest: int | None, shard: str = "") -> None:
         try:
-            self.data = map_file(descriptor, size)
+            self.index = Index.parse(descriptor, str(path))
+            self._path, self._status = path, os.fstat(descriptor)
+            self.data = map_file(descriptor, self.index.file_bytes)
         except OSError as error:
             raise CacheError(f"the cache {path} cannot be mapped: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self.readers = [
+            ColumnReader(limited(entry, largest), self.index.rows, self.data, shard)
+            for entry in (() if self.index.shards else self.index.columns)
+        ]
 
     def refuse_cut_short(self) -> None:
-        """Look whether the file still has all bytes: reading those that it lacks ends the process.
-
-        Raises:
-            CacheError: it was cut short.
-        """
+        """Raise a CacheError if the file was cut short: reading what it lacks ends the process."""
         try:
             found = os.stat(self._path)
         except OSError:  # removed, or not to be seen: what is open stays
@@ -71,121 +69,89 @@ class MappedFile:
 
 
 class Files:
-    """The files that have the rows of the cache at ``path``.
+    """The files that have the ``rows`` of the cache at ``path``, which is the file ``own``."""
 
-    Args:
-        path: of the cache.
-        index: of it.
-        own: the file at ``path``.
-        largest: as `CachedDataset` has it.
-
-    Attributes:
-        is_joined: whether the rows are in parts.
-
-    Raises:
-        CacheError: a part is missing, or another one than was joined.
-    """
-
-    def __init__(self, path: Path, index: Index, own: MappedFile, largest: int | None) -> None:
+    def __init__(self, path: Path, own: MappedFile, largest: int | None) -> None:
+        self._index = index = own.index
         check_shards(path, index)
-        self.is_joined = bool(index.shards)
-        self._largest = largest
-        self._path = path
-        self._index = index
-        counts = [shard.rows for shard in index.shards] if self.is_joined else [index.rows]
-        self._starts = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-        self._starts_array = np.array(self._starts, np.int64)
-        self._opened: dict[int, tuple[MappedFile, list[ColumnReader]]] = {}
-        if not self.is_joined:
-            self._opened[0] = own, self._columns(index, own)
+        self.rows = index.rows
+        self._path, self._largest = path, largest
+        self._bounds = np.cumsum([0, *(each.rows for each in index.shards or [index])])
+        self._starts: list[int] = self._bounds.tolist()
+        self._opened = {} if index.shards else {0: own}
         self._exactly = False
 
-    def expect_exactly(self, exactly: bool) -> None:
-        """How a page that is missing is read, as `page_cache.expect_exactly`."""
-        self._exactly = exactly
-        for file, _ in list(self._opened.values()):  # other threads may add some
-            expect_exactly(file.data, exactly)
-
-    def refuse_cut_short(self, rows: Sequence[int]) -> None:
-        """Look at each mapped file that has some of ``rows``.
-
-        Raises:
-            CacheError: it is shorter than it was.
-        """
-        for number in {self.at(row)[0] for row in rows} if self.is_joined else (0,):
-            if (opened := self._opened.get(number)) is not None:
-                opened[0].refuse_cut_short()
-
-    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Of rows ``first`` to ``last - 1``: each part's number, and its own first and last."""
-        number, _ = self.at(first)
-        while first < last:
-            start, end = self._starts[number], self._starts[number + 1]
-            if start < end:
-                yield number, first - start, min(last, end) - start
-            first, number = end, number + 1
+    def readers(self, part: int) -> list[ColumnReader]:
+        """Return the columns of this part, which is opened if it is not, and compared."""
+        found = self._opened.get(part)
+        if found is None:
+            found = self._opened[part] = self._mapped(self._index.shards[part])
+        return found.readers
 
     def at(self, row: int) -> tuple[int, int]:
-        """The number of the part that has this row, and the row's number in it."""
-        number = bisect_right(self._starts, row) - 1
-        return number, row - self._starts[number]
+        """Return the number of the part that has this row, and the row's number in it."""
+        part = bisect_right(self._starts, row) - 1
+        return part, row - self._starts[part]
 
     def locate(self, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """`at` of many rows."""
-        if not self.is_joined:
-            return np.zeros_like(rows), rows
-        numbers = np.searchsorted(self._starts_array, rows, "right") - 1
-        return numbers, rows - self._starts_array[numbers]
+        """Return `at` of many rows."""
+        parts = np.searchsorted(self._bounds, rows, "right") - 1
+        return parts, rows - self._bounds[parts]
 
-    def readers(self, number: int) -> list[ColumnReader]:
-        """The columns of this part, which is mapped if it is not.
+    def split(self, rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
+        """Yield each part that has some of ``rows``, their positions, and their numbers in it."""
+        if not self._index.shards:
+            yield 0, range(len(rows)), rows
+            return
+        parts, own = self.locate(np.asarray(rows, np.int64))
+        for part, places in groups(parts):
+            yield part, places.tolist(), own[places].tolist()
 
-        Raises:
-            CacheError: it is not what the joined cache says of it.
-        """
-        found = self._opened.get(number)
-        if found is None:
-            found = self._opened[number] = self._mapped(self._index.shards[number])
-        return found[1]
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield of rows ``first`` to ``last - 1`` each part's number, its own first and last."""
+        part, _ = self.at(first)
+        while first < last:
+            start, end = self._starts[part], self._starts[part + 1]
+            if start < end:
+                yield part, first - start, min(last, end) - start
+            first, part = end, part + 1
 
-    def with_rows(self) -> list[int]:
-        """The numbers of the parts that have some rows."""
-        return [n for n, start in enumerate(self._starts[:-1]) if start < self._starts[n + 1]]
+    def expect_exactly(self, exactly: bool) -> None:
+        """Set how a page that is missing is read, as `page_cache.expect_exactly`."""
+        self._exactly = exactly
+        for file in list(self._opened.values()):  # other threads may add some
+            expect_exactly(file.data, exactly)
 
-    def _mapped(self, shard: Shard) -> tuple[MappedFile, list[ColumnReader]]:
+    def refuse_cut_short(self, rows: Iterable[int]) -> None:
+        """Look at each mapped file that has some of ``rows``."""
+        for part in {self.at(row)[0] for row in rows} if self._index.shards else (0,):
+            if part in self._opened:
+                self._opened[part].refuse_cut_short()
+
+    def _mapped(self, shard: Shard) -> MappedFile:
         folder = folder_of(self._path)
-        name = str(folder / shard.name)
         descriptor = open_shard(folder, shard, self._path)
-        try:
-            index = Index.parse(descriptor, name)
-            self._check(index, shard)
-            file = MappedFile(Path(name), descriptor, index.file_bytes)
-        finally:
-            os.close(descriptor)
-        if self._exactly:
-            expect_exactly(file.data, True)
-        return file, self._columns(index, file)
-
-    def _columns(self, index: Index, file: MappedFile) -> list[ColumnReader]:
-        entries = [limited(entry, self._largest) for entry in index.columns]
-        return [ColumnReader(entry, index.rows, file.data) for entry in entries]
+        file = MappedFile(folder / shard.name, descriptor, self._largest, shard.name)
+        self._check(file.index, shard)
+        expect_exactly(file.data, self._exactly)
+        return file
 
     def _check(self, index: Index, shard: Shard) -> None:
-        """Whether the part's rows can be rows of the joined cache: a joined file may say anything.
+        """Check that the part's rows can be rows of the joined cache, which may say anything.
 
         Only then is a column that is fixed here fixed there, with the same shape and type.
         """
-        whole = self._index
         wrong = ""
         if index.shards:
             wrong = "is itself a joined cache"
-        elif (index.identity, index.rows) != (shard.identity, shard.rows):
+        elif index.rows != shard.rows:
             wrong = f"has {index.rows} rows, and {shard.rows} when it was joined"
-        elif index.structure != whole.structure:
+        elif index.structure != self._index.structure:
             wrong = "has samples that are built differently"
         else:
-            for entry, other in zip(index.columns, whole.columns, strict=True):
-                if not _fits(entry, other):
+            for entry, whole in zip(index.columns, self._index.columns, strict=True):
+                is_like = entry.dtype == whole.dtype and whole.shape in (None, entry.shape)
+                if not set(entry.variants) <= set(whole.variants) or not (entry.is_none or is_like):
                     wrong = f"has other values in column {entry.name!r}"
                     break
         if wrong:
@@ -194,99 +160,68 @@ class Files:
                 f"the shards again: dataloaders cache join {self._path.name}"
             )
 
-    def located(self, number: int, error: CacheError) -> CacheError:
-        """Return ``error`` with the name of the part that it is about."""
-        if not self.is_joined:
-            return error
-        name, text = self._index.shards[number].name, str(error)
-        return CacheError(text if name in text else f"shard {name}: {text}")
-
-
-def _fits(entry: ColumnEntry, whole: ColumnEntry) -> bool:
-    if not set(entry.variants) <= set(whole.variants):
-        return False
-    return entry.is_none or (entry.dtype == whole.dtype and whole.shape in (None, entry.shape))
-
 
 class Column:
-    """Gives the leaves of one column of a cache.
+    """One column of a cache: its rows in all files."""
 
-    Raises:
-        CacheError: it has values larger than ``largest``.
-    """
-
-    def __init__(
-        self, entry: ColumnEntry, number: int, files: Files, largest: int | None = None
-    ) -> None:
-        self.entry = limited(entry, largest)
-        self.files = files
-        self._number = number
+    def __init__(self, entry: ColumnEntry, number: int, files: Files) -> None:
+        self.entry, self.files, self._number = entry, files, number
 
     def of(self, part: int) -> ColumnReader:
-        """The column in this part."""
+        """Return the column in this part."""
         return self.files.readers(part)[self._number]
 
     def packed_bytes(self) -> int | None:
-        """What its values take in the file, if some are compressed; looks at all parts."""
-        columns = [self.of(part) for part in self.files.with_rows()]
-        sizes = [(column, column.packed_bytes()) for column in columns]
-        if all(size is None for _, size in sizes):
+        """Return what its values take in all files, if some are compressed; opens all of them."""
+        columns = [self.of(part) for part, _, _ in self.files.between(0, self.files.rows)]
+        if all(column.entry.packing is None for column in columns):
             return None
-        return sum(column.nbytes if size is None else size for column, size in sizes)
-
-    def leaf(self, row: int) -> Any:
-        """As `ColumnReader.leaf`."""
-        return self._at(row, ColumnReader.leaf)
-
-    def file(self, row: int) -> bytes | None:
-        """As `ColumnReader.file`."""
-        return self._at(row, ColumnReader.file)
+        return sum(column.stored_bytes() for column in columns)
 
     def cell(self, row: int) -> tuple[str, npt.NDArray[Any] | None]:
         """As `ColumnReader.cell`."""
-        return self._at(row, ColumnReader.cell)
-
-    def view(self, row: int) -> npt.NDArray[Any] | None:
-        """As `ColumnReader.view`."""
-        return self._at(row, ColumnReader.view)
-
-    def _at(self, row: int, what: Callable[[ColumnReader, int], _T]) -> _T:
         part, own = self.files.at(row)
-        try:
-            return what(self.of(part), own)
-        except CacheError as error:
-            raise self.files.located(part, error) from error
+        return self.of(part).cell(own)
 
-    def stretches(self, first: int, last: int) -> Iterator[npt.NDArray[Any]]:
-        """As `ColumnReader.stretches`; nothing of a part that cannot be opened."""
-        for part, low, high in self.files.between(first, last):
-            try:
-                column = self.of(part)
-            except CacheError:  # whoever reads the row is told
-                continue
-            yield from column.stretches(low, high)
+    def file(self, row: int) -> bytes | None:
+        """Return the encoded image of this row as the bytes of a file; None: it is none."""
+        kind, values = self.cell(row)
+        return values.tobytes() if values is not None and is_encoded(kind) else None
 
     def leaves(self, rows: Sequence[int]) -> list[Any]:
         """As `ColumnReader.leaves`."""
-        if not self.files.is_joined:
-            return self.of(0).leaves(rows)
         found: list[Any] = [None] * len(rows)
-        numbers, own = self.files.locate(np.asarray(rows, np.int64))
-        for part, places in groups(numbers):
-            try:
-                leaves = self.of(part).leaves(own[places].tolist())
-            except CacheError as error:
-                raise self.files.located(part, error) from error
-            for place, leaf in zip(places.tolist(), leaves, strict=True):
-                found[place] = leaf
+        for part, positions, own in self.files.split(rows):
+            for position, leaf in zip(positions, self.of(part).leaves(own), strict=True):
+                found[position] = leaf
         return found
 
 
 def groups(numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """Each number that occurs, and the places at which it does."""
+    """Yield each number that occurs, and the places at which it does."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
     for places in np.split(order, cuts):
         if len(places):
             yield int(numbers[places[0]]), places
+
+
+def limited(entry: ColumnEntry, largest: int | None) -> ColumnEntry:
+    """Return ``entry`` with no row of more than ``largest`` bytes in memory; None: as it is."""
+    if largest is None:
+        return entry
+    width = np.dtype(entry.dtype).itemsize
+    width *= max((_MEMORY_PER_BYTE.get(kind, 1) for kind, _ in entry.variants), default=1)
+    values = entry.most_values if entry.shape is None else math.prod(entry.shape)
+    says = max(width * (values or 0), _BYTES_PER_PIXEL * (entry.most_pixels or 0))
+    if says > largest:
+        raise CacheError(
+            f"column {shown(entry.name)} has values that take {size_of(says)} in memory, and "
+            f"largest={largest} allows {size_of(largest)}; give more if you trust the file"
+        )
+    if values is None:
+        entry = replace(entry, most_values=largest // width)
+    if entry.most_pixels is None and any(is_encoded(kind) for kind, _ in entry.variants):
+        entry = replace(entry, most_pixels=largest // _BYTES_PER_PIXEL)
+    return entry

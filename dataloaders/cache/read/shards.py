@@ -1,13 +1,11 @@
-"""Open the parts (shards) that a joined cache names.
+"""Open the parts (shards) that a joined cache names by the digest of all that is in them.
 
-A joined file names its parts, which stand in a folder beside it (beside it before version 4), by
-the digest of all that is in them. One that is missing, cut short or another one is an error here;
-HDF5 would read zeros.
+They stand in a folder beside it, and in version 3 beside it. One that is missing, cut short or
+another one is an error here; HDF5 would read zeros.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -16,26 +14,15 @@ from pathlib import Path
 
 from dataloaders.cache.format.block import digest_at
 from dataloaders.cache.format.entries import MOST_SHARDS, Shard
+from dataloaders.cache.format.fields import LARGEST
 from dataloaders.cache.format.index import Index
 from dataloaders.errors import CacheError, OptionError
 
-__all__ = ["check_shard", "check_shards", "first_of", "folder_of", "open_shard"]
-
-_LONGEST = 1 << 48  # samples of a dataset
-
 
 def check_shard(shard: object) -> None:
-    """Nothing, if ``shard`` is a rank and how many there are.
-
-    Raises:
-        OptionError: it is something else.
-    """
-    if (
-        not isinstance(shard, tuple)
-        or len(shard) != 2
-        or not all(isinstance(each, int) and not isinstance(each, bool) for each in shard)
-        or not 0 <= shard[0] < shard[1] <= MOST_SHARDS
-    ):
+    """Raise OptionError unless ``shard`` is a rank and how many there are."""
+    is_pair = isinstance(shard, tuple) and [type(each) for each in shard] == [int, int]
+    if not is_pair or not 0 <= shard[0] < shard[1] <= MOST_SHARDS:  # type: ignore[index]
         raise OptionError(
             f"shard={shard!r}: it must be None or (rank, of), such as (3, 8): the shard of this "
             f"process, counted from 0, and how many there are, up to {MOST_SHARDS}"
@@ -44,12 +31,13 @@ def check_shard(shard: object) -> None:
 
 def first_of(index: Index) -> int:
     """Return the number in the dataset of the first sample of a part; 0 in any other cache."""
-    first = index.fingerprint.get("first")
-    if type(first) is int and 0 <= first <= _LONGEST:
+    says = index.fingerprint
+    first, length = says.get("first"), says.get("length")
+    if type(first) is int and 0 <= first <= LARGEST:
         return first
-    text, length = index.fingerprint.get("shard"), index.fingerprint.get("length")
-    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", text, re.ASCII) if type(text) is str else None
-    if found is None or type(length) is not int or not 0 <= length <= _LONGEST:
+    # Of version 3: "3 of 8".
+    found = re.fullmatch(r"(\d{1,5}) of (\d{1,5})", str(says.get("shard"))[:20], re.ASCII)
+    if found is None or type(length) is not int or not 0 <= length <= LARGEST:
         return 0
     rank, of = map(int, found.groups())
     return rank * length // of if rank < of else 0
@@ -60,9 +48,6 @@ def check_shards(path: Path, index: Index) -> None:
 
     Of thousands none is opened but the first, whose folder is that of all, and what looks wrong.
     Another file of the same size is noticed by `open_shard`, when it is read.
-
-    Raises:
-        CacheError: one is missing, or not the one that was joined; the message names it.
     """
     folder = folder_of(path)
     for number, shard in enumerate(index.shards):
@@ -74,19 +59,31 @@ def check_shards(path: Path, index: Index) -> None:
 
 
 def folder_of(path: Path) -> Path:
-    """Where the shards of ``path`` stand: beside the file itself, should it be a link to it."""
+    """Return where the shards of ``path`` stand: beside the file itself, if it is a link to it."""
     return Path(os.path.realpath(path)).parent
 
 
 def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
-    """A descriptor of ``shard``, whose size and digest are what the joined cache says.
-
-    Raises:
-        CacheError: there is none, or it is another one.
-    """
-    path = folder / shard.name
-    where = f"shard {shard.name} of the cache {joined}"
-    descriptor = _open_beside(path, folder, where)
+    """Return a descriptor of ``shard``, whose size and digest are what the joined cache says."""
+    path, where = folder / shard.name, f"shard {shard.name} of the cache {joined}"
+    try:
+        target = Path(os.path.realpath(path))
+        if target.parent != path.parent:
+            raise CacheError(
+                f"{where} is a symbolic link to another folder ({target}), which is not followed: "
+                "a cache from somebody else could point anywhere; put the file itself there"
+            )
+        # Not blocking, so that a named pipe is an error and not a wait for its writer.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        descriptor = os.open(target, flags)
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"{where} is missing: {path} does not exist; copy it there, or run the build again: "
+            "only what is missing is built"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CacheError(f"{where} cannot be opened: {reason}") from error
     try:
         size, digest = os.fstat(descriptor).st_size, digest_at(descriptor)
     except OSError as error:
@@ -104,37 +101,4 @@ def open_shard(folder: Path, shard: Shard, joined: Path) -> int:
     raise CacheError(
         f"{where} {what}; copy the right file there again, delete it and run the build again (only "
         f"it is built), or join the shards that are there: dataloaders cache join {joined.name}"
-    )
-
-
-def _open_beside(path: Path, folder: Path, where: str) -> int:
-    """Return a descriptor of the part at ``path``, which may not lead out of its ``folder``."""
-    # Not blocking, so that a named pipe is an error and not a wait for its writer.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-    try:
-        if path.parent != folder and path.parent.is_symlink():
-            raise _link(where, Path(os.path.realpath(path)))
-        try:
-            return os.open(path, flags)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-        target = Path(os.path.realpath(path))
-        if target.parent != path.parent:
-            raise _link(where, target)
-        return os.open(target, flags)
-    except FileNotFoundError as error:
-        raise CacheError(
-            f"{where} is missing: {path} does not exist; copy it there, or run the build again: "
-            "only what is missing is built"
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CacheError(f"{where} cannot be opened: {reason}") from error
-
-
-def _link(where: str, target: Path) -> CacheError:
-    return CacheError(
-        f"{where} is a symbolic link to another folder ({target}), which is not followed: "
-        "a cache from somebody else could point anywhere; put the file itself there"
     )
