@@ -33,10 +33,10 @@ from dataloaders.errors import CacheError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import state_of, view_of
-from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.find import find_chains
 
 from .batches import Batches, batches_of, is_proved
+from .draws import Draws, FreeDraws
 from .team import Team
 
 __all__ = ["H5Session", "whole_batches"]
@@ -68,7 +68,7 @@ class H5Session(Session):
         self._loader = weakref.ref(loader)
         self._pool = HostPool()
         self._dataset: Any = None
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: tuple[Any, list[Any]] = None, []
         self._view: Specification | None = None
         self._changed: dict[str, Any] = {}
         self._collated: _Collated | None = None
@@ -98,14 +98,17 @@ class H5Session(Session):
             self._inner.close()
         if self._collated is not None:
             self._collated.close()
-        self._inner = self._view = self._collated = self._dataset = self._snapshot = None
+        self._inner = self._view = self._collated = self._dataset = None
 
     def _opened(self) -> Session:
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
-        snapshot = _Snapshot(loader.dataset)
-        if self._inner is None or self._is_changed(loader, snapshot):
+        now, transforms = _snapshot(loader.dataset)
+        # As in torch, workers that persist keep the dataset as it was when they started.
+        stay = loader.persistent_workers and loader.num_workers > 0
+        is_other = self._dataset is not loader.dataset or (not stay and self._snapshot[0] != now)
+        if self._inner is None or is_other:
             self.close()
             cached = self._open_cache(loader)
             if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
@@ -115,21 +118,13 @@ class H5Session(Session):
                 )
             cached.namedtuples = _namedtuples(cached, loader)
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
-            self._snapshot = snapshot
+            self._snapshot = now, transforms
             self._view = view_of(loader, **self._changed)
             self._inner = registry.load("stock")().open(self._view)
         elif self._view is not None:  # the epoch, and what the user has changed since
-            now = {**state_of(loader), **self._changed, "_iterator": self._view._iterator}
-            self._view.__dict__.update(now)
+            iterator = self._view._iterator
+            self._view.__dict__.update(state_of(loader), **self._changed, _iterator=iterator)
         return self._inner
-
-    def _is_changed(self, loader: Specification, snapshot: _Snapshot) -> bool:
-        """Whether the samples should be others than those that this session was opened for."""
-        if self._dataset is not loader.dataset or self._snapshot is None:
-            return True
-        # As in torch, workers that persist keep the dataset as it was when they started.
-        stay = loader.persistent_workers and loader.num_workers > 0
-        return not stay and not self._snapshot.same_as(snapshot)
 
     def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
         plain = {"dataset": cached}
@@ -146,20 +141,15 @@ class H5Session(Session):
         }
 
 
-class _Snapshot:
-    """The length and the transforms of ``dataset`` at this moment. Reads none of its samples."""
+def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
+    """Return what tells ``dataset`` at this moment from later ones, without reading a sample.
 
-    def __init__(self, dataset: Any) -> None:
-        members = [member for found in find_chains(dataset) for member in found.members]
-        known = [member.transform for member in members if member.torchvision is not None]
-        self._values = (len(dataset), [equal_state(transform) for transform in known])
-        # Kept, since the id of a dead object may be given to another one.
-        self._transforms = [member.transform for member in members]
-
-    def same_as(self, other: _Snapshot) -> bool:
-        """Whether what was opened for one of them serves the other."""
-        ids = [list(map(id, each._transforms)) for each in (self, other)]
-        return self._values == other._values and ids[0] == ids[1]
+    And the transforms that it names by their ids: the id of a dead object may be another's.
+    """
+    members = [member for found in find_chains(dataset) for member in found.members]
+    transforms = [member.transform for member in members]
+    states = [equal_state(each.transform) for each in members if each.torchvision is not None]
+    return (len(dataset), states, list(map(id, transforms))), transforms
 
 
 def whole_batches(cached: CachedDataset, loader: Specification) -> Batches | str:

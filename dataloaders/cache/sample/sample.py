@@ -74,10 +74,16 @@ Classes: TypeAlias = "dict[tuple[str, tuple[str, ...]], Any]"
 """Namedtuple classes by their name and fields."""
 
 
-def join(structure: Structure, leaves: list[Any], classes: Classes | None = None) -> Any:
+def join(
+    structure: Structure,
+    leaves: list[Any],
+    classes: Classes | None = None,
+    *,
+    tuples: type[list[Any]] | type[tuple[Any, ...]] = tuple,
+) -> Any:
     """The sample of this structure with these leaves; the inverse of `split`.
 
-    A namedtuple is one of ``classes``, else of a class that is made here.
+    A namedtuple is one of ``classes``, else of a class that is made here. Tuples are ``tuples``.
     """
     if isinstance(structure, int):
         return leaves[structure]
