@@ -18,7 +18,7 @@ import torch
 
 from dataloaders.recording.tail import Trailing
 from dataloaders.replaying.ways import Way
-from dataloaders.transforms.read import CONVERTERS, Member, read, trailing
+from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
 
 from .columns import Parts, Rows
 from .floats import Floats
@@ -33,7 +33,6 @@ KINDS = (
 )
 """Cells whose values are bytes [C, H, W]; stacked, all of them are plain tensors."""
 
-_MAKE_TENSORS = ("ToTensor", *CONVERTERS)
 _AT_ONCE = 1 << 18  # values: 1 MiB of floats
 
 _Image = npt.NDArray[np.uint8]
@@ -43,26 +42,36 @@ _Moved = tuple[_Image, int, int, bool, bool]
 
 def obstacle(tail: Any) -> str | None:
     """Say which member of ``tail`` is not done to a whole batch, and why; None: all of them are."""
-    steps, run = _parts_of(tail)
-    if isinstance(steps, str):
-        return steps
-    # Rows that are tensors need nothing that makes them, but then the tail makes floats.
-    is_tensor = run or any(member.torchvision in _MAKE_TENSORS for member in read(tail))
-    return None if is_tensor else "its tail makes no tensors of images"
+    found = _read(tail)
+    return found if isinstance(found, str) else None
 
 
 def images_of(parts: Parts, tail: Any) -> Images | str:
     """Return what makes batches of a column of images with this tail; or say what it cannot do."""
-    why = obstacle(tail)
-    steps, run = _parts_of(tail)
-    return Images(parts, steps, Floats(run) if run else None) if why is None else why  # type: ignore[arg-type]
+    found = _read(tail)
+    return found if isinstance(found, str) else Images(parts, *found)
 
 
-def _parts_of(tail: Any) -> tuple[list[Step] | str, tuple[Member, ...]]:
-    """Return crops and flips, or why they are not known; and what makes floats of bytes at last."""
+def _read(tail: Any) -> tuple[list[Step], Floats | None] | str:
+    """Return crops and flips, and what makes floats of bytes; or say why they are not known.
+
+    Moving bytes first and making floats of them last is the same, but for a crop after Normalize:
+    the border around an image is of zeros.
+    """
     members = read(tail)
-    run = trailing(members)
-    return steps_of(members[: len(members) - len(run)]), run
+    run = trailing([member for member in members if is_pointwise(member)])
+    steps = steps_of([member for member in members if not (run and is_pointwise(member))])
+    if isinstance(steps, str):
+        return steps
+    names = [member.torchvision for member in members]
+    if run and "Normalize" in names:
+        crops = [name for name in names[names.index("Normalize") :] if name and "Crop" in name]
+        if crops:
+            return f"{crops[0]} comes after Normalize"
+    # Rows that are tensors need nothing that makes them, but then the tail makes floats.
+    if not run and not any(name in CONVERTERS for name in names):
+        return "its tail makes no tensors of images"
+    return steps, Floats(run) if run else None
 
 
 class Images:

@@ -52,7 +52,7 @@ _ROW_S = 5e-6  # of finding a row in a cache
 _LONGEST_QUEUE = 8
 _LOOKED_AT_S = 0.25  # of a sample: a cache's estimate reads some thirty
 _DONE_IN_BATCHES = {
-    *("RandomCrop", "RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip"),
+    *("RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip"),
     *("CenterCrop", "ToTensor", "PILToTensor", "ConvertImageDtype", "ToDtype", "Normalize"),
 }
 """Live transforms that h5 does for a batch at once."""

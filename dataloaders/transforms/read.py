@@ -19,7 +19,7 @@ import torch
 
 from dataloaders.transforms.kinds import Kind, kind_of, torchvision_name
 
-__all__ = ["CONVERTERS", "Kind", "Member", "Run", "is_chain", "read", "trailing"]
+__all__ = ["CONVERTERS", "Kind", "Member", "Run", "is_chain", "is_pointwise", "read", "trailing"]
 
 CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
 """They change the type of a sample and no value of it."""
@@ -105,13 +105,16 @@ def trailing(members: Sequence[Member]) -> tuple[Member, ...]:
     with a float dtype), and Normalize.
     """
     begin = len(members)
-    while begin and (
-        members[begin - 1].torchvision in (*CONVERTERS, "Normalize")
-        or _makes_floats(members[begin - 1])
-    ):
+    while begin and is_pointwise(members[begin - 1]):
         begin -= 1
     run = tuple(members[begin:])
-    return run if any(map(_makes_floats, run)) else ()
+    first = next((member for member in run if member.torchvision not in CONVERTERS), None)
+    return run if first is not None and _makes_floats(first) else ()
+
+
+def is_pointwise(member: Member) -> bool:
+    """Whether it changes the type of a sample, or each value by itself."""
+    return member.torchvision in (*CONVERTERS, "Normalize") or _makes_floats(member)
 
 
 def _makes_floats(member: Member) -> bool:
