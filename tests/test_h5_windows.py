@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from backends.h5.draws import Draws
-from backends.h5.images import _put, obstacle
+from backends.h5.images import _put, obstacle_in
 from backends.h5.mirroring import Mirror
 from backends.h5.windows import NotThisBatch, Windows, steps_of
 from dataloaders.seeding.philox import words
@@ -153,7 +153,7 @@ NORMAL = v2.Normalize([0.5], [0.5])
     ],
 )
 def test_what_is_not_done_to_a_batch_says_why(members, why):
-    found = obstacle(v1.Compose(members))
+    found = obstacle_in(v1.Compose(members))
     assert found is None if why is None else re.search(why, str(found))
 
 
@@ -161,9 +161,9 @@ def test_numbers_that_are_not_those_that_are_read():
     chain = v1.Compose([v1.RandomHorizontalFlip(), v1.PILToTensor()])
     try:
         torch.set_default_dtype(torch.float64)
-        assert "set_default_dtype()" in str(obstacle(chain))
+        assert "set_default_dtype()" in str(obstacle_in(chain))
     finally:
         torch.set_default_dtype(torch.float32)
     with torch.device("meta"):
-        assert "set_default_device()" in str(obstacle(chain))
-    assert obstacle(chain) is None
+        assert "set_default_device()" in str(obstacle_in(chain))
+    assert obstacle_in(chain) is None

@@ -45,7 +45,7 @@ from dataloaders.plan import Plan
 from dataloaders.specification import iterates_itself
 from dataloaders.tuning.learned import cache_folder
 
-from .images import obstacle
+from .images import obstacle_in
 from .session import H5Session, whole_batches
 
 __all__ = ["H5"]
@@ -159,7 +159,20 @@ class H5(Backend):
             BackendUnavailable: there is none, and ``build="never"``.
         """
         path = self._path(loader)
-        exists = self._is_there(path)
+        try:
+            exists = path.exists()
+            if not exists and self.build == "if_missing":
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            advice = "give a path in a folder that can be written to"
+            if self.path is None:
+                advice = (
+                    "set DATALOADERS_CACHE to a folder that can be written to, or give "
+                    'H5("train.h5") as the backend'
+                )
+            raise CacheError(
+                f"{path.parent} cannot be created or read ({error.strerror}); {advice}"
+            ) from error
         if self.build == "never" and not exists:
             raise BackendUnavailable(
                 f"H5(build='never'): there is no cache at {path}; build it with: "
@@ -193,28 +206,6 @@ class H5(Backend):
         finally:
             line.close()
 
-    def _is_there(self, path: Path) -> bool:
-        """Whether there is a file. Makes its folder if a file may be built.
-
-        Raises:
-            CacheError: the folder cannot be made, or its files cannot be seen.
-        """
-        try:
-            exists = path.exists()
-            if not exists and self.build != "never":
-                path.parent.mkdir(parents=True, exist_ok=True)
-            return exists
-        except OSError as error:
-            advice = "give a path in a folder that can be written to"
-            if self.path is None:
-                advice = (
-                    "set DATALOADERS_CACHE to a folder that can be written to, or give "
-                    'H5("train.h5") as the backend'
-                )
-            raise CacheError(
-                f"{path.parent} cannot be created or read ({error.strerror}); {advice}"
-            ) from error
-
     def _obstacle(self, loader: Specification) -> str | None:
         if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
             return f"{type(loader).__name__} iterates in its own way; use backend='stock'"
@@ -239,7 +230,7 @@ class H5(Backend):
         kept = Images.like(text)
         if not kept.packed:
             best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
-            for why in map(obstacle, () if best is None else best.tails):
+            for why in map(obstacle_in, () if best is None else best.tails):
                 if why is not None:
                     return why
         if kept.rows == "any":

@@ -16,11 +16,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from dataloaders.batches.collation import collates_as_torch
-from dataloaders.batches.memory import HostMemory
+from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch, same_bits
+from dataloaders.batches.whole import SeededRows, WholeBatches
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.read.files import Column
 from dataloaders.cache.sample.sample import join
@@ -29,7 +30,7 @@ from dataloaders.seeding.seeded import seed_generators
 from dataloaders.seeding.states import random_states_kept
 
 from .columns import Parts, Rows, Values
-from .draws import Draws
+from .draws import Draws, FreeDraws
 from .images import KINDS, images_of
 from .team import Team
 from .windows import NotThisBatch
@@ -42,28 +43,55 @@ _Leaf: TypeAlias = Callable[[Rows], Any]
 _PROVED_ROWS = 4
 
 
-class Batches:
+class Batches(WholeBatches):
     """Make batches of one cache. Created by `batches_of`, once in each process that uses it.
+
+    Args:
+        leaves: make the parts of a batch, one a column.
+        threads: the most that make a batch, as `Team` has it.
+        puts_off: whether a `Trailing` stands for images that end as floats.
 
     Attributes:
         cached: the cache, whose tails are part of the batches.
     """
 
-    def __init__(self, cached: CachedDataset, leaves: list[_Leaf]) -> None:
+    def __init__(
+        self, cached: CachedDataset, leaves: list[_Leaf], threads: int | None, puts_off: bool
+    ) -> None:
         self.cached = cached
         self._leaves = leaves
+        self._how = threads, puts_off
+        self._pool = HostPool()
+        self._team = Team(threads)
+        self._seed = self._count = 0
 
-    def of(
-        self,
-        rows: Sequence[Any],
-        draws: Draws,
-        memory: HostMemory | None = None,
-        team: Team | None = None,
-        puts_off: bool = False,
-    ) -> Batch | None:
+    def begin(self, seed: int) -> None:
+        """Begin an epoch with this seed."""
+        self._seed, self._count = seed, 0
+
+    def close(self) -> None:
+        """End the threads."""
+        self._team.close()
+
+    def __call__(self, rows: Any) -> Batch:
+        """Return the batch of these rows, as in `WholeBatches`."""
+        if isinstance(rows, SeededRows):
+            batch = self.of(rows.keys, Draws(rows.words))
+            return default_collate(rows.samples()) if batch is None else batch
+        # A worker's seed contains torch's base seed of the epoch and the worker's number.
+        worker: Any = get_worker_info()
+        seed = self._seed if worker is None else int(worker.seed)
+        self._count += 1
+        key = np.array([seed & (2**64 - 1), self._count], np.uint64)
+        batch = self.of(rows, FreeDraws(len(rows), np.random.Generator(np.random.Philox(key=key))))
+        return default_collate([self.cached[row] for row in rows]) if batch is None else batch
+
+    def of(self, rows: Sequence[Any], draws: Draws) -> Batch | None:
         """Return the batch of these rows; None if it has to be collated sample by sample.
 
-        ``rows`` are integers from 0 on; for the other arguments see `Rows`.
+        Args:
+            rows: integers from 0 on.
+            draws: the random numbers of each row.
         """
         if not collates_as_torch():
             return None
@@ -76,7 +104,7 @@ class Batches:
         if numbers.min() < 0 or numbers.max() >= len(self.cached):
             return None
         self.cached.about_to_read(numbers.tolist())
-        task = Rows(numbers.astype(np.int64), draws, memory, team or Team(), puts_off)
+        task = Rows(numbers.astype(np.int64), draws, self._pool, self._team, self._how[1])
         try:
             parts = [leaf(task) for leaf in self._leaves]
         except NotThisBatch:
@@ -88,26 +116,32 @@ class Batches:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spawned worker maps the file itself: a map would be pickled as a copy.
-        return _made, (self.cached,)
+        return _made, (self.cached, *self._how)
 
 
 def batches_of(
-    cached: CachedDataset, prove: Callable[[CachedDataset], bool] | None = None
+    cached: CachedDataset,
+    prove: Callable[[CachedDataset], bool] | None = None,
+    threads: int | None = None,
+    puts_off: bool = False,
 ) -> Batches | str:
     """Return how batches of ``cached`` are made at once; or say in a few words why they cannot be.
 
     Args:
         cached: the cache, with its live transforms.
         prove: whether such batches equal torch's; None: `is_proved`, on this thread.
+        threads, puts_off: see `Batches`.
     """
-    batches = _made(cached)
+    batches = _made(cached, threads, puts_off)
     if isinstance(batches, str):
         return batches
     proved = (prove or is_proved)(cached)
     return batches if proved else "its batches differ from those of default_collate"
 
 
-def _made(cached: CachedDataset) -> Batches | str:
+def _made(
+    cached: CachedDataset, threads: int | None = None, puts_off: bool = False
+) -> Batches | str:
     if cached.transform is not None:
         return "the cache is given a transform of whole samples"
     if not len(cached) or cached.index.structure is None:
@@ -121,7 +155,7 @@ def _made(cached: CachedDataset) -> Batches | str:
         if isinstance(made, str):
             return f"column {column.entry.name!r}: {made}"
         leaves.append(made)
-    return Batches(cached, leaves)
+    return Batches(cached, leaves, threads, puts_off)
 
 
 def _leaf_of(column: Column, tail: Any) -> _Leaf | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from dataloaders.batches.memory import HostMemory
+from dataloaders.batches.memory import HostPool
 from dataloaders.cache.read.files import Column, groups
 
 from .draws import Draws
@@ -32,16 +32,16 @@ class Rows:
     Attributes:
         numbers: int64 [n].
         draws: the random numbers of each row.
-        memory: where large tensors come from, outside workers.
+        pool: where large tensors come from, outside workers.
         team: shares the work on images.
         puts_off: whether a `Trailing` stands for images that end as floats.
     """
 
     numbers: _Ints
     draws: Draws
-    memory: HostMemory | None = None
-    team: Team = field(default_factory=Team)
-    puts_off: bool = False
+    pool: HostPool
+    team: Team
+    puts_off: bool
     _located: tuple[_Ints, _Ints] | None = None
 
     def located(self, column: Column) -> tuple[_Ints, _Ints]:
@@ -56,8 +56,8 @@ class Rows:
         if get_worker_info() is not None:
             storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
             return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
-        if self.memory is not None and self.memory.pays_for(nbytes):
-            return self.memory.empty(shape, dtype)
+        if self.pool.pays_for(nbytes):
+            return self.pool.empty(shape, dtype)
         return torch.empty(tuple(shape), dtype=dtype)
 
 

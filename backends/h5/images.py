@@ -25,7 +25,7 @@ from .floats import Floats
 from .mirroring import Mirror
 from .windows import NotThisBatch, Step, Windows, steps_of
 
-__all__ = ["KINDS", "Images", "images_of", "obstacle"]
+__all__ = ["KINDS", "Images", "images_of", "obstacle_in"]
 
 KINDS = (
     *("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr"),
@@ -40,7 +40,7 @@ _Moved = tuple[_Image, int, int, bool, bool]
 """An image in the file; the top and left of its window; whether it is upside down, mirrored."""
 
 
-def obstacle(tail: Any) -> str | None:
+def obstacle_in(tail: Any) -> str | None:
     """Say which member of ``tail`` is not done to a whole batch, and why; None: all of them are."""
     found = _read(tail)
     return found if isinstance(found, str) else None
