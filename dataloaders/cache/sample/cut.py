@@ -95,7 +95,7 @@ class Cut:
     tail: tuple[str, ...]
     name: str = ""
 
-    def read(self, index: int, calls: tuple[Call, ...] | None = None) -> Any:
+    def read(self, index: int, calls: Sequence[Call] | None = None) -> Any:
         """Row ``index``, checked to consist as ``calls`` say.
 
         Raises:
@@ -103,7 +103,7 @@ class Cut:
         """
         self.made.clear()
         row = sample_of(self.dataset, index)
-        if calls is not None and self.calls_in(row) != calls:
+        if calls is not None and self.calls_in(row) != tuple(calls):
             raise CacheError(
                 "it goes through the dataset's transforms in another way than the first samples "
                 f"did ({len(self.made)} calls, {len(calls)} for those; or what they make is "
