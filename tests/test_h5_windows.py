@@ -14,8 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from backends.h5.draws import Draws
-from backends.h5.images import _put, obstacle_in
-from backends.h5.mirroring import Mirror
+from backends.h5.images import _fill, obstacle_in
 from backends.h5.windows import NotThisBatch, Windows, steps_of
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
@@ -74,10 +73,11 @@ def check(transform, given, *, repeats=3, seed=0):
     after = draws.rand()
     for n, (image, row) in enumerate(zip(batch, rows, strict=True)):
         wanted, following = by_torchvision(transform, image, row)
-        found = np.empty((len(planes(image)), windows.height[n], windows.width[n]), np.uint8)
-        moved = (int(windows.top[n]), int(windows.left[n]), windows.upside_down[n])
-        _put(found, planes(image), *moved, windows.mirrored[n], Mirror(found.shape))
-        assert np.array_equal(found, planes(wanted)), f"sample {n}"
+        shape = (1, len(planes(image)), int(windows.height[n]), int(windows.width[n]))
+        found = torch.empty(shape, dtype=torch.uint8)
+        place = int(windows.top[n]), int(windows.left[n])
+        _fill(found, [(planes(image), *place, windows.upside_down[n], windows.mirrored[n])], None)
+        assert np.array_equal(found[0].numpy(), planes(wanted)), f"sample {n}"
         assert after[n] == following.item(), "the stream is elsewhere"
     return len(batch)
 
