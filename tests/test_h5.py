@@ -193,6 +193,15 @@ def test_one_channel_that_becomes_three_floats():
     assert batches[0]["image"].shape == (4, 3, 16, 16)
 
 
+@pytest.mark.parametrize("sizes", [ONE, THREE])
+@pytest.mark.parametrize("lib", [v1, v2])
+def test_tensors_that_are_cropped_and_floats_that_are_made_first(lib, sizes):
+    crops = [lib.RandomCrop((8, 10), padding=(3, 2), pad_if_needed=True), lib.RandomVerticalFlip()]
+    for first in ([lib.PILToTensor()], ENDS["floats"](lib)):
+        chain = [*first, *crops, lib.ConvertImageDtype(torch.float32), lib.Normalize([0.4], [0.3])]
+        assert_batches_are_stocks(Images(*chain, sizes=sizes), H5(), seed=2)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("images", ["packed", "jpeg", "png"])
 @pytest.mark.covering
