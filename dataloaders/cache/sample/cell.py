@@ -247,7 +247,7 @@ def _json(values: npt.NDArray[Any]) -> list[Any]:
 def _array(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if values.dtype.str == "|b1":  # a byte that is neither 0 nor 1 would be a bool that is both
         return np.asarray(values.view("|u1") != 0)
-    return values.copy()
+    return np.array(values)
 
 
 def _tensor(name: str, values: npt.NDArray[Any]) -> torch.Tensor:
