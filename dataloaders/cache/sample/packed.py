@@ -25,7 +25,7 @@ from dataloaders.recording.context import Recorder, recording
 from dataloaders.recording.worker import self_test
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_chains
-from dataloaders.transforms.read import read
+from dataloaders.transforms.read import Run, read
 
 __all__ = ["packed"]
 
@@ -46,7 +46,8 @@ def packed(dataset: Any) -> Cut:
         raise CacheError(
             f'images="packed": {name} cannot be copied: {error}. {_INSTEAD}'
         ) from error
-    return replace(cut, dataset=_Files(cut.dataset, cut.made))
+    rows = _Files(cut.dataset, cut.made, has_tails=bool(cut.tails))
+    return replace(cut, dataset=rows, tails=cut.tails or (Run([]),))
 
 
 class _Untouched:
@@ -79,12 +80,14 @@ class _Files:
 
     Args:
         dataset: a copy whose transforms are `_Untouched`.
-        made: (number of its transform, image) of the row that was read.
+        made: (number of its transform, image) of the row that was read; of all files, if the
+            dataset has no transform.
     """
 
-    def __init__(self, dataset: Any, made: list[tuple[int, Any]]) -> None:
+    def __init__(self, dataset: Any, made: list[tuple[int, Any]], *, has_tails: bool) -> None:
         self._dataset = dataset
         self._made = made
+        self._has_tails = has_tails
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -124,10 +127,14 @@ class _Files:
             return kept[id(value)][1]
 
         row = row_of(sample)
-        if not any(isinstance(each, EncodedFile) for _, each in kept.values()):
+        found = [each for _, each in kept.values() if isinstance(each, EncodedFile)]
+        if not found:
             modes = sorted({image.mode for image, _ in kept.values()})
             raise _refused(own, f"its images are of mode {', '.join(modes)}" if modes else "")
-        self._made[:] = [(number, row_of(image)) for number, image in self._made]
+        if not self._has_tails:
+            self._made[:] = [(0, file) for file in found]
+        else:
+            self._made[:] = [(number, row_of(image)) for number, image in self._made]
         return row
 
 
