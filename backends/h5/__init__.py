@@ -1,12 +1,13 @@
 """Read the deterministic part of each sample from a cache: HDF5 files, mapped into memory.
 
-dataset ──precompute──> train.h5 ──map──> rows ──┬──> crops, flips: whole batches    batches
-                                                 │    from the map into the batch,   geometry
-                                                 │    by a few threads               mirroring, team
-                                                 ├──> encoded images, torchvision's  pictures
-                                                 │    other transforms: each image
-                                                 │    in a thread, into the batch
-                                                 └──> user code: sample by sample, as stock
+dataset ──precompute──> train.h5 ──map──> rows ──┬──> raw images, crops and flips: whole batches
+                                                 │    from the map into the batch, by a few threads
+                                                 └──> anything else: sample by sample, as stock
+
+session.py   the cache in place of the dataset   batches.py    whole batches, proved to be torch's
+columns.py   numbers and tensors gathered        images.py     images moved, made floats (floats.py)
+windows.py   crops and flips as windows          draws.py      torch's random numbers for a batch
+mirroring.py bytes mirrored by words             team.py       a batch shared among threads
 
 Order, workers and everything around a batch are torch's: stock iterates the loader, with the cache
 in place of the dataset.
@@ -38,18 +39,13 @@ from dataloaders.cache.build.study import obstacle_to_packing
 from dataloaders.cache.format.index import Index
 from dataloaders.cache.sample.cut import cuts_of, whole
 from dataloaders.cache.sample.images import Choice, Images
-from dataloaders.cache.sample.packed import packed
 from dataloaders.errors import BackendUnavailable, CacheError, OptionError
-from dataloaders.machine.resources import usable_cores
 from dataloaders.observing import Unobserved, observe
 from dataloaders.plan import Plan
 from dataloaders.specification import iterates_itself
-from dataloaders.transforms.read import read
-from dataloaders.transforms.trailing import trailing
 from dataloaders.tuning.learned import cache_folder
 
-from .floats import MAKE_TENSORS
-from .pictures import steps_of
+from .images import obstacle_in
 from .session import H5Session, whole_batches
 
 __all__ = ["H5"]
@@ -60,12 +56,11 @@ class H5(Backend):
     """Samples from a cache, which is built at the first ``iter()`` if it does not exist.
 
     The samples and their order equal torch's. What the dataset's transforms do before the first
-    random one comes from the file; the rest runs live. If the rest consists of torchvision's
-    transforms, it is done a batch at a time, once this is proved on samples of this very cache to
-    give torchvision's own result: crops and flips by moving bytes, everything else (and what has to
-    be decoded first) image by image in threads. The random numbers then come from a separate
-    generator, seeded by torch's base seed of the epoch; with ``seed=`` they are those that stock
-    gives each sample.
+    random one comes from the file; the rest runs live. If images are stored raw, and the rest
+    consists of torchvision's crops and flips and of what makes tensors or floats, it is done a
+    batch at a time, once this is proved on samples of this very cache to give torchvision's own
+    result. The random numbers then come from a separate generator, seeded by torch's base seed of
+    the epoch; with ``seed=`` they are those that stock gives each sample.
 
     Attributes:
         path: the path of the file; None: in the user's cache folder, named after its contents.
@@ -130,19 +125,13 @@ class H5(Backend):
             )
             notes = [note for note in plan.notes if not note.startswith("fetched")]
             why = self._by_sample(loader) or (self._unproved(loader) if built else None)
-            if why is None:
-                notes.append("batches are made at once if a few rows prove the result equal")
-                if kept != str(Images()) and loader.num_workers == 0:
-                    torchs, cores = torch.get_num_threads(), usable_cores()
-                    why_so_many = f"torch may use {torchs}, and this process can use {cores} cores"
-                    notes.append(
-                        f"images stored as {kept} are decoded in this process, by up to "
-                        f"{self.threads or min(torchs, cores)} threads: "
-                        + (f"threads={self.threads}" if self.threads else why_so_many)
-                    )
-            else:
-                notes.append(f"samples are made one by one: {why}")
-            return Plan(self.name, stages, plan.delivers, notes=tuple(notes))
+            notes.append(
+                "batches are made at once if a few rows prove the result equal"
+                if why is None
+                else f"samples are made one by one: {why}"
+            )
+            large = full_size(loader.dataset) if kept == str(Images()) else ""
+            return Plan(self.name, stages, plan.delivers, notes=(*notes, *filter(None, [large])))
         except Exception as error:  # a loader may hold anything; explaining it must not fail
             return Plan(self.name, obstacle=f"this loader could not be read: {error!r}")
 
@@ -170,7 +159,20 @@ class H5(Backend):
             BackendUnavailable: there is none, and ``build="never"``.
         """
         path = self._path(loader)
-        exists = self._is_there(path)
+        try:
+            exists = path.exists()
+            if not exists and self.build == "if_missing":
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            advice = "give a path in a folder that can be written to"
+            if self.path is None:
+                advice = (
+                    "set DATALOADERS_CACHE to a folder that can be written to, or give "
+                    'H5("train.h5") as the backend'
+                )
+            raise CacheError(
+                f"{path.parent} cannot be created or read ({error.strerror}); {advice}"
+            ) from error
         if self.build == "never" and not exists:
             raise BackendUnavailable(
                 f"H5(build='never'): there is no cache at {path}; build it with: "
@@ -199,28 +201,6 @@ class H5(Backend):
         finally:
             line.close()
 
-    def _is_there(self, path: Path) -> bool:
-        """Whether there is a file. Makes its folder if a file may be built.
-
-        Raises:
-            CacheError: the folder cannot be made, or its files cannot be seen.
-        """
-        try:
-            exists = path.exists()
-            if not exists and self.build != "never":
-                path.parent.mkdir(parents=True, exist_ok=True)
-            return exists
-        except OSError as error:
-            advice = "give a path in a folder that can be written to"
-            if self.path is None:
-                advice = (
-                    "set DATALOADERS_CACHE to a folder that can be written to, or give "
-                    'H5("train.h5") as the backend'
-                )
-            raise CacheError(
-                f"{path.parent} cannot be created or read ({error.strerror}); {advice}"
-            ) from error
-
     def _obstacle(self, loader: Specification) -> str | None:
         if iterates_itself(type(loader)) and not hasattr(loader, "backend"):
             return f"{type(loader).__name__} iterates in its own way; use backend='stock'"
@@ -241,17 +221,16 @@ class H5(Backend):
             return "batch_size=None: there are no batches"
         if loader.collate_fn is not default_collate:
             return "collate_fn is not torch's default_collate"
-        kept = Images.like(self._kept_images())
-        if kept.packed:
-            try:
-                tails = packed(loader.dataset).tails
-            except CacheError as error:
-                return str(error)
-        else:
+        text = self._kept_images()
+        kept = Images.like(text)
+        if not kept.packed:
             best = next(iter(cuts_of(loader.dataset, images=kept.rows == "images")[0]), None)
-            tails = () if best is None else best.tails
-        steps = (steps_of(tail) for tail in tails if not _makes_floats_of_bytes(tail))
-        return next((why for why in steps if isinstance(why, str)), None)
+            for why in map(obstacle_in, () if best is None else best.tails):
+                if why is not None:
+                    return why
+        if kept.rows == "any":
+            return None
+        return f"images stored as {text} are decoded, and transformed by torchvision"
 
     def _unproved(self, loader: Specification) -> str | None:
         """Say why batches of the cache that is there are not made at once; None: they are."""
@@ -284,13 +263,6 @@ class H5(Backend):
             with suppress(CacheError):  # there may be no cache yet
                 kept = Index.parse(self.path).fingerprint.get("images")
         return kept[:100] if type(kept) is str else str(Images())
-
-
-def _makes_floats_of_bytes(tail: Any) -> bool:
-    """Whether rows are tensors of bytes, and all that ``tail`` does is to make floats of them."""
-    members = read(tail)
-    makers = [member for member in members if member.torchvision in MAKE_TENSORS]
-    return not makers and bool(members) and trailing(members) == members
 
 
 def _describe_live(dataset: Any) -> str:

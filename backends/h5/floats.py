@@ -1,7 +1,4 @@
-"""Floats of the bytes of a batch: what ToTensor and Normalize at the end of a chain make of them.
-
-chain ──split──> the members before │ ToTensor, Normalize ──Floats──> a way to write them
-"""
+"""Floats of a batch's bytes: what ToTensor and Normalize at the end of a chain make of them."""
 
 from __future__ import annotations
 
@@ -10,38 +7,26 @@ from typing import Any
 
 import torch
 
-from dataloaders.recording.tail import Step, planes
+from dataloaders.recording.tail import Step
 from dataloaders.replaying.pointwise import Tails
 from dataloaders.replaying.ways import Way
-from dataloaders.transforms.kinds import torchvision_name
-from dataloaders.transforms.read import Member, read
-from dataloaders.transforms.trailing import CONVERTERS, trailing
+from dataloaders.transforms.read import CONVERTERS, Member
 
-__all__ = ["MAKE_TENSORS", "Floats", "split"]
-
-MAKE_TENSORS = ("PILToTensor", "ToImage", "ToTensor")
+__all__ = ["Floats"]
 
 
 class Floats:
     """What ``run``, which `trailing` found, makes of bytes.
 
     Attributes:
-        run: the user's own transforms.
         steps: the same, as recorded ones.
-        makes_bytes: what makes tensors of bytes of images before.
     """
 
     def __init__(self, run: Sequence[Member]) -> None:
-        self.run = tuple(member.transform for member in run)
-        self.makes_bytes = [
-            planes if member.torchvision == "ToTensor" else member.transform
-            for member in run
-            if member.torchvision in ("ToTensor", *CONVERTERS)
-        ]
         self.steps: tuple[Step, ...] = ()
         for member in run:
             if member.torchvision not in CONVERTERS:
-                self.steps += (_step(member.transform, self.steps),)
+                self.steps += (_step(member, self.steps),)
         self._tails = Tails()
 
     def way(self, channels: int) -> tuple[Way, torch.dtype]:
@@ -56,15 +41,9 @@ class Floats:
         return tail.way(torch.device("cpu")), tail.dtype
 
 
-def split(tail: Any) -> tuple[tuple[Member, ...], Floats | None]:
-    """Return the members of ``tail`` before those that end it with floats of bytes, and these."""
-    members = read(tail)
-    run = trailing(members)
-    return members[: len(members) - len(run)], Floats(run) if run else None
-
-
-def _step(transform: Any, before: tuple[Step, ...]) -> Step:
-    name, v2 = torchvision_name(transform), ".v2" in type(transform).__module__
+def _step(member: Member, before: tuple[Step, ...]) -> Step:
+    transform: Any = member.transform
+    name, v2 = member.torchvision, ".v2" in type(transform).__module__
     if name == "Normalize":
         numbers = ("mean", transform.mean), ("std", transform.std)
         op = "v2.normalize" if v2 else "v1t.normalize"

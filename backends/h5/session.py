@@ -1,7 +1,7 @@
 """Iterate a loader over a cache in place of its dataset; make batches at once if that is proved.
 
-    sampler ──> rows ──Collated──> Batches ──> the batch        proved equal to torch's
-                                      └─None─> samples ──> default_collate
+    sampler ──> rows ──> Batches ──> the batch                  proved equal to torch's
+                            └─None─> samples ──> default_collate
     any other loader ──> cached[row], one by one, by stock
 
 The dataset is looked at again at each ``iter()``, as torch reads it anew:
@@ -18,14 +18,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
 from dataloaders import registry
 from dataloaders.backend import Ahead, Session, Specification
-from dataloaders.batches.memory import HostPool
 from dataloaders.batches.tree import Batch
-from dataloaders.batches.whole import RowNumbers, SeededRows, ShowsDataset, WholeBatches
+from dataloaders.batches.whole import RowNumbers, ShowsDataset
 from dataloaders.cache import CachedDataset
 from dataloaders.cache.sample.cut import equal_state
 from dataloaders.cache.sample.sample import Classes, namedtuples_in
@@ -33,11 +31,9 @@ from dataloaders.errors import CacheError
 from dataloaders.observing import Unobserved, observe
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import state_of, view_of
-from dataloaders.transforms.draws import Draws, FreeDraws
 from dataloaders.transforms.find import find_chains
 
 from .batches import Batches, batches_of, is_proved
-from .team import Team
 
 __all__ = ["H5Session", "whole_batches"]
 
@@ -66,12 +62,11 @@ class H5Session(Session):
         self._threads = threads
         self._puts_off = puts_off
         self._loader = weakref.ref(loader)
-        self._pool = HostPool()
         self._dataset: Any = None
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: tuple[Any, list[Any]] = None, []
         self._view: Specification | None = None
         self._changed: dict[str, Any] = {}
-        self._collated: _Collated | None = None
+        self._collated: Batches | None = None
         self._inner: Session | None = None
 
     def epoch(self) -> Iterator[Batch]:
@@ -98,14 +93,17 @@ class H5Session(Session):
             self._inner.close()
         if self._collated is not None:
             self._collated.close()
-        self._inner = self._view = self._collated = self._dataset = self._snapshot = None
+        self._inner = self._view = self._collated = self._dataset = None
 
     def _opened(self) -> Session:
         loader = self._loader()
         if loader is None:
             raise RuntimeError("the loader of this session is gone: keep it while iterating")
-        snapshot = _Snapshot(loader.dataset)
-        if self._inner is None or self._is_changed(loader, snapshot):
+        now, transforms = _snapshot(loader.dataset)
+        # As in torch, workers that persist keep the dataset as it was when they started.
+        stay = loader.persistent_workers and loader.num_workers > 0
+        is_other = self._dataset is not loader.dataset or (not stay and self._snapshot[0] != now)
+        if self._inner is None or is_other:
             self.close()
             cached = self._open_cache(loader)
             if len(cached) != len(loader.dataset):  # type: ignore[arg-type]
@@ -115,30 +113,22 @@ class H5Session(Session):
                 )
             cached.namedtuples = _namedtuples(cached, loader)
             self._dataset, self._changed = loader.dataset, self._changes(loader, cached)
-            self._snapshot = snapshot
+            self._snapshot = now, transforms
             self._view = view_of(loader, **self._changed)
             self._inner = registry.load("stock")().open(self._view)
         elif self._view is not None:  # the epoch, and what the user has changed since
-            now = {**state_of(loader), **self._changed, "_iterator": self._view._iterator}
-            self._view.__dict__.update(now)
+            iterator = self._view._iterator
+            self._view.__dict__.update(state_of(loader), **self._changed, _iterator=iterator)
         return self._inner
-
-    def _is_changed(self, loader: Specification, snapshot: _Snapshot) -> bool:
-        """Whether the samples should be others than those that this session was opened for."""
-        if self._dataset is not loader.dataset or self._snapshot is None:
-            return True
-        # As in torch, workers that persist keep the dataset as it was when they started.
-        stay = loader.persistent_workers and loader.num_workers > 0
-        return not stay and not self._snapshot.same_as(snapshot)
 
     def _changes(self, loader: Specification, cached: CachedDataset) -> dict[str, Any]:
         plain = {"dataset": cached}
         if loader.collate_fn is not default_collate or loader.batch_sampler is None:
             return plain
-        batches = whole_batches(cached, loader)
+        batches = whole_batches(cached, loader, self._threads, self._puts_off)
         if isinstance(batches, str):
             return plain
-        self._collated = _Collated(batches, self._pool, Team(self._threads), self._puts_off)
+        self._collated = batches
         return {
             "dataset": RowNumbers(cached),
             "collate_fn": self._collated,
@@ -146,23 +136,23 @@ class H5Session(Session):
         }
 
 
-class _Snapshot:
-    """The length and the transforms of ``dataset`` at this moment. Reads none of its samples."""
+def _snapshot(dataset: Any) -> tuple[Any, list[Any]]:
+    """Return what tells ``dataset`` at this moment from later ones, without reading a sample.
 
-    def __init__(self, dataset: Any) -> None:
-        members = [member for found in find_chains(dataset) for member in found.members]
-        known = [member.transform for member in members if member.torchvision is not None]
-        self._values = (len(dataset), [equal_state(transform) for transform in known])
-        # Kept, since the id of a dead object may be given to another one.
-        self._transforms = [member.transform for member in members]
-
-    def same_as(self, other: _Snapshot) -> bool:
-        """Whether what was opened for one of them serves the other."""
-        ids = [list(map(id, each._transforms)) for each in (self, other)]
-        return self._values == other._values and ids[0] == ids[1]
+    And the transforms that it names by their ids: the id of a dead object may be another's.
+    """
+    members = [member for found in find_chains(dataset) for member in found.members]
+    transforms = [member.transform for member in members]
+    states = [equal_state(each.transform) for each in members if each.torchvision is not None]
+    return (len(dataset), states, list(map(id, transforms))), transforms
 
 
-def whole_batches(cached: CachedDataset, loader: Specification) -> Batches | str:
+def whole_batches(
+    cached: CachedDataset,
+    loader: Specification,
+    threads: int | None = None,
+    puts_off: bool = False,
+) -> Batches | str:
     """Return how batches of ``cached`` are made at once, if they equal torch's; or say why not.
 
     The proof runs here if it runs no code of the user's, else in a worker of ``loader``.
@@ -177,7 +167,7 @@ def whole_batches(cached: CachedDataset, loader: Specification) -> Batches | str
         except Unobserved:
             return False
 
-    return batches_of(cached, is_equal)
+    return batches_of(cached, is_equal, threads, puts_off)
 
 
 def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
@@ -196,48 +186,3 @@ def _namedtuples(cached: CachedDataset, loader: Specification) -> Classes:
         if key in wanted and kind.__module__ != "dataloaders.cache.sample.sample" and is_better:
             found[key] = kind
     return found
-
-
-class _Collated(WholeBatches):
-    """Collate row numbers to a batch, in the main process or in a worker."""
-
-    def __init__(self, batches: Batches, pool: HostPool, team: Team, puts_off: bool) -> None:
-        self._batches = batches
-        self._pool: HostPool | None = pool
-        self._team = team
-        self._puts_off = puts_off
-        self._seed = 0
-        self._count = 0
-
-    def begin(self, seed: int) -> None:
-        """Begin an epoch with this seed."""
-        self._seed, self._count = seed, 0
-
-    def close(self) -> None:
-        """End the threads."""
-        self._team.close()
-
-    def __call__(self, rows: Any) -> Batch:
-        """Return the batch of these rows, as in `WholeBatches`."""
-        worker = get_worker_info()
-        pool = self._pool if worker is None else None
-        if isinstance(rows, SeededRows):
-            keys, draws = rows.keys, Draws(rows.words)
-        else:
-            keys, draws = rows, FreeDraws(len(rows), self._random(worker))
-        batch = self._batches.of(keys, draws, pool, self._team, self._puts_off)
-        if batch is not None:
-            return batch
-        if isinstance(rows, SeededRows):
-            return default_collate(rows.samples())
-        return default_collate([self._batches.cached[row] for row in rows])
-
-    def _random(self, worker: Any) -> np.random.Generator:
-        # A worker's seed contains torch's base seed of the epoch and the worker's number.
-        seed = self._seed if worker is None else int(worker.seed)
-        self._count += 1
-        key = np.array([seed & (2**64 - 1), self._count], np.uint64)
-        return np.random.Generator(np.random.Philox(key=key))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}

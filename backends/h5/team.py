@@ -2,7 +2,6 @@
 
     begin ────────── end      images of the batch
     │ thread │ thread │       torch's operations in them run on one core each
-    │t│u│u│t│u│t│t│u│t│       where the times are long and differ: each takes the next one
 
 Torch's own threads share each operation and wait for each other after it, spinning: an image is too
 small for that. So this is also used where torch may use several threads and one is enough.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -37,7 +35,7 @@ class Team:
     def __init__(self, threads: int | None = None) -> None:
         self._most = threads
         self._pool: ThreadPoolExecutor | None = None
-        self._count = self._process = 0
+        self._process = 0
         self._starting = threading.Lock()
 
     def split(self, count: int, nbytes: int, part: Callable[[int, int], None]) -> None:
@@ -57,39 +55,12 @@ class Team:
             return
         number = max(1, min(most, count, nbytes // _LEAST_BYTES))
         with self._starting:
-            pool = self._started(number)
+            pool = self._started(most)
         ends = [count * n // number for n in range(number + 1)]
         futures = [pool.submit(part, *ends[n : n + 2]) for n in range(number)]
         wait(futures)
         for future in futures:
             future.result()
-
-    def each(self, count: int, nbytes: int, one: Callable[[int], None]) -> None:
-        """Call ``one(number)`` for each number below ``count``, in whichever thread is free.
-
-        Args:
-            count: the number of items.
-            nbytes: the bytes that could be copied in the time that all of them take.
-            one: makes one of them; called in several threads at once.
-
-        Raises:
-            Exception: what ``one`` raises, when none of them is running any more.
-        """
-        waiting = deque(range(count))
-
-        def some(_begin: int, _end: int) -> None:
-            while waiting:
-                try:
-                    number = waiting.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                try:
-                    one(number)
-                except BaseException:
-                    waiting.clear()
-                    raise
-
-        self.split(count, nbytes, some)
 
     def close(self) -> None:
         """End the threads."""
@@ -98,12 +69,11 @@ class Team:
         self._pool = None
 
     def _started(self, number: int) -> ThreadPoolExecutor:
-        """Return at least this many threads. A forked child has none of its parent's."""
-        if self._pool is None or self._process != os.getpid() or self._count < number:
-            self.close()
+        """Return this many threads. A forked child has none of its parent's."""
+        if self._pool is None or self._process != os.getpid():
             before, begun = torch.get_num_threads(), threading.Barrier(number)
             self._pool = ThreadPoolExecutor(number, "dataloaders-h5", _use_one_core)
-            self._count, self._process = number, os.getpid()
+            self._process = os.getpid()
             wait([self._pool.submit(begun.wait) for _ in range(number)])
             # A thread keeps the number that it set itself (OpenMP's is per thread); threads that
             # begin later take the number that was set last.

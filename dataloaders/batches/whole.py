@@ -28,7 +28,7 @@ class SeededRows(NamedTuple):
     Attributes:
         keys: what the sampler yielded.
         words: for each sample, what seeds the generators around it; uint32 [n, 4], as
-            `dataloaders.transforms.draws.Draws` takes them.
+            h5's `Draws` takes them.
         samples: a function that fetches the samples one by one, seeded as under stock.
     """
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +21,13 @@ from torch.utils.data import Dataset
 
 from dataloaders.transforms.read import Member, is_chain, read
 
-__all__ = ["Copies", "Found", "NotCopyable", "find_chains", "find_generators"]
+__all__ = ["Found", "NotCopyable", "copied", "find_chains", "find_generators"]
 
 _DEEPEST = 8
 _CONTAINERS = (list, tuple, dict)
 _MOST_NESTED = 2
 _LONGEST = 64
 """Containers longer or deeper than this are data, unless they hold datasets."""
-
-Replacement: TypeAlias = Callable[[Any], Any]
-"""A chain that was found -> what stands in its place, or the chain itself."""
 
 
 class NotCopyable(Exception):
@@ -75,60 +72,46 @@ def find_generators(dataset: Any) -> list[tuple[Callable[[], Any], Callable[[Any
     return list(found.values())
 
 
-class Copies:
-    """A shallow copy of a dataset in which ``replace`` chose the chains.
+def copied(dataset: Any, instead: Mapping[int, Any]) -> Any:
+    """Return a shallow copy of ``dataset`` with other objects in place of some.
 
-    Everything that leads to a chain is copied, everything else is shared; the user's objects are
-    never changed.
+    Everything that leads to one of these is copied, everything else is shared; the user's objects
+    are never changed.
 
     Args:
         dataset: the user's.
-        replace: see `Replacement`.
-        known: what stands in the place of objects by their id, chains or not.
-
-    Attributes:
-        dataset: the copy.
+        instead: what stands in the place of objects, by their id.
 
     Raises:
         NotCopyable: if a class on the way has a ``__del__``, which would run for the copy too.
         TypeError: if a class on the way cannot be copied without running its own code.
     """
+    made = dict(instead)
 
-    def __init__(
-        self, dataset: Any, replace: Replacement, known: Mapping[int, Any] | None = None
-    ) -> None:
-        self._replace = replace
-        self._copied = dict(known or {})
-        self.dataset = self._copy(dataset, 0)
-
-    def _copy(self, value: Any, depth: int) -> Any:
-        if id(value) in self._copied:
-            return self._copied[id(value)]
-        if depth <= _DEEPEST and any(
-            is_chain(inner) or id(inner) in self._copied for _, inner in _walk(value, "", depth)
-        ):
-            clone = self._copied[id(value)] = self._cloned(value, depth)
-            return clone
-        return value
-
-    def _cloned(self, value: Any, depth: int) -> Any:
-        if is_chain(value):
-            return self._replace(value)
-        if type(value) in (list, tuple):
-            return type(value)(self._copy(inner, depth + 1) for inner in value)
-        if type(value) is dict:
-            return {key: self._copy(inner, depth + 1) for key, inner in value.items()}
+    def copy(value: Any, depth: int) -> Any:
+        if id(value) in made:
+            return made[id(value)]
+        leads = depth <= _DEEPEST and any(id(one) in made for _, one in _walk(value, "", depth))
+        if not leads:
+            return value
         kind = type(value)
-        if hasattr(kind, "__del__"):
+        if kind in (list, tuple):
+            made[id(value)] = kind(copy(inner, depth + 1) for inner in value)
+        elif kind is dict:
+            made[id(value)] = {key: copy(inner, depth + 1) for key, inner in value.items()}
+        elif hasattr(kind, "__del__"):
             raise NotCopyable(
                 f"{kind.__name__} has a __del__, which would also run for the copy of it that the "
                 "cut needs; release what it holds by weakref.finalize or a with block"
             )
-        clone = object.__new__(kind)  # not copy.copy: a __reduce__ may drop open files
-        self._copied[id(value)] = clone  # before its attributes: one of them may lead back here
-        for name, inner in vars(value).items():
-            clone.__dict__[name] = self._copy(inner, depth + 1)
-        return clone
+        else:
+            clone = object.__new__(kind)  # not copy.copy: a __reduce__ may drop open files
+            made[id(value)] = clone  # before its attributes: one of them may lead back here
+            for name, inner in vars(value).items():
+                clone.__dict__[name] = copy(inner, depth + 1)
+        return made[id(value)]
+
+    return copy(dataset, 0)
 
 
 def _walk(

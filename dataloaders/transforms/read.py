@@ -6,40 +6,23 @@
             ToTensor       transforms[1].transforms[1]  deterministic
             my_function    transforms[2]                opaque
 
-A container that decides which of its members run, such as RandomApply, is one member. The
-transforms of torchvision's weights are modules whose settings are attributes and whose steps are
-calls of v1's functions; they are read as these steps:
-
-    ResNet18_Weights.DEFAULT.transforms()
-        ──> Resize  CenterCrop  PILToTensor  ConvertImageDtype  Normalize
-
-torchvision may change them in any version: one with other attributes than these is one member, and
-so are those of videos and of pairs of images.
+A container that decides which of its members run, such as RandomApply, is one member.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dataloaders.transforms.kinds import Kind, changed_by_hand, kind_of, torchvision_name
+from dataloaders.transforms.kinds import Kind, kind_of, torchvision_name
 
-__all__ = ["Kind", "Member", "Run", "is_chain", "read"]
+__all__ = ["CONVERTERS", "Kind", "Member", "Run", "is_chain", "is_pointwise", "read", "trailing"]
 
-_PRESETS = "torchvision.transforms._presets"
-_RESIZED = frozenset(("resize_size", "interpolation", "antialias"))
-_SETTINGS = {
-    "ImageClassification": _RESIZED | {"crop_size", "mean", "std"},
-    "SemanticSegmentation": _RESIZED | {"mean", "std"},
-    "ObjectDetection": frozenset[str](),
-}
-
-_KNOWN: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKeyDictionary()
-"""Preset -> its settings as text, and its steps."""
+CONVERTERS = ("PILToTensor", "ToImage", "ToPureTensor")
+"""They change the type of a sample and no value of it."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +71,7 @@ class Run:
 
 def is_chain(value: Any) -> bool:
     """Whether `read` knows something of ``value``: a Compose, Sequential, Run or torchvision's."""
-    known = _steps_of(value) or _members_of(value)
-    return known is not None or kind_of(value) is not Kind.OPAQUE
+    return _members_of(value) is not None or kind_of(value) is not Kind.OPAQUE
 
 
 def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
@@ -97,70 +79,46 @@ def read(transform: Any, where: str = "transform") -> tuple[Member, ...]:
 
     A Compose, ``nn.Sequential`` or `Run` is flattened, however deep; anything else is one member.
     """
-    return tuple(_read(transform, where))
-
-
-def _read(transform: Any, where: str) -> Iterator[Member]:
-    steps = _steps_of(transform)
-    for step in steps or ():
-        yield Member(step, f"{where} ({type(transform).__name__})", kind_of(step))
-    if steps is not None:
-        return
     inner = _members_of(transform)
     if inner is None:
-        yield Member(transform, where, kind_of(transform))
-        return
-    for position, member in enumerate(inner):
-        place = "" if _is_sequential(transform) else ".transforms"
-        yield from _read(member, f"{where}{place}[{position}]")
+        return (Member(transform, where, kind_of(transform)),)
+    place = where if type(transform) is torch.nn.Sequential else f"{where}.transforms"
+    return tuple(
+        member
+        for position, each in enumerate(inner)
+        for member in read(each, f"{place}[{position}]")
+    )
 
 
-def _members_of(transform: Any) -> list[Any] | None:
-    if _is_sequential(transform):
-        return list(transform)
+def _members_of(transform: Any) -> Iterable[Any] | None:
+    if type(transform) is torch.nn.Sequential:
+        return transform
     if type(transform) is Run or torchvision_name(transform) == "Compose":
-        return list(transform.transforms)
+        return transform.transforms  # type: ignore[no-any-return]
     return None
 
 
-def _is_sequential(transform: Any) -> bool:
-    return type(transform) is torch.nn.Sequential and changed_by_hand(transform) is None
+def trailing(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Return the longest trailing run that makes floats of bytes one by one; () if there is none.
 
-
-def _steps_of(preset: Any) -> list[Any] | None:
-    """Return transforms that do what ``preset`` does, in order; None: it is no preset.
-
-    The same objects each time, until one of its settings changes.
+    It consists of converters, one member that makes floats (ToTensor, ConvertImageDtype or ToDtype
+    with a float dtype), and Normalize.
     """
-    name = torchvision_name(preset)
-    if name not in _SETTINGS or type(preset).__module__ != _PRESETS:
-        return None
-    settings = {k: v for k, v in vars(preset).items() if k[0] != "_" and k != "training"}
-    if settings.keys() != _SETTINGS[name]:
-        return None
-    text = repr(sorted(settings.items()))
-    known, steps = _KNOWN.get(preset, ("", []))
-    if known != text:
-        try:
-            steps = _made_of(settings)
-        except Exception:  # torchvision's classes refuse what its functions may refuse later
-            return None
-        _KNOWN[preset] = text, steps
-    return steps
+    begin = len(members)
+    while begin and is_pointwise(members[begin - 1]):
+        begin -= 1
+    run = tuple(members[begin:])
+    first = next((member for member in run if member.torchvision not in CONVERTERS), None)
+    return run if first is not None and _makes_floats(first) else ()
 
 
-def _made_of(settings: dict[str, Any]) -> list[Any]:
-    from torchvision import transforms as v1
-    from torchvision.transforms import v2
+def is_pointwise(member: Member) -> bool:
+    """Whether it changes the type of a sample, or each value by itself."""
+    return member.torchvision in (*CONVERTERS, "Normalize") or _makes_floats(member)
 
-    steps: list[Any] = []
-    if settings.get("resize_size") is not None:
-        options = {name: settings[name] for name in ("interpolation", "antialias")}
-        steps.append(v1.Resize(settings["resize_size"], **options))
-    if "crop_size" in settings:
-        steps.append(v1.CenterCrop(settings["crop_size"]))
-    # v2's leaves tensors alone, as presets do; v1's raises.
-    steps += [v2.PILToTensor(), v1.ConvertImageDtype(torch.float)]
-    if "mean" in settings:
-        steps.append(v1.Normalize(list(settings["mean"]), list(settings["std"])))
-    return steps
+
+def _makes_floats(member: Member) -> bool:
+    if member.torchvision in ("ConvertImageDtype", "ToDtype"):
+        dtype = member.transform.dtype
+        return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return member.torchvision == "ToTensor"

@@ -144,7 +144,7 @@ def _retype(fields: Any, random: Random) -> None:
                 dtype, of = _PLAIN_KINDS[kind]
                 shape = [random.choice(sizes) for _ in range(of)]
             elif kind.rpartition(":")[2] in _TORCH:
-                dtype = _TORCH[kind.rpartition(":")[2]][1]
+                dtype = _TORCH[kind.rpartition(":")[2]]
         if fits(kind, dtype, of, None):
             variants.append([kind, of])
     column["dtype"] = dtype

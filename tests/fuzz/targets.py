@@ -22,6 +22,7 @@ from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
 from backends.h5.batches import batches_of
+from backends.h5.draws import Draws
 from dataloaders.cache import CachedDataset, precompute, verify
 from dataloaders.cache.format.changes import changes
 from dataloaders.cache.sample.sample import leaf_paths
@@ -29,7 +30,6 @@ from dataloaders.cli import main
 from dataloaders.errors import CacheError
 from dataloaders.seeding.philox import words
 from dataloaders.seeding.seeded import seed_generators
-from dataloaders.transforms.draws import Draws
 from fuzz import mutation, seeds
 from fuzz.guard import refusals_aside
 from helpers.compare import same

@@ -22,25 +22,10 @@ import numpy as np
 import torch
 
 from dataloaders.errors import CacheError
-from dataloaders.transforms.find import Copies, Found, NotCopyable, find_chains
-from dataloaders.transforms.read import Kind, Member, Run
-from dataloaders.transforms.trailing import CONVERTERS, trailing
+from dataloaders.transforms.find import Found, NotCopyable, copied, find_chains
+from dataloaders.transforms.read import CONVERTERS, Kind, Member, Run, trailing
 
-__all__ = [
-    "Call",
-    "Cut",
-    "Finish",
-    "Head",
-    "Path",
-    "Run",
-    "cut_at",
-    "cuts_of",
-    "equal_state",
-    "part_at",
-    "put",
-    "sample_of",
-    "whole",
-]
+__all__ = ["Call", "Cut", "Finish", "cut_at", "cuts_of", "equal_state", "sample_of", "whole"]
 
 Path: TypeAlias = tuple[Any, ...]
 """The keys to a part of a sample: of a dict its key, a position, the name of a field."""
@@ -118,7 +103,7 @@ class Cut:
         """
         self.made.clear()
         row = sample_of(self.dataset, index)
-        if calls is not None and not self._is_as(row, calls):
+        if calls is not None and self.calls_in(row) != tuple(calls):
             raise CacheError(
                 "it goes through the dataset's transforms in another way than the first samples "
                 f"did ({len(self.made)} calls, {len(calls)} for those; or what they make is "
@@ -144,17 +129,6 @@ class Cut:
                 return "what the transform gives is used by the transform again"
         return tuple(calls)
 
-    def _is_as(self, row: Any, calls: Sequence[Call]) -> bool:
-        if [number for number, _ in self.made] != [number for number, _ in calls]:
-            return False
-        try:
-            return all(
-                part_at(row, path) is part
-                for (_, path), (_, part) in zip(calls, self.made, strict=True)
-            )
-        except (LookupError, TypeError, AttributeError):
-            return False
-
 
 def sample_of(dataset: Any, index: int) -> Any:
     """Sample ``index`` as torch's loader gets it, which prefers ``__getitems__``."""
@@ -162,17 +136,17 @@ def sample_of(dataset: Any, index: int) -> Any:
     return dataset[index] if many is None else many([index])[0]
 
 
+@dataclass(frozen=True)
 class Finish:
     """Callable that makes samples of rows: the tails applied to their parts, in order."""
 
-    def __init__(self, tails: Sequence[Run], calls: Sequence[Call]) -> None:
-        self.tails = tuple(tails)
-        self.calls = tuple(calls)
+    tails: Sequence[Run]
+    calls: Sequence[Call]
 
     def __call__(self, row: Any) -> Any:
         """The sample that the dataset itself would have given."""
         for number, path in self.calls:
-            row = put(row, path, self.tails[number])
+            row = _put(row, path, self.tails[number])
         return row
 
 
@@ -193,10 +167,10 @@ def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
     if not chains:
         return [], "it holds no torchvision transform that could be cut"
     cuts: list[Cut] = []
-    seen: list[list[int]] = []
-    ways = (_before_random, _before_floats, *((_before_tensors,) if images else ()))
-    for end_of_head in reversed(ways):
-        ends = [end_of_head(found.members) for found in chains]
+    seen: list[tuple[int, ...]] = []
+    for ends in reversed(
+        list(zip(*(_ends(found.members, images) for found in chains), strict=True))
+    ):
         if ends in seen or all(
             end == len(found.members) for found, end in zip(chains, ends, strict=True)
         ):
@@ -211,50 +185,45 @@ def cuts_of(dataset: Any, *, images: bool = False) -> tuple[list[Cut], str]:
     return cuts, "" if cuts else "all of its transforms are deterministic"
 
 
-def put(sample: Any, path: Path, change: Any) -> Any:
+def _put(sample: Any, path: Path, change: Any) -> Any:
     """``sample`` with ``change`` applied to the part at ``path``; containers on the way are new."""
     if not path:
         return change(sample)
     key, *rest = path
     if isinstance(sample, dict):
-        return {**sample, key: put(sample[key], tuple(rest), change)}
+        return {**sample, key: _put(sample[key], tuple(rest), change)}
     if hasattr(sample, "_fields"):
-        return sample._replace(**{key: put(getattr(sample, key), tuple(rest), change)})
+        return sample._replace(**{key: _put(getattr(sample, key), tuple(rest), change)})
     members = list(sample)
-    members[key] = put(members[key], tuple(rest), change)
+    members[key] = _put(members[key], tuple(rest), change)
     return members if isinstance(sample, list) else tuple(members)
 
 
-def _before_random(members: Sequence[Member]) -> int:
-    """How many members are before the first one that is random or somebody's own."""
-    return next(
+def _ends(members: Sequence[Member], images: bool) -> list[int]:
+    """Return how many members may be before a cut, at most first.
+
+    Those before the first one that is random or somebody's own; without a run at their end that
+    makes floats; and, for ``images``, without what makes tensors of PIL images in front of that.
+    """
+    most = next(
         (n for n, member in enumerate(members) if member.kind is not Kind.DETERMINISTIC),
         len(members),
     )
-
-
-def _before_floats(members: Sequence[Member]) -> int:
-    """The same, and before a run in front of it that makes floats."""
-    end = _before_random(members)
-    run = trailing(members[:end])
-    if not run:
-        return end
-    converters = next(n for n, member in enumerate(run) if member.torchvision not in CONVERTERS)
-    return end - len(run) + converters
-
-
-def _before_tensors(members: Sequence[Member]) -> int:
-    """The same, and before what makes tensors of PIL images in front of that."""
-    end = _before_floats(members)
-    while end and members[end - 1].torchvision in CONVERTERS:
-        end -= 1
-    return end
+    bytes_ = most - len(trailing(members[:most]))
+    while bytes_ < most and members[bytes_].torchvision in CONVERTERS:
+        bytes_ += 1
+    if not images:
+        return [most, bytes_]
+    pictures = bytes_
+    while pictures and members[pictures - 1].torchvision in CONVERTERS:
+        pictures -= 1
+    return [most, bytes_, pictures]
 
 
 def cut_at(
     dataset: Any,
     chains: list[Found],
-    ends: list[int],
+    ends: Sequence[int],
     head_of: Callable[[Any, int, list[tuple[int, Any]]], Any] | None = None,
 ) -> Cut:
     """The cut of these chains after so many members each.
@@ -290,8 +259,14 @@ def cut_at(
             if head_of is None
             else head_of(found.chain, number, made)
         )
-    copy = Copies(dataset, lambda chain: heads.get(id(chain), chain), heads).dataset
-    return Cut(copy, tuple(tails), made, _told(before), _told(after), type(dataset).__name__)
+    return Cut(
+        copied(dataset, heads),
+        tuple(tails),
+        made,
+        _told(before),
+        _told(after),
+        type(dataset).__name__,
+    )
 
 
 class _Pickler(pickle.Pickler):
@@ -338,17 +313,6 @@ def _places(value: Any, part: Any, path: Path = ()) -> Iterator[Path]:
         fields = getattr(value, "_fields", range(len(value)))
         for key, inner in zip(fields, value, strict=False):
             yield from _places(inner, part, (*path, key))
-
-
-def part_at(value: Any, path: Path) -> Any:
-    """The part of the sample ``value`` at ``path``.
-
-    Raises:
-        LookupError, TypeError, AttributeError: it has none.
-    """
-    for key in path:
-        value = getattr(value, key) if hasattr(value, "_fields") else value[key]
-    return value
 
 
 def _has_more_than_pixels(value: Any) -> bool:

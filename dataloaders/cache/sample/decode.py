@@ -1,7 +1,7 @@
 """Cells that hold an encoded image, and how they become PIL images again.
 
     encoded:PNG:RGBA   bytes of a PNG file   ──Pillow, PNG only──> mode RGBA
-    encoded:PNG:P      the same              ──Pillow, palette.py──> mode P, with its palette
+    encoded:PNG:P      the same              ──Pillow, PNG only──> mode P, with its palette
     file:RGB           bytes of any file     ──Pillow──> convert("RGB"), as torchvision's loader
 
 The bytes may come from anybody. Only the format that the kind names is tried, its size is held
@@ -12,15 +12,13 @@ whatever goes wrong is one kind of error.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
-from dataloaders.cache.sample.palette import restored
-
-__all__ = ["KEPT", "EncodedFile", "Undecoded", "decoded", "is_encoded", "undecoded"]
+__all__ = ["KEPT", "EncodedFile", "decoded", "is_encoded"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, by Pillow's names: no format that runs another program, as EPS does."""
@@ -51,56 +49,8 @@ def is_encoded(kind: str) -> bool:
     return kind == "file:RGB"
 
 
-class Undecoded:
-    """An encoded image of which the header was read, and whose pixels are not made yet.
-
-    Args:
-        image: as Pillow opened it.
-        mode: that it comes out in.
-    """
-
-    def __init__(self, image: Any, mode: str) -> None:
-        self._image = image
-        self.mode = mode
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height, in pixels."""
-        width, height = self._image.size
-        return width, height
-
-    def decode(self) -> Any:
-        """The PIL image, to be read from only: it may be of a class of its file's format.
-
-        Raises:
-            ValueError: it cannot be decoded.
-        """
-        self._done(self._image.load)
-        # Pillow's convert copies, even where there is nothing to convert.
-        as_it_is = self._image.mode == self.mode != "P"
-        return self._image if as_it_is else self.converted()
-
-    def converted(self) -> Any:
-        """The PIL image, in memory of its own.
-
-        Raises:
-            ValueError: it cannot be decoded.
-        """
-        return self._done(self._own)
-
-    def _own(self) -> Any:
-        made = self._image.convert(self.mode)
-        return restored(made) if self.mode == "P" else made
-
-    def _done(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception as error:  # of bytes that anybody may have written: any of Pillow's
-            raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
-
-
-def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Undecoded:
-    """The image of a cell of this kind, for which `is_encoded` holds; of its header alone.
+def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
+    """The PIL image of a cell of this kind, in memory of its own.
 
     Args:
         kind: of the cell.
@@ -111,33 +61,32 @@ def undecoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = Non
         KeyError, ValueError: it is none, or has more pixels.
         ImportError: Pillow is not installed.
     """
-    if kind == "file:RGB":
-        image = _opened(_bytes(values), FORMATS)
-        _refuse_larger(image, most_pixels)
-        return Undecoded(image, "RGB")
-    family, name, mode = kind.split(":")
-    if family != "encoded":
-        raise KeyError(family)
-    modes = KEPT[name][mode]
-    image = _opened(_bytes(values), (name,))
-    if image.format != name or image.mode not in modes:
+    if not is_encoded(kind):
+        raise KeyError(kind)
+    if values.ndim != 1 or values.dtype.str != "|u1":
+        raise ValueError("not bytes")
+    family, _, detail = kind.partition(":")
+    name, _, mode = detail.rpartition(":")
+    image = _opened(values.tobytes(), FORMATS if family == "file" else (name,))
+    if family == "encoded" and (image.format != name or image.mode not in KEPT[name][mode]):
         raise ValueError(f"it is a {image.format} of mode {image.mode}")
-    _refuse_larger(image, most_pixels)
-    return Undecoded(image, mode)
-
-
-def decoded(kind: str, values: npt.NDArray[Any], most_pixels: int | None = None) -> Any:
-    """The image of a cell of this kind; arguments and errors as of `undecoded`."""
-    made = undecoded(kind, values, most_pixels).converted()
-    if made.mode != "P" and kind != "file:RGB":
-        made.info = {}  # as other images of a cache: pixels only
+    width, height = image.size
+    if most_pixels is not None and width * height > most_pixels:
+        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")
+    made = _converted(image, mode)
+    if family == "encoded":  # as other images of a cache: pixels only, and what a palette needs
+        if mode == "P" and "palette" in made.info:
+            raise ValueError("an earlier version kept its palette; build the cache again")
+        kept = {"transparency"} & made.info.keys() if mode == "P" else ()
+        made.info = {key: made.info[key] for key in kept}
     return made
 
 
-def _bytes(values: npt.NDArray[Any]) -> bytes:
-    if values.ndim != 1 or values.dtype.str != "|u1":
-        raise ValueError("not bytes")
-    return values.tobytes()
+def _converted(image: Any, mode: str) -> Any:
+    try:
+        return image.convert(mode)
+    except Exception as error:  # of bytes that anybody may have written: any of Pillow's
+        raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
 
 
 @dataclass(frozen=True)
@@ -164,10 +113,7 @@ class EncodedFile:
         """
         image = _opened(self.data, FORMATS)
         image.draft("RGB", (1, 1))  # all of the data is read, and an eighth of each side is made
-        try:
-            image.convert("RGB")
-        except Exception as error:  # of bytes that anybody may have written: any of Pillow's
-            raise ValueError(f"it cannot be decoded ({type(error).__name__}: {error})") from error
+        _converted(image, "RGB")
 
 
 def _opened(data: bytes, formats: Sequence[str]) -> Any:
@@ -185,9 +131,3 @@ def _opened(data: bytes, formats: Sequence[str]) -> Any:
         raise ValueError(f"it is no file of format {', '.join(formats)}") from error
     except Exception as error:  # of bytes that anybody may have written: any of Pillow's
         raise ValueError(f"it cannot be opened ({type(error).__name__}: {error})") from error
-
-
-def _refuse_larger(image: Any, most_pixels: int | None) -> None:
-    width, height = image.size
-    if most_pixels is not None and width * height > most_pixels:
-        raise ValueError(f"it has {width} x {height} pixels, and it may have {most_pixels} at most")

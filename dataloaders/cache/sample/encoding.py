@@ -2,7 +2,7 @@
 
     Cell("image:RGB", uint8 (3, 480, 640))
         ──max_side──> smaller ──Pillow──> Cell("encoded:JPEG:RGB", uint8 (41_337,))
-    Cell("encoded:PNG:P", uint8 (2_345,))       as it is, or smaller: see palette.py
+    Cell("encoded:PNG:P", uint8 (2_345,))       as it is, or smaller
 
 An image is made of the cell's own pixels, so that a file holds nothing else: no EXIF, no colour
 profile, no time. The same pixels give the same bytes, whoever encodes them.
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from dataloaders.cache.sample.cell import Cell, cell_of, leaf_of
 from dataloaders.cache.sample.decode import KEPT
 from dataloaders.cache.sample.images import Encoded, Images
-from dataloaders.cache.sample.palette import PALETTE
-from dataloaders.cache.sample.sample import Cell, Structure, cell_of, column_names, leaf_of
+from dataloaders.cache.sample.sample import Structure, column_names
 from dataloaders.errors import CacheError
 
 __all__ = ["Encoder", "encoded"]
@@ -34,7 +34,7 @@ class Encoder:
     def __init__(self, images: Images) -> None:
         self._images = images
         self._structure: Structure | None = None
-        self._how: list[Encoded | None] = []
+        self._how: list[tuple[str, Encoded | None]] = []
 
     def cells(self, index: int, structure: Structure, cells: list[Cell]) -> list[Cell]:
         """The cells of sample ``index``, the images among them encoded.
@@ -45,16 +45,13 @@ class Encoder:
         if self._images.rows != "images":
             return cells
         if structure != self._structure:
-            self._names = column_names(structure)
-            self._how = [self._images.of_column(name) for name in self._names]
+            names = column_names(structure)
+            self._how = [(name, self._images.of_column(name)) for name in names]
             self._structure = structure
         found = []
-        for name, how, cell in zip(self._names, self._how, cells, strict=True):
-            if how is None or not cell.is_image:
-                found.append(cell)
-                continue
+        for (name, how), cell in zip(self._how, cells, strict=True):
             try:
-                found.append(encoded(cell, how))
+                found.append(encoded(cell, how) if how and cell.is_image else cell)
             except CacheError as error:
                 raise CacheError(
                     f"sample {index} cannot be kept: column {name!r} is {error}"
@@ -71,53 +68,42 @@ def encoded(cell: Cell, how: Encoded) -> Cell:
     from PIL import Image
 
     name, mode = how.format.upper(), cell.kind.rpartition(":")[2]
-    palette = leaf_of(cell.kind, cell.values) if cell.kind == PALETTE else None
-    width, height = palette.size if palette is not None else cell.values.shape[:0:-1]
+    image = leaf_of(cell.kind, cell.values)
+    width, height = image.size
     told = f"an image of mode {mode!r}, {width} x {height} pixels, which {how.format} cannot keep"
     if mode not in KEPT[name]:
         others = [other.lower() for other, modes in KEPT.items() if mode in modes]
         rest = f"; {' and '.join(others)} can" if others else ""
         # Of a palette's indices, those of a mask, RGB would change what they mean.
-        convert = 'Call .convert("RGB") in the dataset, or name' if palette is None else "Name"
+        convert = "Name" if mode == "P" else 'Call .convert("RGB") in the dataset, or name'
         raise CacheError(
             f"{told}{rest}. {convert} the columns to encode and leave this one out: "
             'images={"image": ...}'
         )
-    if 0 in (height, width):
+    if 0 in image.size:
         raise CacheError(
             f'{told}: it is empty. Leave it out (on_error="skip", --skip), or keep images raw'
         )
-    width, height = _size(width, height, how.max_side)
-    limit = Image.MAX_IMAGE_PIXELS
+    longest, limit = max(image.size), Image.MAX_IMAGE_PIXELS
+    if how.max_side is not None and longest > how.max_side:
+        width, height = (max(1, round(side * how.max_side / longest)) for side in image.size)
     if max(width, height) > _LONGEST_SIDE[name] or (limit and width * height > 2 * limit):
         raise CacheError(f"{told}: it is too large. Give max_side, or keep images raw")
-    if palette is not None:  # Pillow takes the nearest pixel, since there are none in between
-        smaller = (width, height) != palette.size
-        return cell_of(palette.resize((width, height)), "it") if smaller else cell
+    is_smaller = image.size != (width, height)
+    if mode == "P":  # Pillow takes the nearest pixel, since there are none in between
+        return cell_of(image.resize((width, height)), "it") if is_smaller else cell
+    file = io.BytesIO()
     try:
-        image = leaf_of(cell.kind, cell.values)
-        if image.size != (width, height):
+        if is_smaller:
             image = image.resize((width, height), Image.Resampling.LANCZOS)
-        data = _saved(image.convert(_SAVED_AS.get((name, mode), mode)), name, how)
+        image.convert(_SAVED_AS.get((name, mode), mode)).save(file, name, **_options(how))
     except (OSError, ValueError, MemoryError, SystemError) as error:
         raise CacheError(f"{told}: {type(error).__name__}: {error}") from error
-    return Cell(f"encoded:{name}:{mode}", np.frombuffer(data, "|u1"), width * height)
+    values = np.frombuffer(file.getvalue(), "|u1")
+    return Cell(f"encoded:{name}:{mode}", values, width * height)
 
 
-def _size(width: int, height: int, max_side: int | None) -> tuple[int, int]:
-    longest = max(width, height)
-    if max_side is None or longest <= max_side:
-        return width, height
-    return max(1, round(width * max_side / longest)), max(1, round(height * max_side / longest))
-
-
-def _saved(image: Any, name: str, how: Encoded) -> bytes:
-    file = io.BytesIO()
-    if name == "JPEG":
-        image.save(file, name, quality=how.quality)
-    elif name == "WEBP":
-        # exact: the colours of pixels that cannot be seen are kept too.
-        image.save(file, name, lossless=True, exact=True)
-    else:
-        image.save(file, name)
-    return file.getvalue()
+def _options(how: Encoded) -> dict[str, Any]:
+    if how.format == "webp":
+        return {"lossless": True, "exact": True}  # the colours of pixels that cannot be seen, too
+    return {} if how.format == "png" else {"quality": how.quality}

@@ -101,41 +101,24 @@ class Images:
         Raises:
             OptionError: it says nothing that is known.
         """
-        if choice is None:
-            return cls()
-        if isinstance(choice, Mapping):
-            columns = []
-            for name, how in choice.items():
-                one = cls._one(how, f"images={{{name!r}: {how!r}}}")
-                if type(name) is not str:
-                    raise OptionError(f"images={{{name!r}: ...}}: give the name of a column")
-                if one is not None:
-                    columns.append((name, one))
-            return cls(columns=tuple(sorted(columns, key=lambda pair: pair[0])))
-        if choice == "packed":
-            return cls(packed=True)
-        return cls(every=cls._one(choice, f"images={choice!r}"))
-
-    @staticmethod
-    def _one(choice: Any, told: str) -> Encoded | None:
-        if choice == "raw":
-            return None
-        if isinstance(choice, str) and choice in _FORMATS:
-            return Encoded(choice)  # type: ignore[arg-type]
-        if not isinstance(choice, Encoded):
-            raise OptionError(
-                f'{told}: it must be "raw", "jpeg", "png", "webp", Encoded(...), a dict of these '
-                'by column, or "packed"'
-            )
-        return choice
+        if choice is None or choice == "packed":
+            return cls(packed=choice is not None)
+        if not isinstance(choice, Mapping):
+            return cls(every=_one(choice, f"images={choice!r}"))
+        columns = []
+        for name, how in choice.items():
+            one = _one(how, f"images={{{name!r}: {how!r}}}")
+            if type(name) is not str:
+                raise OptionError(f"images={{{name!r}: ...}}: give the name of a column")
+            if one is not None:
+                columns.append((name, one))
+        return cls(columns=tuple(sorted(columns, key=lambda pair: pair[0])))
 
     @classmethod
     def like(cls, told: object) -> Images:
         """What has the same ``rows`` as the images of a file that says this of itself."""
-        if told == str(cls(packed=True)):
-            return cls(packed=True)
-        raw = told == str(cls()) or type(told) is not str
-        return cls() if raw else cls(every=Encoded("png"))
+        is_raw = told in ("raw", "packed") or type(told) is not str
+        return cls(told == "packed", None if is_raw else Encoded("png"))
 
     @property
     def rows(self) -> Literal["any", "images", "files"]:
@@ -154,3 +137,16 @@ class Images:
         if self.columns:
             return "; ".join(f"{name}: {how}" for name, how in self.columns)
         return str(self.every or "raw")
+
+
+def _one(choice: Any, told: str) -> Encoded | None:
+    if choice == "raw":
+        return None
+    if isinstance(choice, str) and choice in _FORMATS:
+        return Encoded(choice)  # type: ignore[arg-type]
+    if not isinstance(choice, Encoded):
+        raise OptionError(
+            f'{told}: it must be "raw", "jpeg", "png", "webp", Encoded(...), a dict of these '
+            'by column, or "packed"'
+        )
+    return choice

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from dataloaders.batches.tree import map_children
-from dataloaders.cache.sample.cut import Cut, Run, cut_at, sample_of
+from dataloaders.cache.sample.cut import Cut, cut_at, sample_of
 from dataloaders.cache.sample.decode import EncodedFile
 from dataloaders.errors import CacheError
 from dataloaders.recording import hooks
@@ -25,7 +25,7 @@ from dataloaders.recording.context import Recorder, recording
 from dataloaders.recording.worker import self_test
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.transforms.find import find_chains
-from dataloaders.transforms.read import read
+from dataloaders.transforms.read import Run, read
 
 __all__ = ["packed"]
 

@@ -33,20 +33,9 @@ from dataloaders.cache.sample.cell import (
 from dataloaders.errors import CacheError
 
 __all__ = [
-    "DTYPES",
-    "MOST_LEAVES",
-    "Cell",
-    "Classes",
-    "Structure",
-    "cell_of",
-    "column_names",
-    "fits",
-    "join",
-    "leaf_of",
-    "leaf_paths",
-    "namedtuples_in",
-    "split",
-]
+    "DTYPES", "MOST_LEAVES", "Cell", "Classes", "Structure", "column_names", "fits", "join",
+    "leaf_of", "leaf_paths", "namedtuples_in", "split",
+]  # fmt: skip
 
 Structure: TypeAlias = "int | dict[str, Any]"
 """JSON: a leaf's number, or {"dict" | "list" | "tuple" | "namedtuple": members}."""
@@ -74,38 +63,33 @@ Classes: TypeAlias = "dict[tuple[str, tuple[str, ...]], Any]"
 """Namedtuple classes by their name and fields."""
 
 
-def join(structure: Structure, leaves: list[Any], classes: Classes | None = None) -> Any:
+def join(
+    structure: Structure,
+    leaves: list[Any],
+    classes: Classes | None = None,
+    tuples: type[list[Any]] | type[tuple[Any, ...]] = tuple,
+) -> Any:
     """The sample of this structure with these leaves; the inverse of `split`.
 
-    A namedtuple is one of ``classes``, else of a class that is made here.
+    A namedtuple is one of ``classes``, else of a class that is made here. Tuples are ``tuples``.
     """
     if isinstance(structure, int):
         return leaves[structure]
     ((kind, members),) = structure.items()
+    if kind in ("list", "tuple"):
+        inside = [join(inner, leaves, classes, tuples) for inner in members]
+        return inside if kind == "list" else tuples(inside)
+    name, members = members if kind == "namedtuple" else ("", members)
+    made = {key: join(inner, leaves, classes, tuples) for key, inner in members}
     if kind == "dict":
-        return {key: join(inner, leaves, classes) for key, inner in members}
-    if kind == "namedtuple":
-        name, fields = members
-        names = tuple(field for field, _ in fields)
-        known = None if classes is None else classes.get((name, names))
-        return (known or _namedtuple(name, names))(
-            *(join(inner, leaves, classes) for _, inner in fields)
-        )
-    inner_values = [join(inner, leaves, classes) for inner in members]
-    return inner_values if kind == "list" else tuple(inner_values)
+        return made
+    known = (classes or {}).get((name, tuple(made)))
+    return (known or _namedtuple(name, tuple(made)))(*made.values())
 
 
-def namedtuples_in(structure: Structure | None) -> set[tuple[str, tuple[str, ...]]]:
+def namedtuples_in(structure: Structure | None) -> _Named:
     """Return the name and fields of each namedtuple in samples of this structure."""
-    if structure is None or isinstance(structure, int):
-        return set()
-    ((kind, members),) = structure.items()
-    found = set()
-    if kind == "namedtuple":
-        name, members = members
-        found.add((name, tuple(field for field, _ in members)))
-    inners = members if kind in ("list", "tuple") else [inner for _, inner in members]
-    return found.union(*map(namedtuples_in, inners))
+    return set() if structure is None else _walked(structure)[1]
 
 
 def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
@@ -114,7 +98,7 @@ def leaf_paths(structure: Structure) -> list[tuple[Any, ...]]:
     Raises:
         CacheError: this is no structure, its leaves are not numbered in order, or too many.
     """
-    return [path for path, _ in _leaves(structure)]
+    return [path for path, _ in _walked(structure)[0]]
 
 
 def column_names(structure: Structure) -> list[str]:
@@ -126,7 +110,7 @@ def column_names(structure: Structure) -> list[str]:
         CacheError: as `leaf_paths`, or they are too long.
     """
     found, length = [], 0
-    for _, names in _leaves(structure):
+    for _, names in _walked(structure)[0]:
         name = "/".join(names) or "sample"
         length += len(name)
         if length > _LONGEST_NAMES:
@@ -140,31 +124,33 @@ def column_names(structure: Structure) -> list[str]:
 
 _Leaf = tuple[tuple[Any, ...], tuple[str, ...]]
 """The keys to a leaf, and the same as parts of a name."""
+_Named = set[tuple[str, tuple[str, ...]]]
+"""Namedtuples, by their name and fields."""
 
 
-def _leaves(structure: Structure) -> list[_Leaf]:
-    numbers: list[int] = []
-    leaves = list(_walk(structure, (), (), numbers, set()))
-    if numbers != list(range(len(numbers))):
-        raise CacheError("the structure of the samples is malformed: its leaves are out of order")
-    return leaves
-
-
-def _walk(
-    structure: Structure,
-    path: tuple[Any, ...],
-    names: tuple[str, ...],
-    numbers: list[int],
-    classes: set[tuple[str, tuple[str, ...]]],
-) -> Iterator[_Leaf]:
-    if type(structure) is int:
-        if len(numbers) >= MOST_LEAVES:
+def _walked(structure: Structure) -> tuple[list[_Leaf], _Named]:
+    leaves: list[_Leaf] = []
+    classes: _Named = set()
+    for number, path, names in _walk(structure, (), (), classes):
+        if number != len(leaves):
+            raise CacheError(
+                "the structure of the samples is malformed: its leaves are out of order"
+            )
+        if number >= MOST_LEAVES:
             raise CacheError(
                 f"each sample has more than {MOST_LEAVES} leaves, which is the most that a cache "
                 "keeps; return fewer and larger ones"
             )
-        numbers.append(structure)
-        yield path, names
+        leaves.append((path, names))
+    return leaves, classes
+
+
+def _walk(
+    structure: Structure, path: tuple[Any, ...], names: tuple[str, ...], classes: _Named
+) -> Iterator[tuple[int, tuple[Any, ...], tuple[str, ...]]]:
+    """Yield each leaf's number, the keys to it, and these as parts of a name."""
+    if type(structure) is int:
+        yield structure, path, names
         return
     if len(path) > DEEPEST or type(structure) is not dict or len(structure) != 1:
         raise CacheError("the structure of the samples is malformed")
@@ -186,7 +172,7 @@ def _walk(
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:  # 1 and "1"; a tilde in a key is escaped, so that this name is new
             name = f"{name}~{taken[name]}"
-        yield from _walk(inner, (*path, key), (*names, name), numbers, classes)
+        yield from _walk(inner, (*path, key), (*names, name), classes)
 
 
 def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
@@ -214,14 +200,10 @@ def _members(kind: Any, members: Any) -> list[tuple[Any, Structure]]:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    if type(value) is not list:
+    pairs = type(value) is list and all(type(each) is list and len(each) == 2 for each in value)
+    if not pairs:
         raise ValueError("no list of pairs")
-    pairs = []
-    for each in value:
-        if type(each) is not list or len(each) != 2:
-            raise ValueError("no pair")
-        pairs.append((each[0], each[1]))
-    return pairs
+    return [(first, second) for first, second in value]
 
 
 def _is_key(key: Any) -> bool:
@@ -235,43 +217,33 @@ def _split(value: Any, where: str, cells: list[Cell], depth: int) -> Structure:
     if depth > DEEPEST:
         raise CacheError(f"{where} is nested more than {DEEPEST} deep; flatten the sample")
     kind = type(value)
-    if kind is dict:
-        for key in value:
-            if not _is_key(key):
-                raise CacheError(
-                    f"{where} has the key {key!r} of type {type(key).__name__}; a cache keeps "
-                    "keys that are str (Unicode without surrogates) or int (64 bits)"
-                )
-        return {
-            "dict": [
-                [key, _split(inner, f"{where}[{key!r}]", cells, depth + 1)]
-                for key, inner in value.items()
-            ]
-        }
-    if kind is list and not is_plain(value):
-        return {"list": _split_all(value, where, cells, depth)}
-    if kind is tuple:
-        return {"tuple": _split_all(value, where, cells, depth)}
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+    is_named = isinstance(value, tuple) and hasattr(kind, "_fields")
+    if not is_named and kind not in (dict, tuple) and (kind is not list or is_plain(value)):
+        cells.append(cell_of(value, where))
+        return len(cells) - 1
+    for key in value if kind is dict else ():
+        if not _is_key(key):
+            raise CacheError(
+                f"{where} has the key {key!r} of type {type(key).__name__}; a cache keeps "
+                "keys that are str (Unicode without surrogates) or int (64 bits)"
+            )
+    if is_named:
         try:
             _check_names(kind.__name__, kind._fields)
         except (ValueError, TypeError) as error:
             raise CacheError(
                 f"{where} is a namedtuple that cannot be kept: {error}; return a dict"
             ) from error
-        inner = _split_all(value, where, cells, depth)
-        return {
-            "namedtuple": [kind.__name__, [list(p) for p in zip(kind._fields, inner, strict=True)]]
-        }
-    cells.append(cell_of(value, where))
-    return len(cells) - 1
-
-
-def _split_all(value: Any, where: str, cells: list[Cell], depth: int) -> list[Structure]:
-    return [
-        _split(inner, f"{where}[{position}]", cells, depth + 1)
-        for position, inner in enumerate(value)
+    inside = [
+        _split(inner, f"{where}[{key!r}]", cells, depth + 1)
+        for key, inner in (value.items() if kind is dict else enumerate(value))
     ]
+    if kind is dict:
+        return {"dict": [list(pair) for pair in zip(value, inside, strict=True)]}
+    if is_named:
+        pairs = zip(kind._fields, inside, strict=True)
+        return {"namedtuple": [kind.__name__, [list(pair) for pair in pairs]]}
+    return {kind.__name__: inside}
 
 
 def _check_names(name: Any, fields: tuple[Any, ...]) -> None:
@@ -317,14 +289,12 @@ def _filled(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     return _namedtuple(name, fields)(*values)
 
 
-def _escaped(key: Any) -> str:
-    text = str(key)[:_LONGEST_NAME]
-    safe = "".join(c if c.isalnum() or c in _SAFE else _percent(c) for c in text)
-    return safe if safe.strip(". ") else f"%{safe}"
-
-
 _SAFE = frozenset(".-_+= ()[]{}<>,;:!?@#$^&*|")
 
 
-def _percent(character: str) -> str:
-    return "".join(f"%{byte:02x}" for byte in character.encode("utf-8"))
+def _escaped(key: Any) -> str:
+    safe = "".join(
+        c if c.isalnum() or c in _SAFE else "".join(f"%{byte:02x}" for byte in c.encode())
+        for c in str(key)[:_LONGEST_NAME]
+    )
+    return safe if safe.strip(". ") else f"%{safe}"

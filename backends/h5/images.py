@@ -1,0 +1,146 @@
+"""Images of a batch: the window of each, from the mapped file into the batch.
+
+    rows ──> images in the file ──> Windows, drawn for all ──> bytes, a few threads at a time
+                                                                  └──> floats, if a tail makes them
+
+Each thread makes the images of its own part, a few at a time, so that they stay in the core's cache
+until they have become floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dataloaders.recording.tail import Trailing
+from dataloaders.replaying.ways import Way
+from dataloaders.transforms.read import CONVERTERS, is_pointwise, read, trailing
+
+from .columns import Parts, Rows
+from .floats import Floats
+from .mirroring import Mirror
+from .windows import NotThisBatch, Step, Windows, steps_of
+
+__all__ = ["KINDS", "Images", "images_of", "obstacle_in"]
+
+KINDS = (
+    *("image:L", "image:RGB", "image:RGBA", "image:CMYK", "image:YCbCr"),
+    *("tensor:uint8", "tv_tensor:Image:uint8"),
+)
+"""Cells whose values are bytes [C, H, W]; stacked, all of them are plain tensors."""
+
+_AT_ONCE = 1 << 18  # values: 1 MiB of floats
+
+_Image = npt.NDArray[np.uint8]
+_Moved = tuple[_Image, int, int, bool, bool]
+"""An image in the file; the top and left of its window; whether it is upside down, mirrored."""
+
+
+def obstacle_in(tail: Any) -> str | None:
+    """Say which member of ``tail`` is not done to a whole batch, and why; None: all of them are."""
+    found = _read(tail)
+    return found if isinstance(found, str) else None
+
+
+def images_of(parts: Parts, tail: Any) -> Images | str:
+    """Return what makes batches of a column of images with this tail; or say what it cannot do."""
+    found = _read(tail)
+    return found if isinstance(found, str) else Images(parts, *found)
+
+
+def _read(tail: Any) -> tuple[list[Step], Floats | None] | str:
+    """Return crops and flips, and what makes floats of bytes; or say why they are not known.
+
+    Moving bytes first and making floats of them last is the same, but for a crop after Normalize:
+    the border around an image is of zeros.
+    """
+    members = read(tail)
+    run = trailing([member for member in members if is_pointwise(member)])
+    steps = steps_of([member for member in members if not (run and is_pointwise(member))])
+    if isinstance(steps, str):
+        return steps
+    names = [member.torchvision for member in members]
+    if run and "Normalize" in names:
+        crops = [name for name in names[names.index("Normalize") :] if name and "Crop" in name]
+        if crops:
+            return f"{crops[0]} comes after Normalize"
+    # Rows that are tensors need nothing that makes them, but then the tail makes floats.
+    if not run and not any(name in CONVERTERS for name in names):
+        return "its tail makes no tensors of images"
+    return steps, Floats(run) if run else None
+
+
+class Images:
+    """Images of one mode, each window copied straight into a batch [N, C, H, W]."""
+
+    def __init__(self, parts: Parts, steps: Sequence[Step], floats: Floats | None) -> None:
+        self._parts = parts
+        self._steps = steps
+        self._floats = floats
+
+    def __call__(self, rows: Rows) -> Any:
+        """Return the images of these rows.
+
+        Raises:
+            NotThisBatch: they differ in shape, or torchvision would raise.
+        """
+        images = self._parts.images(rows)
+        channels, heights, widths = np.array([image.shape for image in images]).T
+        windows = Windows(heights, widths)
+        for step in self._steps:
+            step(rows.draws, windows)
+        shape = channels, windows.height, windows.width
+        if any((each != each[0]).any() for each in shape):
+            raise NotThisBatch
+        way, dtype = None, torch.uint8
+        try:
+            if self._floats is not None:
+                way, dtype = self._floats.way(int(channels[0]))
+        except Exception as error:  # of the sample itself torchvision says it better
+            raise NotThisBatch from error
+        if rows.puts_off:
+            way, dtype = None, torch.uint8
+        out = rows.empty((len(images), *(int(each[0]) for each in shape)), dtype)
+        arrays = windows.top, windows.left, windows.upside_down, windows.mirrored
+        moved = list(zip(images, *(each.tolist() for each in arrays), strict=True))
+        rows.team.split(
+            len(out), out.nbytes, lambda begin, end: _fill(out[begin:end], moved[begin:end], way)
+        )
+        return Trailing(out, self._floats.steps) if rows.puts_off and self._floats else out
+
+
+def _fill(out: torch.Tensor, moved: Sequence[_Moved], way: Way | None) -> None:
+    """Fill ``out`` with the windows; with what ``way`` makes of their bytes, if there is one."""
+    mirror = Mirror(tuple(out.shape[1:]))
+    at_once = max(1, _AT_ONCE // max(1, out[0].numel()))
+    for begin in range(0, len(out), at_once):
+        some = out[begin : begin + at_once]
+        bytes_ = some if way is None else torch.empty(some.shape, dtype=torch.uint8)
+        # By NumPy, which copies short rows faster than torch.
+        for place, each in zip(bytes_.numpy(), moved[begin:], strict=False):
+            _put(place, *each, mirror)
+        if way is not None:
+            way.run(bytes_, some)
+
+
+def _put(
+    place: _Image, image: _Image, top: int, left: int, upside_down: bool, mirrored: bool, to: Mirror
+) -> None:
+    bottom, right = top + place.shape[1], left + place.shape[2]
+    part = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
+    if part.shape != place.shape:  # it extends beyond the image, where there are zeros
+        place[...] = 0
+        above = max(bottom - image.shape[1], 0) if upside_down else max(-top, 0)
+        beside = max(right - image.shape[2], 0) if mirrored else max(-left, 0)
+        place = place[:, above : above + part.shape[1], beside : beside + part.shape[2]]
+        place[...] = part[:, :: -1 if upside_down else 1, :: -1 if mirrored else 1]
+        return
+    part = part[:, ::-1] if upside_down else part
+    if mirrored:
+        to.put(part, place)
+    else:
+        place[...] = part
