@@ -13,7 +13,7 @@ from dataloaders.cache.format.attributes import told
 from dataloaders.cache.format.disk import size_of
 from dataloaders.cache.printable import printable
 from dataloaders.cache.read.reader import CachedDataset
-from dataloaders.cli.table import table
+from dataloaders.measuring.table import table
 
 __all__ = ["info"]
 
@@ -85,4 +85,4 @@ def _columns_table(cached: CachedDataset) -> str:
             ratio = values / max(1, packed or 1)
             cells.append("" if packing is None else f"{packing.codec}, to 1/{ratio:.1f}")
         rows.append(cells)
-    return table(headings, rows, right="in the file")
+    return table(headings, rows, right=("in the file",))

@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Outcome, Target
 
-__all__ = ["check"]
-
+__all__ = ["carry_out"]
 
 _FORMS = ("json", "html", "markdown", "trace")
 
 
-def check(target: Target, args: list[str], options: Namespace) -> int:
+def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with one of its loaders taken over by the check; print the report.
 
     Returns 0 whatever the verdict is, 1 if it is one of ``--fail-if``, 3 if nothing could be

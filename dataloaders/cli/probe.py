@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dataloaders.findings import Trial
     from dataloaders.scripts.target import Target
 
-__all__ = ["probe"]
+__all__ = ["carry_out"]
 
 _LOOKED_AT = 8
 _RAN_OUT = 77
@@ -41,7 +41,7 @@ _RAN_OUT = 77
 _KILLED = (-9, 137)
 
 
-def probe(target: Target, args: list[str], options: Namespace) -> int:
+def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` in processes of its own until the largest batch is known; print the table.
 
     Returns 0 if a size could be measured, 130 after Ctrl-C; else 3, or the script's own status if

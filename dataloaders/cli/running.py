@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,16 +16,6 @@ if TYPE_CHECKING:
     from dataloaders.scripts.scratch import Scratch
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Outcome, Target
-
-__all__ = [
-    "NOTHING_MEASURED",
-    "no_loader",
-    "refuse_missing_folders",
-    "refuse_unfit",
-    "run_shown",
-    "say_that_it_trains",
-    "untouched_files",
-]
 
 NOTHING_MEASURED = 3
 """Exit status when the script ended and nothing could be measured in it."""
@@ -58,6 +49,12 @@ def refuse_unfit(target: Target, command: str) -> None:
         raise OptionError(
             f"{target.name} starts the processes that train; put it first, so that {command} runs "
             f"in each of them: {launcher} ... -m dataloaders {command} train.py -- ARGS"
+        )
+    if command in ("tune", "probe") and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise OptionError(
+            f"{command} measures one process, and WORLD_SIZE says that there are several: run it "
+            f"without a launcher, as dataloaders {command} {target.name}; "
+            '"auto" plans with each rank\'s share of the machine'
         )
     target.refuse_missing()
 

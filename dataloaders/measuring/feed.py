@@ -7,7 +7,6 @@ iterate() ──> iterator ──take()──> batch        the next epoch begin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaders.batches.tree import Batch
 from dataloaders.errors import CheckError
 from dataloaders.loader import CopiedBatches
-from dataloaders.measuring.clocks import HostTime
+from dataloaders.measuring.clocks import HostTime, cpu_seconds
 from dataloaders.measuring.queues import counts_of
 from dataloaders.specification import batches_in
 
@@ -140,12 +139,7 @@ class Feed:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that the epoch's workers have used; 0 if that is not known."""
-        workers = getattr(self._iterator, "_workers", ())
-        try:
-            # A process's clock by its id, as clock_getcpuclockid(3) makes it on Linux.
-            return sum(time.clock_gettime(~worker.pid << 3 | 2) for worker in workers)
-        except (AttributeError, OSError, TypeError):
-            return 0.0
+        return cpu_seconds(worker.pid for worker in getattr(self._iterator, "_workers", ()))
 
     def busy(self) -> float:
         """Return the share of workers that are at work; 1 if this iterator does not tell."""
