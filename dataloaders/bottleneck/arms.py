@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck.blocks import Blocks
 
-__all__ = ["ARMS", "COLD", "FETCH", "STALLS", "Arm", "Stall", "Take", "Verdict"]
-
 Verdict: TypeAlias = Literal[
     "input-bound", "transfer-bound", "contention-bound", "step-bound", "inconclusive"
 ]

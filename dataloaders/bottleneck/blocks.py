@@ -27,8 +27,6 @@ from dataloaders.measuring.intervals import Lap, Step, Timed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Block", "Blocks", "Waits"]
-
 Block: TypeAlias = Generator[Batch, None, "Timed | None"]
 """Yields batches to the step; returns what it took, or None if the block must be run again."""
 

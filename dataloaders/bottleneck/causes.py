@@ -43,8 +43,6 @@ from dataloaders.predicting import (
 from dataloaders.specification import iterates_itself, view_of
 from dataloaders.tuning.trial import observe
 
-__all__ = ["Causes"]
-
 _LOOK_SHARE, _MOST_LOOK_S = 0.1, 2.0
 _TRIAL_SHARE, _LEAST_TRIAL_S = 0.1, 1.0
 _FEWEST_COLD = 6
@@ -214,7 +212,7 @@ class Causes:
         """Yield an epoch of ``view``; return the seconds of each batch after ``settle``."""
         clock = self._blocks.clock
         marks: list[Any] = []
-        for number, batch in enumerate(view._get_iterator()):  # not iter(): it may be watched
+        for number, batch in enumerate(observing.started_quietly(view._get_iterator)):
             if number == settle:
                 marks.append(clock.mark())
             yield self._blocks.delivered(batch)

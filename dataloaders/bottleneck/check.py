@@ -36,8 +36,6 @@ from dataloaders.measuring.clocks import Clock, HostClock, clock_of, host_time_o
 from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, Lap, Timed, mean_of
 
-__all__ = ["Check", "Progress"]
-
 _LATER_ROUNDS = 5
 _FIRST_STEPS = 4
 """Of the warm-up, that are slower than the others, or whose batches were there already."""

@@ -22,8 +22,6 @@ from dataloaders.loader import DataLoader
 from dataloaders.seeding.states import random_states_kept
 from dataloaders.specification import generators_of
 
-__all__ = ["bottleneck_check", "check_bottleneck"]
-
 
 @contextmanager
 def bottleneck_check(loader: Any, **options: Any) -> Iterator[Check]:

@@ -17,8 +17,6 @@ from dataloaders.batches.tree import Batch, describe, leaves, map_tensors, nbyte
 from dataloaders.errors import CheckError
 from dataloaders.findings.watch import Onlooker
 
-__all__ = ["Placement", "Pool", "resident_everywhere"]
-
 _MOST_BATCHES = 8
 _MOST_VARIED = 64
 _MOST_BYTES = 1 << 30

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["SETTLE_STEPS", "Agree", "Numbers", "Plan", "Rhythm", "Schedule", "WarmUp"]
-
 Agree: TypeAlias = Callable[[list[float]], list[float]]
 """Called at the same points by every rank with its own numbers; returns rank 0's."""
 

@@ -19,8 +19,6 @@ from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval
 from dataloaders.predicting import Candidate, best_of
 
-__all__ = ["advice", "notes_of", "summarise"]
-
 _HELD_FROM = 0.03
 
 

@@ -11,8 +11,6 @@ from dataloaders.errors import DataLoadersError
 from dataloaders.measuring.table import table
 from dataloaders.scripts.target import hidden_by
 
-__all__ = ["carry_out"]
-
 
 def carry_out(parsed: object) -> int:
     """Print which backends there are, which can run here, and why the others cannot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 import tempfile
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from dataloaders.scripts.takeover import Takeover
     from dataloaders.scripts.target import Outcome, Target
 
-__all__ = ["carry_out"]
-
 _FORMS = ("json", "html", "markdown", "trace")
 
 
@@ -41,12 +40,14 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
-    from dataloaders.bottleneck import Report  # first of all it says which package is missing
+    from dataloaders.bottleneck import Report
     from dataloaders.scripts.children import children_run_by
 
     refuse_missing_folders(*_written(options).values())
     if options.against is not None:
         Report.from_json(options.against)  # refused now, not once all is measured
+    if options.html is not None:
+        importlib.import_module("dataloaders.bottleneck.outputs.page")  # the same
     refuse_unfit(target, "check")
     if os.environ.get("RANK", "0") != "0":
         options.quiet = True
@@ -219,8 +220,6 @@ def _written(options: Namespace) -> dict[str, str]:
 
 def _show(report: Report, notes: list[str], options: Namespace) -> None:
     """Print the report and write its other forms, which have the notes in them."""
-    import rich
-
     whole = replace(report, notes=(*report.notes, *notes))
     before = None if options.against is None else type(report).from_json(options.against)
     written = _written(options)
@@ -231,10 +230,7 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
         bound = report.speedup_bound
         print(report.verdict if bound is None else f"{report.verdict} {bound:.2f}")
     else:
-        if sys.stdout.isatty():
-            rich.print(report)
-        else:
-            print(report)
+        print(report)
         for sentence in notes:
             print(f"note: {sentence}")
         if before is not None:

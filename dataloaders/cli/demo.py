@@ -24,8 +24,6 @@ from dataloaders.tuning.learned import cache_folder
 if TYPE_CHECKING:
     from dataloaders.bottleneck import Report
 
-__all__ = ["carry_out", "made_photos"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = "examples/train_images.py"
 _CACHED = "with a cache"

@@ -21,8 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["make_photos"]
-
 _SIZES = ((640, 480), (640, 480), (1024, 768), (480, 640), (800, 600))
 _HUES = {
     "sand": (205, 178, 140),

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from dataloaders.findings import Trial
     from dataloaders.scripts.target import Target
 
-__all__ = ["carry_out"]
-
 _LOOKED_AT = 8
 _RAN_OUT = 77
 """Exit status of a process whose script ran out of memory."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dataloaders.bottleneck import Progress
 
-__all__ = ["ProgressLine"]
-
 _PLAIN_EVERY_S = 10.0
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from dataloaders.scripts.target import Target
 
-__all__ = ["carry_out"]
-
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with its loaders on another backend; return the script's own exit status."""

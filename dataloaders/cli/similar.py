@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["similar"]
-
 
 def similar(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'train'?``, or nothing if none of ``known`` is near."""

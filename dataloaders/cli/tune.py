@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from dataloaders.scripts.target import Target
     from dataloaders.tuning import Progress, Settings, Tuning
 
-__all__ = ["carry_out"]
-
 _LEAST_GAIN = 1.03
 _CHECK_SHARE = 0.4  # of the budget, for the prediction
 

@@ -25,8 +25,6 @@ from dataloaders.measuring.clocks import clock_of
 from dataloaders.measuring.intervals import Interval, mean_of
 from dataloaders.seeding.states import random_states_kept
 
-__all__ = ["Probe", "Trial", "next_size", "probe_batch_sizes", "ran_out", "resized", "trial_steps"]
-
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
 _MOST = 1 << 20
 _FEWEST_STEPS = 3

@@ -13,8 +13,6 @@ import torch
 
 from dataloaders.findings.facts import Facts
 
-__all__ = ["TOGGLES"]
-
 
 def _autocast(facts: Facts) -> AbstractContextManager[Any]:
     # Entered anew for each step: its cache of casted weights ends with it.

@@ -31,8 +31,6 @@ from torch.utils.flop_counter import flop_registry
 
 from dataloaders.findings.facts import Facts, Place, environment
 
-__all__ = ["Onlooker", "Watch"]
-
 _WATCHED = (2, 3)  # the first one makes lazy modules, compiles and chooses kernels
 _LARGE = 1 << 16  # elements from which a kernel's reading and writing shows
 

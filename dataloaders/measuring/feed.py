@@ -21,8 +21,6 @@ from dataloaders.measuring.clocks import HostTime, cpu_seconds
 from dataloaders.measuring.queues import counts_of
 from dataloaders.specification import batches_in
 
-__all__ = ["Feed"]
-
 _POLL_S = 0.0005
 _UNKNOWN_SETTLE_S = 0.2
 

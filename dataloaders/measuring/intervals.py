@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "Lap", "Step", "Timed", "interval_of", "mean_of", "picked", "ratio_draws"]
-
 _DRAWS = 1000
 
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; 1.96 beyond.

@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Container, Sequence
 from itertools import zip_longest
 
-__all__ = ["table"]
-
 _GAP = "  "
 
 

@@ -17,8 +17,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dataloaders.observing.own_files import open_files_anew
 
-__all__ = ["Unobserved", "observe", "started_quietly", "worker_of"]
-
 T = TypeVar("T")
 
 _HANG_S = 60.0

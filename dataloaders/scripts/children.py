@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Children", "children_run_by"]
-
 _NOT_THE_PROGRAMS = (
     "backends.",
     "concurrent.",

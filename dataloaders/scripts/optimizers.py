@@ -15,12 +15,8 @@ import sys
 import sysconfig
 import threading
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-__all__ = ["Optimizers"]
 
 _NAMES_ONE = re.compile(rb"optim|Trainer")
 _INSTALLED = tuple(
@@ -35,32 +31,24 @@ class Optimizers:
     def __init__(self) -> None:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
-        self._made = False
         self._modules: set[str] = set()
+        self._expected = False
 
     def __enter__(self) -> Optimizers:
         self._modules = set(sys.modules)
         self._hook = register_optimizer_step_post_hook(self._after_step)
-        self._init = torch.optim.Optimizer.__init__
-
-        def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
-            self._made = True
-            self._init(optimizer, *args, **options)
-
-        torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._hook.remove()
-        torch.optim.Optimizer.__init__ = self._init  # type: ignore[method-assign]
 
     def expected(self) -> bool:
-        """Return whether an optimizer was made, or the program's own source speaks of one."""
-        if not self._made:
+        """Return whether an optimizer stepped, or the program's own source speaks of one."""
+        if not self._expected:
             # Modules that come later count too, so only a find is kept.
             new = [name for name in list(sys.modules) if name not in self._modules]
-            self._made = any(_names_optimizer(name) for name in ("__main__", *new))
-        return self._made
+            self._expected = self.steps > 0 or any(map(_names_optimizer, ("__main__", *new)))
+        return self._expected
 
     def _after_step(self, *_: object) -> None:
         self.steps += 1

@@ -21,8 +21,6 @@ import torch.distributed as dist
 
 from dataloaders.scripts.stopping import StopScript, stop_main
 
-__all__ = ["Ranks", "straggler"]
-
 _KEPT = 1000
 _GRACE_S = 5.0
 _FOR_REPORTS_S = 4 * _GRACE_S

@@ -20,8 +20,6 @@ from dataloaders.batches.tree import Batch
 from dataloaders.loader import DataLoader, wrap
 from dataloaders.specification import view_of
 
-__all__ = ["BackendSwitch"]
-
 _TorchLoader = torch.utils.data.DataLoader
 Loader: TypeAlias = "torch.utils.data.DataLoader[Any]"
 

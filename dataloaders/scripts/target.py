@@ -25,8 +25,6 @@ from typing import Literal
 from dataloaders.errors import DataLoadersError
 from dataloaders.scripts.stopping import StopScript, stoppable
 
-__all__ = ["Outcome", "ScriptError", "Target", "hidden_by"]
-
 Ending = Literal["finished", "exited", "raised", "interrupted", "stopped"]
 
 

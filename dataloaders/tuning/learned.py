@@ -27,8 +27,6 @@ from dataloaders.machine import resources
 from dataloaders.machine.facts import gpu_name
 from dataloaders.observing import held
 
-__all__ = ["Key", "Learned", "cache_folder", "key_of", "recall", "remember"]
-
 _VERSION = 1
 _LARGEST_FILE = 64 * 1024
 _LONGEST_REPR = 4000

@@ -19,8 +19,6 @@ from dataloaders.batches.tree import Batch
 from dataloaders.tuning.result import Trial
 from dataloaders.tuning.variant import Settings
 
-__all__ = ["DEFAULT_PREFETCH", "WORTH", "Search", "Spent"]
-
 WORTH = 0.03
 """The smallest relative gain that is worth a larger setting."""
 

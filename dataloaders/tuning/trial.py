@@ -31,8 +31,6 @@ from dataloaders.measuring.feed import Feed
 from dataloaders.measuring.intervals import Interval, interval_of, ratio_draws
 from dataloaders.observing import started_quietly
 
-__all__ = ["Loading", "Seen", "Step", "StepCost", "Steps", "driven", "observe", "observe_step"]
-
 T = TypeVar("T")
 
 Step: TypeAlias = Callable[[Batch], object]

@@ -32,8 +32,6 @@ from dataloaders.tuning.search import DEFAULT_PREFETCH, WORTH, Making, Search, S
 from dataloaders.tuning.trial import Loading, Seen, Step, Steps, driven, observe, observe_step
 from dataloaders.tuning.variant import Variants
 
-__all__ = ["Tuner", "tune"]
-
 _ALONE = "one process: what a batch costs"
 _HANG_S = 60.0
 _FREE_MEMORY = (

@@ -24,8 +24,6 @@ from dataloaders.loader import DataLoader
 from dataloaders.observing import open_files_anew
 from dataloaders.tuning import auto
 
-__all__ = ["Settings", "Variants", "with_settings"]
-
 L = TypeVar("L", bound="torch.utils.data.DataLoader[Any]")
 
 

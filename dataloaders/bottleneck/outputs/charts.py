@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dataloaders.bottleneck.report import Report
     from dataloaders.measuring.intervals import Step
 
-__all__ = ["charts"]
-
 _INK = "#010203"  # becomes currentColor: black on white, or the other way round
 # Okabe and Ito's colours: told apart by colour-blind readers, on white and on black.
 _STEP, _LOOP = "#009e73", "#8b949e"

@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from dataloaders.bottleneck.outputs.against import Comparison
     from dataloaders.bottleneck.report import Report
 
-__all__ = [
-    *("MEANS", "bound_of", "change_of", "findings_of"),
-    *("milliseconds", "range_of", "saved", "times"),
-    *("LEAST_SHARE", "Table", "arms", "candidates", "compared", "in_order", "preparation", "slow"),
-    *("stalls", "waits"),
-]
-
 T = TypeVar("T")
 
 LEAST_SHARE = 0.01
