@@ -68,7 +68,7 @@ class Causes:
     @property
     def waits(self) -> Mapping[str, Any] | None:
         """Return what single batches were waited for; None if no real block ran."""
-        seconds = self._blocks.waits.seconds
+        seconds = self._blocks.waits
         if not seconds:
             return None
         p50, p99, longest = np.percentile(seconds, (50, 99, 100)).tolist()
@@ -91,7 +91,7 @@ class Causes:
         if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
             size = 1  # a sample is a batch
         first: list[Any] = []
-        for _, keys in self._blocks.waits.slowest:
+        for _, keys in self._blocks.slowest:
             keys = keys.flatten().tolist() if isinstance(keys, torch.Tensor) else keys
             first += keys if isinstance(keys, (list, tuple)) else [keys]
         seconds = min(_MOST_LOOK_S, _LOOK_SHARE * self._budget_s)
@@ -180,7 +180,7 @@ class Causes:
         if kept or not (feed.workers and feed.length and feed.epoch_starts):
             return 0.0
         ends = statistics.fmean(feed.epoch_ends) if feed.epoch_ends else 0.0
-        usual = statistics.median(self._blocks.waits.seconds or [0.0])
+        usual = statistics.median(self._blocks.waits or [0.0])
         return max(0.0, statistics.median(feed.epoch_starts) + ends - usual) / feed.length
 
     def _cold(self, seen: Prepared, size: int) -> Iterator[Batch]:
