@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dataloaders.bottleneck import Check, Report
+from dataloaders.cli.progress import ProgressLine
 from dataloaders.cli.running import (
     no_loader,
     refuse_missing_folders,
@@ -22,13 +24,12 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck import Check, Report
-    from dataloaders.scripts.ranks import Ranks
-    from dataloaders.scripts.scratch import Scratch
-    from dataloaders.scripts.takeover import Takeover
-    from dataloaders.scripts.target import Outcome, Target
+from dataloaders.scripts.children import children_run_by
+from dataloaders.scripts.ranks import Ranks, straggler
+from dataloaders.scripts.scratch import Scratch
+from dataloaders.scripts.stopping import SIGNAL, StopScript, stoppable
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Outcome, Target
 
 _FORMS = ("json", "html", "markdown", "trace")
 
@@ -40,9 +41,6 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     measured, 130 after Ctrl-C; the script's own status if it failed before its epoch was
     prolonged.
     """
-    from dataloaders.bottleneck import Report
-    from dataloaders.scripts.children import children_run_by
-
     refuse_missing_folders(*_written(options).values())
     if options.against is not None:
         Report.from_json(options.against)  # refused now, not once all is measured
@@ -78,9 +76,6 @@ def _check_in_child(
     keywords: dict[str, Any],
 ) -> None:
     """Run what a process of the script runs, with a loader of it taken over; tell the parent."""
-    from dataloaders.scripts.stopping import SIGNAL, StopScript, stoppable
-    from dataloaders.scripts.target import Outcome
-
     measuring = _Measuring(options, result)
     outcome = Outcome("finished", 0)
     with measuring.watched():
@@ -113,9 +108,6 @@ class _Measuring:
     """
 
     def __init__(self, options: Namespace, result: Path) -> None:
-        from dataloaders.cli.progress import ProgressLine
-        from dataloaders.scripts.takeover import Takeover
-
         self.checks: list[Check] = []  # one, once a loader is taken
         self.ranks: Ranks | None = None  # the others, if the process is one of several
         self.line = ProgressLine(quiet=options.quiet)
@@ -152,8 +144,6 @@ class _Measuring:
 
     def conclude(self, outcome: Outcome) -> int:
         """Print the report, with the other ranks' part in it; return the exit status."""
-        from dataloaders.scripts.ranks import straggler
-
         takeover, options, check = self.takeover, self._options, self.checks[0]
         if outcome.error is not None and check.failed(outcome.error):
             outcome = replace(outcome, ending="stopped", status=0, error=None)
@@ -182,9 +172,6 @@ class _Measuring:
 
     def _may_take(self) -> bool:
         """Return whether this process measures: each rank, or the first process that gets here."""
-        from dataloaders.cli.progress import ProgressLine
-        from dataloaders.scripts.ranks import Ranks
-
         self.ranks = Ranks.here(self._patience_s)
         if self.ranks is not None:
             if self.ranks.rank:
@@ -197,8 +184,6 @@ class _Measuring:
         return True
 
     def _measure(self, loader: Any, iterate: Any) -> Check:
-        from dataloaders.bottleneck import Check
-
         check = Check(
             loader,
             budget_s=self._options.budget,

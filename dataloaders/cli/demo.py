@@ -16,13 +16,13 @@ import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dataloaders.bottleneck import Report
+from dataloaders.bottleneck.outputs.contents import times
+from dataloaders.cli.progress import ProgressLine
 from dataloaders.errors import DataLoadersError, MissingDependency, OptionError
 from dataloaders.tuning.learned import cache_folder
-
-if TYPE_CHECKING:
-    from dataloaders.bottleneck import Report
 
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = "examples/train_images.py"
@@ -58,7 +58,6 @@ def carry_out(options: Namespace) -> int:
     # 37 batches an epoch: enough of them for a steady state.
     script = ["--data", str(folder), "--epochs", "1000", "--batch-size", "8"]
     with tempfile.TemporaryDirectory() as results:
-        from dataloaders.bottleneck import Report
 
         def part(title: str, command: str, words: list[str], **variables: str) -> Path:
             result = Path(results, f"{len(os.listdir(results))}.json")
@@ -135,8 +134,6 @@ def _may_cache(folder: Path) -> bool:
 
 
 def _conclude(found: list[tuple[str, Report]], why_not_tuned: str) -> None:
-    from dataloaders.bottleneck.outputs.contents import times
-
     print("\n=== what was found")
     first, (last, report) = found[0][1], found[-1]
     for name, one in found:
@@ -166,8 +163,7 @@ def _given(images: str) -> Path:
 
 def made_photos() -> Path:
     """Return the folder of the demo's photographs; make them unless they are there."""
-    from dataloaders.cli.photos import make_photos
-    from dataloaders.cli.progress import ProgressLine
+    from dataloaders.cli.photos import make_photos  # needs Pillow
 
     folder = cache_folder() / "demo" / "photos-1"
     line = ProgressLine()

@@ -17,8 +17,9 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from dataloaders.batches.tree import Batch, leaves, nbytes
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -27,11 +28,11 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
-
-if TYPE_CHECKING:
-    from dataloaders.batches.tree import Batch
-    from dataloaders.findings import Trial
-    from dataloaders.scripts.target import Target
+from dataloaders.findings import Probe, Trial
+from dataloaders.findings.probe import next_size, ran_out, trial_steps
+from dataloaders.measuring.intervals import Interval
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Target
 
 _LOOKED_AT = 8
 _RAN_OUT = 77
@@ -49,9 +50,6 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         return _probe_here(target, args, options, Path(options.state))
     refuse_missing_folders(options.json)
     refuse_unfit(target, "probe")
-    from dataloaders.findings import Probe
-    from dataloaders.findings.probe import next_size
-
     say_that_it_trains(target, "probe", quiet=options.quiet)
     with tempfile.TemporaryDirectory(prefix="dataloaders-probe-") as folder:
         state = Path(folder, "state")
@@ -95,10 +93,6 @@ def _start(target: Target, args: list[str], options: Namespace, state: Path) -> 
 
 
 def _probe_here(target: Target, args: list[str], options: Namespace, state: Path) -> int:
-    from dataloaders.batches.tree import leaves, nbytes
-    from dataloaders.findings.probe import next_size, ran_out, trial_steps
-    from dataloaders.scripts.takeover import Takeover
-
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         batch = max(itertools.islice(iterate(), _LOOKED_AT), key=nbytes)
         of = next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
@@ -134,9 +128,6 @@ def _note(file: TextIO, facts: dict[str, Any]) -> None:
 
 def _known(state: Path) -> tuple[list[Trial], int | None]:
     """Return the trials so far, and the size of the last one if it did not end."""
-    from dataloaders.findings import Trial
-    from dataloaders.measuring.intervals import Interval
-
     trials: dict[int, Trial] = {}
     unfinished = None
     for line in state.read_text().splitlines():

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
+from dataloaders import registry
 from dataloaders.cli.running import refuse_unfit
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from dataloaders.scripts.target import Target
+from dataloaders.loader import BACKEND_VARIABLE
+from dataloaders.scripts.loops import replaced_iter
+from dataloaders.scripts.switch import BackendSwitch
+from dataloaders.scripts.target import Target
 
 
 def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     """Run ``target`` with its loaders on another backend; return the script's own exit status."""
-    from dataloaders import registry
-    from dataloaders.loader import BACKEND_VARIABLE
-    from dataloaders.scripts.loops import replaced_iter
-    from dataloaders.scripts.switch import BackendSwitch
-
     backend = options.backend
     refuse_unfit(target, f"run --backend {backend}")
     if backend != "auto":  # a wrong name or a missing package is told before the script starts

@@ -7,15 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dataloaders.cli.progress import ProgressLine
 from dataloaders.errors import DataLoadersError, OptionError
-
-if TYPE_CHECKING:
-    from dataloaders.cli.progress import ProgressLine
-    from dataloaders.scripts.scratch import Scratch
-    from dataloaders.scripts.takeover import Takeover
-    from dataloaders.scripts.target import Outcome, Target
+from dataloaders.scripts.scratch import Scratch, quiet_trackers
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Outcome, Target, hidden_by
+from dataloaders.tuning.learned import cache_folder
 
 NOTHING_MEASURED = 3
 """Exit status when the script ended and nothing could be measured in it."""
@@ -35,8 +33,6 @@ def refuse_unfit(target: Target, command: str) -> None:
     It is not there, it only starts the processes that train, or its folder has a ``dataloaders``
     of its own.
     """
-    from dataloaders.scripts.target import hidden_by
-
     hidden = hidden_by(target.folder, "dataloaders")
     if hidden is not None:
         raise DataLoadersError(
@@ -72,9 +68,6 @@ def refuse_missing_folders(*paths: str | None) -> None:
 @contextmanager
 def untouched_files(takeover: Takeover, *, let_write: bool) -> Iterator[Scratch | None]:
     """Inside: trackers are off and no file that existed before is changed, see `Scratch`."""
-    from dataloaders.scripts.scratch import Scratch, quiet_trackers
-    from dataloaders.tuning.learned import cache_folder
-
     try:
         own: Path | None = cache_folder().absolute()
     except OptionError:  # no home: nothing is written there either

@@ -8,8 +8,13 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from dataloaders import registry
+from dataloaders.batches.tree import Batch
+from dataloaders.cli.progress import ProgressLine
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -19,15 +24,15 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
+from dataloaders.errors import DataLoadersError, OptionError, last_line
+from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
+from dataloaders.scripts.takeover import Takeover
+from dataloaders.scripts.target import Target
+from dataloaders.tuning import Progress, Settings, Tuning
+from dataloaders.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Generator
-
-    from dataloaders.batches.tree import Batch
     from dataloaders.bottleneck import Check, Report
-    from dataloaders.scripts.target import Target
-    from dataloaders.tuning import Progress, Settings, Tuning
 
 _LEAST_GAIN = 1.03
 _CHECK_SHARE = 0.4  # of the budget, for the prediction
@@ -40,13 +45,6 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
     environment. Returns 0 if a choice was made; 130 after Ctrl-C, when what was known by then is
     printed; else as `check`.
     """
-    from dataloaders import registry
-    from dataloaders.cli.progress import ProgressLine
-    from dataloaders.errors import OptionError
-    from dataloaders.loader import BACKEND_VARIABLE
-    from dataloaders.scripts.takeover import Takeover
-    from dataloaders.tuning.tuner import Tuner
-
     if options.cache is not None and not options.backends:
         raise OptionError("--cache is for --backends, which tries that cache; give both")
     refuse_missing_folders(options.json, options.cache)
@@ -135,8 +133,6 @@ def _as_tuned(loader: Any, iterate: Any, *, stock: bool) -> tuple[Any, Any]:
     It is a loader as `run` has it: with a backend in the environment, wrapped by ours. Backends
     are compared with ``stock`` where the loader itself names none.
     """
-    from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
-
     if isinstance(loader, DataLoader):
         if not stock or loader._wanted_backend() != "auto":
             return loader, iterate
@@ -150,7 +146,6 @@ def _ways(
     loader: Any, report: Report, cache: str | None, line: Callable[[str], None]
 ) -> tuple[dict[Settings, str], list[str]]:
     """Return the settings worth a trial, the loader's own first, and what was predicted."""
-    from dataloaders.errors import DataLoadersError, last_line
     from dataloaders.predicting.candidates import settings_of
 
     ways: dict[Any, str] = {settings_of(loader): "the loader as it is"}
