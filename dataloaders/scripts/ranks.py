@@ -15,6 +15,7 @@ import os
 import statistics
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -87,20 +88,16 @@ class Ranks:
         Ranks that give nothing in time are missing. Called once, at the end.
         """
         self._gathered = True
-        try:
+        with suppress(RuntimeError, StopScript):  # rank 0 has ended
             self._store.set(f"end/{self.rank}", json.dumps(own))
             if self.rank:
                 self._wait_for("over", _FOR_REPORTS_S)  # a launcher may end all ranks with one
-        except (RuntimeError, StopScript):
-            pass  # rank 0 has ended
         if self.rank:
             return []
         found = [own]
         for rank in range(1, self.size):
-            try:
+            with suppress(StopScript):
                 found.append(json.loads(self._wait_for(f"end/{rank}", _FOR_REPORTS_S)))
-            except StopScript:
-                pass
         self._store.set("over", "1")
         return found
 
