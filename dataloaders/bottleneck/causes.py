@@ -224,8 +224,7 @@ class Causes:
     def _try(self, stages: Stages) -> Iterator[Batch]:
         """Run each candidate that needs no build with the step."""
         seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * self._budget_s)
-        tried = list(self.candidates)
-        for number, candidate in enumerate(tried):
+        for number, candidate in enumerate(self.candidates):
             try:
                 loader = variant_of(self._loader, candidate)
                 if loader is None:
@@ -233,23 +232,21 @@ class Causes:
                 steps = observe(loader, stepping=True, seconds=seconds, clock=self._blocks.clock)
                 took = (yield from steps).seconds_per_batch
             except Exception as error:  # the variant's own: a step's error is raised at the loop
-                tried[number] = replace(candidate, reason=f"it failed: {last_line(error)}")
-                continue
-            # The trial's epoch does not end.
-            kept = candidate.name == "persistent_workers" or not loader.num_workers
-            tried[number] = replace(
-                candidate, measured=stages.gain(took, 0.0 if kept else stages.starting)
-            )
-            self.candidates = tuple(tried)
-        self.candidates = tuple(tried)
+                tried = replace(candidate, reason=f"it failed: {last_line(error)}")
+            else:
+                # The trial's epoch does not end.
+                kept = candidate.name == "persistent_workers" or not loader.num_workers
+                gain = stages.gain(took, 0.0 if kept else stages.starting)
+                tried = replace(candidate, measured=gain)
+            before, after = self.candidates[:number], self.candidates[number + 1 :]
+            self.candidates = (*before, tried, *after)
 
 
 def _pin_s(host: Batch) -> float:
     """Return the seconds that pinning a batch takes; 0 where nothing is pinned."""
     if not torch.accelerator.is_available():
         return 0.0
-    copied = map_tensors(host, torch.Tensor.clone)
-    begin = time.perf_counter()
+    copied, begin = map_tensors(host, torch.Tensor.clone), time.perf_counter()
     map_tensors(copied, torch.Tensor.pin_memory)
     return time.perf_counter() - begin
 

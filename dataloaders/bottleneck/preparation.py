@@ -50,12 +50,9 @@ _INSTALLED = (
 )
 _DECODES = (os.path.join("PIL", "ImageFile.py"), os.path.join("torchvision", "io", ""))
 _READS = tuple(
-    os.path.join(*parts)
-    for parts in (
-        ("h5py", ""), ("zarr", ""), ("numpy", "lib", "npyio"), ("numpy", "lib", "_npyio"),
-        ("zipfile",), ("tarfile.py",),
-    )
-)  # fmt: skip
+    part.replace("/", os.sep)
+    for part in ("h5py/", "zarr/", "numpy/lib/npyio", "numpy/lib/_npyio", "zipfile", "tarfile.py")
+)
 
 
 @dataclass(frozen=True)
@@ -251,14 +248,14 @@ def _call_of(frame: FrameType | None) -> str:
         stack.append(frame)
         frame = frame.f_back
     for each in stack:
-        file = each.f_code.co_filename
-        if any(part in file for part in _DECODES):
-            return "decode"
-        if any(part in file for part in _READS):
-            return "read"
+        for call, parts in (("decode", _DECODES), ("read", _READS)):
+            if any(part in each.f_code.co_filename for part in parts):
+                return call
     called = [each for each in stack if each.f_code.co_name in ("__call__", "forward")]
     owners = [each.f_locals.get(each.f_code.co_varnames[0]) for each in called]
-    kinds = [type(one) for one in owners if not _holds_others(one)]
+    holders = ("Sequential", "StandardTransform")
+    kinds = [type(one) for one in owners if not hasattr(one, "transforms")]
+    kinds = [kind for kind in kinds if kind.__name__ not in holders]
     if kinds:
         theirs = [kind for kind in kinds if kind.__module__.startswith("torchvision.")]
         return (theirs or kinds)[-1].__name__
@@ -269,11 +266,6 @@ def _call_of(frame: FrameType | None) -> str:
     # What the dataset calls says more than what that calls, or than the dataset's own method.
     code = next((code for code in reversed(own) if code.co_name not in _FETCHES), own[0])
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
-def _holds_others(transform: Any) -> bool:
-    kind = type(transform).__name__
-    return hasattr(transform, "transforms") or kind in ("Sequential", "StandardTransform")
 
 
 def _opened() -> list[str]:

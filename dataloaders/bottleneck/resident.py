@@ -79,15 +79,14 @@ class Placement(Onlooker):  # type: ignore[no-untyped-call]
 
 @dataclass
 class _Kept:
-    """Holds one batch: as it was, as the loader delivers it, and where the step wants it."""
+    """Holds one batch."""
 
-    master: Batch
-    host: Batch
-    resident: Batch | None = None  # once built
+    master: Batch  # as it was
+    host: Batch  # as the loader delivers it
+    resident: Batch | None = None  # where the step wants it, once built
     versions: Sequence[int] = ()  # of the issued tensors, when they were as delivered
 
     def seen(self) -> Sequence[int]:
-        """Return the versions of all tensors that are issued."""
         return [leaf._version for leaf in (*leaves(self.host), *leaves(self.resident))]
 
 
