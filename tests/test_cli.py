@@ -513,6 +513,14 @@ def test_wrong_command_lines_are_told_apart(words, says, command):
     assert "trains its model" not in done.err
 
 
+def test_tune_and_probe_measure_no_ranks(command, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for words in (["tune"], ["probe"]):
+        done = command(*words, __file__)
+        assert done.status == 2
+        assert "measures one process, and WORLD_SIZE says that there are several" in done.err
+
+
 @pytest.mark.nightly  # it imports all of the command, for seconds
 def test_a_reader_that_has_read_enough_is_no_error():
     listing = f"{sys.executable} -m dataloaders backends"
