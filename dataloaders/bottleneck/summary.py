@@ -125,37 +125,41 @@ def _describe_loader(loader: Any, feed: Feed) -> str:
     return ", ".join(parts)
 
 
+_ADVICE = {
+    "step-bound": [
+        "leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
+        "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
+    ],
+    "input-bound": [
+        "measure workers and prefetching with `dataloaders tune`",
+        "if that does not reach the bound above, do less a sample: cache the deterministic "
+        "part, or move decoding and augmentation to the GPU",
+    ],
+    "transfer-bound": [
+        'copy ahead of use on a side stream: backend="prefetch", here by '
+        "`dataloaders run --backend prefetch`",
+        "send less: uint8 images and the normalisation on the device",
+    ],
+    "contention-bound": [
+        "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
+    ],
+}
+
+
 def _advice(analysis: Analysis, feed: Feed) -> list[str]:
     """Return what to try next, a sentence each."""
     bound = analysis.speedup_bound
-    if analysis.verdict == "step-bound":
+    if analysis.verdict == "input-bound" and not feed.workers:
+        return [
+            'let worker processes prepare batches: num_workers="auto", or measure the best '
+            "setting with `dataloaders tune`"
+        ]
+    if analysis.verdict != "inconclusive":
         gain = 0.0 if bound is None else max(0.0, bound.high - 1)
-        return [
-            f"leave the input as it is: DALI, a cache or more workers gain {gain:.0%} at most",
-            "a faster step (mixed precision, torch.compile, a larger batch) is where time is",
-        ]
-    if analysis.verdict == "input-bound":
-        if not feed.workers:
-            return [
-                'let worker processes prepare batches: num_workers="auto", or measure the best '
-                "setting with `dataloaders tune`"
-            ]
-        return [
-            "measure workers and prefetching with `dataloaders tune`",
-            "if that does not reach the bound above, do less a sample: cache the deterministic "
-            "part, or move decoding and augmentation to the GPU",
-        ]
-    if analysis.verdict == "transfer-bound":
-        return [
-            'copy ahead of use on a side stream: backend="prefetch", here by '
-            "`dataloaders run --backend prefetch`",
-            "send less: uint8 images and the normalisation on the device",
-        ]
-    if analysis.verdict == "contention-bound":
-        return [
-            *_sharing(feed.workers, on_device="host" in analysis.seconds_per_batch),
-            "do less a sample on the CPU: cache the deterministic part, or decode on the GPU",
-        ]
+        tips = [each.format(gain=gain) for each in _ADVICE[analysis.verdict]]
+        if analysis.verdict == "contention-bound":
+            tips[:0] = _sharing(feed.workers, on_device="host" in analysis.seconds_per_batch)
+        return tips
     longer = "measure longer (budget_s, --budget)"
     if bound is None:
         return [f"{longer}, or with nothing else running"]

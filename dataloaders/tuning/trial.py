@@ -126,7 +126,7 @@ class Loading:
         torch_worker._worker_info = None  # a loop without workers collates in memory of its own
         try:
             return driven(self.steps(), lambda batch: None)
-        except CheckError as error:
+        except CheckError as error:  # raised, it would have torch's text around its own
             return error
 
     def steps(self) -> Steps[Seen]:
@@ -287,13 +287,14 @@ def _device_in_use() -> torch.device | None:
 
 
 def _copy(batch: Batch) -> Batch:
-    return map_tensors(batch, _copied)
+    """Copy a batch to memory of the same sort: from pageable memory a device gets it slower."""
+    used = _device_in_use() is not None
 
+    def copied(leaf: torch.Tensor) -> torch.Tensor:
+        clone = leaf.detach().clone()
+        return clone.pin_memory() if used and leaf.is_pinned() else clone
 
-def _copied(leaf: torch.Tensor) -> torch.Tensor:
-    clone = leaf.detach().clone()
-    # In memory of the same sort: a copy to a device takes another time from pageable memory.
-    return clone.pin_memory() if _device_in_use() and leaf.is_pinned() else clone
+    return map_tensors(batch, copied)
 
 
 def _rate(samples: float, cost: Interval) -> Interval:

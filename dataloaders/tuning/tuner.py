@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from dataloaders.backend import Tunable
-from dataloaders.batches.tree import Batch, to_device
+from dataloaders.batches.tree import to_device
 from dataloaders.errors import CapacityWarning, CheckError, DataLoadersError, OptionError
 from dataloaders.loader import DataLoader
 from dataloaders.machine import resources
@@ -98,7 +99,9 @@ def tune(
             raise OptionError(f"{name}={value!r}: must {rule}")
     stepping = step is not None
     tuner = Tuner(loader, budget_s, stepping=stepping, max_workers=max_workers, progress=progress)
-    return driven(tuner.run(remember), step or _copy_to_cuda)
+    return driven(
+        tuner.run(remember), step or (lambda batch: to_device(batch, torch.device("cuda")))
+    )
 
 
 @dataclass
@@ -129,7 +132,10 @@ class Tuner:
         self._timeout_s = _HANG_S
         self._need: Interval | None = None
         self._workers_usable = True
-        self._tunable = None if self.ways else _tunable_of(loader)
+        self._tunable: Tunable | None = None  # its backend's options; None: nothing to choose
+        if isinstance(loader, DataLoader) and not self.ways:
+            with suppress(DataLoadersError):  # it serves no loader
+                self._tunable = loader._tunable()
         has_cuda = torch.cuda.device_count() > 0
         pinned = bool(loader.pin_memory) and has_cuda
         backend = None if self._tunable is None else self._tunable.backend
@@ -336,10 +342,8 @@ class Tuner:
         if not per_worker or settings.num_workers <= bears:
             return None
         self._search.most = min(self._search.most, bears)
-        text = (
-            f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end of "
-        )
-        text += f"an epoch, do not fit in available memory, which bears {bears} of them"
+        text = f"{settings.num_workers} workers of {per_worker / 2**20:,.0f} MiB each, by the end "
+        text += f"of an epoch, do not fit in available memory, which bears {bears} of them"
         self._notes.append(f"{text}: settings with more were ruled out. {_FREE_MEMORY}")
         return text
 
@@ -348,9 +352,9 @@ class Tuner:
     def _why(self, best: Settings) -> str:
         """Return why ``best`` is the choice."""
         search, rates = self._search, self._search.rates
-        alone = self._tunable is None and not self.ways
-        base = search.alone if alone else search.given
-        name = "one process" if alone else "the loader as it is"
+        base, name = search.given, "the loader as it is"
+        if alone := self._tunable is None and not self.ways:
+            base, name = search.alone, "one process"
         rate, now = rates.get(best), rates.get(base)
         if rate is None:
             return "nothing is known yet"
@@ -420,10 +424,6 @@ class Tuner:
             self.progress(Progress(self._seconds, self.budget_s, doing, self.result()))
 
 
-def _copy_to_cuda(batch: Batch) -> None:
-    to_device(batch, torch.device("cuda"))
-
-
 def _is_workers_fault(error: Exception) -> bool:
     """Return whether the workers failed, and not the user's dataset in a worker.
 
@@ -440,13 +440,3 @@ def _is_workers_fault(error: Exception) -> bool:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _tunable_of(loader: torch.utils.data.DataLoader[Any]) -> Tunable | None:
-    """Return what may be chosen of its backend's options; None: nothing, or it serves no loader."""
-    if not isinstance(loader, DataLoader):
-        return None
-    try:
-        return loader._tunable()
-    except DataLoadersError:
-        return None
