@@ -91,14 +91,10 @@ class _Kept:
 
 
 class Pool:
-    """Holds several different real batches, copied when they were delivered.
-
-    Args:
-        most_bytes: of the host's memory, for all copies of them.
-    """
+    """Holds several different real batches, copied when they were delivered."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes  # of the host's memory, for all copies
         self._kept: list[_Kept] = []
         self._devices: list[torch.device | None] | None = None
         self._next = 0

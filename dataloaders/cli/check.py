@@ -100,18 +100,13 @@ def _check_in_child(
 
 
 class _Measuring:
-    """Does one process's part of a check: the takeover, the report.
-
-    Args:
-        options: of the command line.
-        result: a file that only the process whose loader is measured makes, with its status.
-    """
+    """Does one process's part of a check: the takeover, the report."""
 
     def __init__(self, options: Namespace, result: Path) -> None:
         self.checks: list[Check] = []  # one, once a loader is taken
         self.ranks: Ranks | None = None  # the others, if the process is one of several
         self.line = ProgressLine(quiet=options.quiet)
-        self.result = result
+        self.result = result  # a file that only the process makes whose loader is measured
         self._options = options
         self._patience_s = max(60.0, 2 * options.budget)
         self._scratch: Scratch | None = None

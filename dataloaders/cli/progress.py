@@ -18,11 +18,7 @@ _PLAIN_EVERY_S = 10.0
 
 
 class ProgressLine:
-    """Shows each text, or `Progress` of a check, that it is called with.
-
-    Args:
-        quiet: show nothing.
-    """
+    """Shows each text, or `Progress` of a check, that it is called with."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._file = sys.stderr  # the present one, which the program may replace later

@@ -107,13 +107,7 @@ def run_shown(
 
 
 def no_loader(takeover: Takeover, outcome: Outcome, started: int = 0) -> int:
-    """Say why nothing was measured; return the exit status.
-
-    Args:
-        takeover: what watched the script.
-        outcome: how the script ended.
-        started: how many processes the script started itself.
-    """
+    """Say why nothing was measured in a script that ``started`` processes; return the status."""
     if outcome.ending == "interrupted":
         return outcome.status
     lines = [f"no loader was taken over; the script iterated {len(takeover.seen)} of them"]

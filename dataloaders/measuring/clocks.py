@@ -85,9 +85,6 @@ class DeviceClock(HostTime):
     """The clock of accelerators: an event on the current stream of each device in use.
 
     Where several devices are in use, the time between two marks is the longest among them.
-
-    Args:
-        devices: those that the step computes on.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

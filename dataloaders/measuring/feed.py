@@ -26,12 +26,9 @@ _UNKNOWN_SETTLE_S = 0.2
 
 
 class Feed:
-    """Yields the batches of a loader, epoch after epoch.
+    """Yields the batches of a loader (anything that can be iterated again), epoch after epoch.
 
-    Args:
-        loader: any object that can be iterated again and again.
-        iterate: makes its iterator, if not ``iter(loader)``.
-        host: the host's time.
+    ``iterate`` makes its iterator, if not ``iter(loader)``.
     """
 
     def __init__(

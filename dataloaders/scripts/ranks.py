@@ -30,11 +30,7 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class Ranks:
-    """Talks to the other ranks of the default process group.
-
-    Args:
-        patience_s: how long the others wait for rank 0, in seconds.
-    """
+    """Talks to the other ranks of the default process group, which wait so long for rank 0."""
 
     def __init__(self, patience_s: float) -> None:
         self.rank = dist.get_rank()
@@ -131,10 +127,7 @@ class Ranks:
 def straggler(ranks: list[dict[str, float]], size: int) -> list[str]:
     """Return sentences that name the rank with the slowest input and what it costs the others.
 
-    Args:
-        ranks: of each rank that gave them, "rank" and "wait_s", the mean seconds that it waits
-            for a batch.
-        size: how many ranks there are.
+    Of each rank that gave them: "rank", and "wait_s", the mean seconds that it waits for a batch.
     """
     if len(ranks) < 2:
         return []

@@ -41,10 +41,8 @@ _EVENTS = "events.out.tfevents"
 class Scratch:
     """Diverts what this process writes over files that were there before, while entered.
 
-    Args:
-        training: whether the program trains already. A new checkpoint is moved to the scratch
-            folder if it was written after that: before it, files are the dataset's.
-        but_in: a folder where anything may be written, such as this package's own.
+    A new checkpoint is moved to the scratch folder if it was written once the program was
+    ``training``: before, files are the dataset's. Anything may be written in ``but_in``.
     """
 
     def __init__(self, training: Callable[[], bool], but_in: Path | None = None) -> None:

@@ -62,12 +62,9 @@ class Takeover:
         measure: see `Measure`.
         number: take the loader of this number, whatever it is; None takes the one that trains.
         may_take: asked once, when a loader is about to be taken; no: another process has one.
-        waited: called with a loader's description and the seconds for which the measured loop
-            waited for a batch of that other loader.
-        passed_over: called with a sentence while a loop is not taken because no optimizer has
-            stepped in it yet.
-        patience_s: end the program once the loop that was taken has asked for nothing for so many
-            seconds.
+        waited: called with another loader's description and the seconds of waiting for its batch.
+        passed_over: called with a sentence while no optimizer has stepped in a loop yet.
+        patience_s: end the program once the loop that was taken has asked for nothing so long.
     """
 
     def __init__(
