@@ -57,14 +57,13 @@ def carry_out(target: Target, args: list[str], options: Namespace) -> int:
         in_child = functools.partial(_check_in_child, options, measuring.result, os.getpid())
         with children_run_by(in_child) as children, measuring.watched():
             outcome = run_shown(target, args, measuring.line, measuring.shows)
-        if not measuring.checks and outcome.ending != "interrupted":
-            status = measuring.status_of_child()
-            children.end()
-            if status is not None:
-                return status
-            return no_loader(measuring.takeover, outcome, len(children.started))
+        status = None if measuring.checks else measuring.status_of_child()
         children.end()
+    if measuring.checks:
         return measuring.conclude(outcome)
+    if status is not None:
+        return status
+    return no_loader(measuring.takeover, outcome, len(children.started))
 
 
 def _check_in_child(
@@ -221,21 +220,21 @@ def _show(report: Report, notes: list[str], options: Namespace) -> None:
 
 
 def _how_it_ended(takeover: Takeover, outcome: Outcome, enough: bool) -> list[str]:
-    assert takeover.taken is not None
+    loader, failed = takeover.taken, outcome.ending == "raised"
+    assert loader is not None
     after = f"after {takeover.steps} steps"
     so_far = f"{after}; this is what was known by then"
     if enough:
         how = f"the script was ended {after} of its loop"
-    elif outcome.ending in ("interrupted", "raised"):
-        how = f"{'the script failed' if outcome.ending == 'raised' else 'interrupted'} {so_far}"
+    elif failed or outcome.ending == "interrupted":
+        how = f"{'the script failed' if failed else 'interrupted'} {so_far}"
     elif takeover.stalled:
         how = f"the script was ended since its loop asked for no batch for long {so_far}"
     else:
         how = f"the script ended by itself {after}, before enough was measured; "
         how += "give it more epochs, or a smaller --budget"
-    loader = takeover.taken
     sentences = [f"measured in loader {loader.number}: {loader.description}", how]
-    if takeover.beyond and outcome.ending == "raised":
+    if takeover.beyond and failed:
         sentences.append(
             f"the check prolonged its epoch by {takeover.beyond} batches, which the script may not "
             "expect (a schedule of fixed length, a list filled by batch number): "
