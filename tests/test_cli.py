@@ -249,6 +249,17 @@ def test_ctrl_c_prints_what_is_known(command, tmp_path):
     assert "this is what was known by then" in done.out
 
 
+def test_ctrl_c_before_anything_was_tried_prints_what_the_check_knows(command, tmp_path):
+    text = HEAD + (
+        "for step, batch in enumerate(DataLoader(Slow(0.002, count=400))):\n"
+        "    if step == 50: raise KeyboardInterrupt\n"
+    )
+    done = command("tune", "--backends", "--budget", 60, write(tmp_path, text))
+    assert done.status == 130
+    assert "interrupted after 49 steps, before anything was tried" in done.err
+    assert done.out.startswith("INCONCLUSIVE")
+
+
 LIGHTNING = (
     HEAD
     + """

@@ -165,7 +165,7 @@ def made_photos() -> Path:
     """Return the folder of the demo's photographs; make them unless they are there."""
     from dataloaders.cli.photos import make_photos  # needs Pillow
 
-    folder = cache_folder() / "demo" / "photos-1"
+    folder = cache_folder() / "demo" / "photos-2"
     line = ProgressLine()
     if not folder.is_dir():
         print(f"making photographs in {folder}", flush=True)

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ def make_photos(
     *,
     count: int = 300,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> Path:
     """Return ``folder`` with ``count`` JPEG files in class folders; make it unless it exists.
 
@@ -62,7 +62,7 @@ def make_photos(
     return folder
 
 
-def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
+def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], None]) -> None:
     rng = np.random.default_rng(seed)
     textures = [_texture(rng) for _ in range(3)]
     noise = rng.standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
@@ -77,12 +77,9 @@ def _fill(folder: Path, count: int, seed: int, progress: Callable[[int, int], No
 
     # NumPy and Pillow give up the GIL in nearly all of this work: threads use every core.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        jobs = [pool.submit(make, number) for number in range(count)]
         try:
-            for done, job in enumerate(as_completed(jobs), start=1):
-                job.result()
-                if progress is not None:
-                    progress(done, count)
+            for done, _ in enumerate(pool.map(make, range(count)), start=1):
+                progress(done, count)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
