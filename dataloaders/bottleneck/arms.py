@@ -62,10 +62,6 @@ def _when_idle(blocks: Blocks) -> None:
     blocks.feed.wait_until_idle(blocks.patience_s, blocks.real_s)
 
 
-def _resident(blocks: Blocks, count: int) -> Take:
-    return iter(blocks.pool.issue("synthetic", count)).__next__
-
-
 def _on_host(blocks: Blocks, count: int) -> Take:
     issued = iter(blocks.pool.issue("host", count))
     if blocks.feed.copies_to is None:
@@ -96,13 +92,14 @@ def _begin_real(blocks: Blocks) -> None:
         blocks.feed.bring_to(blocks.ready, blocks.patience_s)
 
 
-def _from_loader(blocks: Blocks, count: int) -> Take:
-    return blocks.take_real
-
-
 ARMS = (
-    Arm("real", "the loop as it is", _begin_real, _from_loader),
-    Arm("synthetic", "the step alone, on batches that are already there", _when_idle, _resident),
+    Arm("real", "the loop as it is", _begin_real, lambda blocks, count: blocks.take_real),
+    Arm(
+        "synthetic",
+        "the step alone, on batches that are already there",
+        _when_idle,
+        lambda blocks, count: iter(blocks.pool.issue("synthetic", count)).__next__,
+    ),
     Arm(
         "host",
         "the same, and the copy to the device",

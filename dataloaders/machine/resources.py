@@ -196,11 +196,12 @@ def shm_shortage(
     if fit is None or room is None or needed <= fit:
         return None
     shared = f" for each of {ranks_here()} ranks" if ranks_here() > 1 else ""
+    enough = math.ceil(1.5 * needed * batch_bytes * ranks_here() / 2**30)  # and half to spare
     return (
         f"{num_workers} workers with prefetch_factor={prefetch_factor} can have {needed} batches "
         f"of {_size(batch_bytes)} in {path} at once, {_size(needed * batch_bytes)}, and "
         f"{_size(room)} are free there{shared}: a worker that finds it full dies of a bus error. "
-        f"Enlarge it (docker run --shm-size={_round_gib(needed * batch_bytes * ranks_here())}g, or "
+        f"Enlarge it (docker run --shm-size={max(1, enough)}g, or "
         "--ipc=host), or use fewer workers or smaller batches (the sharing strategy 'file_system' "
         "uses the same room)"
     )
@@ -299,8 +300,3 @@ def _size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"
-
-
-def _round_gib(count: int) -> int:
-    """Round up to whole GiB, with half as much again to spare."""
-    return max(1, math.ceil(count * 1.5 / 2**30))

@@ -224,7 +224,12 @@ class Takeover:
 
     def _find(self, loader: Loader) -> Seen:
         if loader not in self._loaders:
-            self.seen.append(Seen(len(self.seen) + 1, _describe(loader), batches_in(loader)))
+            length = batches_in(loader)
+            batches = "no length" if length is None else f"{length} batches"
+            size = "" if loader.batch_size is None else f" of {loader.batch_size}"
+            text = f"{type(loader).__name__} of {type(loader.dataset).__name__}, {batches}{size}, "
+            text += f"num_workers={loader.num_workers}"
+            self.seen.append(Seen(len(self.seen) + 1, text, length))
             self._loaders[loader] = self.seen[-1]
         return self._loaders[loader]
 
@@ -289,11 +294,3 @@ class Loop:
         if takeover.taken not in (None, self.seen) and self.trains:
             takeover.waited_for(self, time.monotonic() - self.asked_at)
         return batch
-
-
-def _describe(loader: Loader) -> str:
-    length = batches_in(loader)
-    batches = "no length" if length is None else f"{length} batches"
-    size = "" if loader.batch_size is None else f" of {loader.batch_size}"
-    workers = f"num_workers={loader.num_workers}"
-    return f"{type(loader).__name__} of {type(loader.dataset).__name__}, {batches}{size}, {workers}"
