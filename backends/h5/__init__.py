@@ -180,7 +180,7 @@ class H5(Backend):
         if exists:
             return opened(loader, path, images=self.images, check=self.check, expect=self.expect)
         print(f"backend 'h5' builds {path}", file=sys.stderr)
-        from dataloaders.cli.progress import ProgressLine
+        from dataloaders.measuring.progress import ProgressLine
 
         line = ProgressLine()
 

@@ -124,7 +124,7 @@ def _merge(path: str, one_file: str, *, quiet: bool) -> int:
 
 @contextmanager
 def _line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    from dataloaders.cli.progress import ProgressLine
+    from dataloaders.measuring.progress import ProgressLine
 
     line = ProgressLine(quiet=quiet)
     try:

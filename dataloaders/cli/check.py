@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dataloaders.bottleneck import Check, Report
-from dataloaders.cli.progress import ProgressLine
 from dataloaders.cli.running import (
     no_loader,
     refuse_missing_folders,
@@ -24,6 +23,7 @@ from dataloaders.cli.running import (
     say_that_it_trains,
     untouched_files,
 )
+from dataloaders.measuring.progress import ProgressLine
 from dataloaders.scripts.children import children_run_by
 from dataloaders.scripts.ranks import Ranks, straggler
 from dataloaders.scripts.scratch import Scratch

@@ -20,8 +20,8 @@ from typing import Any
 
 from dataloaders.bottleneck import Report
 from dataloaders.bottleneck.outputs.contents import times
-from dataloaders.cli.progress import ProgressLine
 from dataloaders.errors import DataLoadersError, MissingDependency, OptionError
+from dataloaders.measuring.progress import ProgressLine
 from dataloaders.tuning.learned import cache_folder
 
 _ROOT = Path(__file__).resolve().parents[2]

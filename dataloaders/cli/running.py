@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dataloaders.cli.progress import ProgressLine
 from dataloaders.errors import DataLoadersError, OptionError
+from dataloaders.measuring.progress import ProgressLine
 from dataloaders.scripts.scratch import Scratch, quiet_trackers
 from dataloaders.scripts.takeover import Takeover
 from dataloaders.scripts.target import Outcome, Target, hidden_by

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaders import registry
 from dataloaders.batches.tree import Batch
-from dataloaders.cli.progress import ProgressLine
 from dataloaders.cli.running import (
     NOTHING_MEASURED,
     no_loader,
@@ -26,6 +25,7 @@ from dataloaders.cli.running import (
 )
 from dataloaders.errors import DataLoadersError, OptionError, last_line
 from dataloaders.loader import BACKEND_VARIABLE, DataLoader, wrap
+from dataloaders.measuring.progress import ProgressLine
 from dataloaders.scripts.takeover import Takeover
 from dataloaders.scripts.target import Target
 from dataloaders.tuning import Progress, Settings, Tuning
