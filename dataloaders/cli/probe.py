@@ -17,7 +17,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dataloaders.batches.tree import Batch, leaves, nbytes
 from dataloaders.cli.running import (
@@ -93,37 +93,30 @@ def _start(target: Target, args: list[str], options: Namespace, state: Path) -> 
 
 
 def _probe_here(target: Target, args: list[str], options: Namespace, state: Path) -> int:
+    def note(**facts: Any) -> None:
+        # The next thing may be the end of this process.
+        print(json.dumps(facts), file=found, flush=True)
+
     def probed(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
         batch = max(itertools.islice(iterate(), _LOOKED_AT), key=nbytes)
         of = next((len(leaf) for leaf in leaves(batch) if leaf.dim()), 0)
         while (size := next_size(of, trials, options.most)) is not None:
-            _note(found, {"size": size})
+            note(size=size)
             steps = trial_steps(batch, of, size, trials, seconds=options.budget)
             trials.append((yield from steps))
-            _note(found, {"size": size, "trial": dataclasses.asdict(trials[-1])})
+            note(size=size, trial=dataclasses.asdict(trials[-1]))
 
     trials, _ = _known(state)
-    running: list[Generator[Batch, None, None]] = []
-
-    def measure(loader: Any, iterate: Any) -> Generator[Batch, None, None]:
-        running.append(probed(loader, iterate))
-        return running[0]
-
-    takeover = Takeover(measure, options.loader)
+    takeover = Takeover(probed, options.loader)
     # Opened before files that exist are kept from being written.
     keeping = untouched_files(takeover, let_write=options.let_write)
     with state.open("a") as found, keeping, takeover:
         outcome = target.run(args)
     sys.stdout.flush()
-    if ran_out(outcome.error) and running:
+    if takeover.taken is not None and ran_out(outcome.error):
         return _RAN_OUT
     outcome.show_error()
-    return outcome.status if running else no_loader(takeover, outcome)
-
-
-def _note(file: TextIO, facts: dict[str, Any]) -> None:
-    file.write(json.dumps(facts) + "\n")
-    file.flush()  # the next thing may be the end of this process
+    return no_loader(takeover, outcome) if takeover.taken is None else outcome.status
 
 
 def _known(state: Path) -> tuple[list[Trial], int | None]:
