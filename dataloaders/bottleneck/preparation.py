@@ -162,10 +162,9 @@ class Look:
         """Return the slowest samples that are slow again; the machine may be slow once."""
         median = statistics.median(found.usual or [0.0])
         named = zip(found.samples, found.keys, found.files, strict=False)
-        several = sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]
         slow: dict[Any, tuple[Any, str, float]] = {}
-        for seconds, key, files in several:
-            if seconds > _SLOW * median and seconds > _SLOW_FROM_S and key not in slow:
+        for seconds, key, files in sorted(named, key=lambda each: -each[0])[:_MOST_SLOW]:
+            if seconds > max(_SLOW * median, _SLOW_FROM_S) and key not in slow:
                 begin = self.now()
                 self._one(dataset)(key)
                 seconds = min(seconds, self.now() - begin)
@@ -176,8 +175,7 @@ class Look:
     def _one(self, dataset: Any) -> Callable[[Any], Any]:
         """Return what makes one sample."""
         bulk = getattr(dataset, "__getitems__", None)
-        one: Callable[[Any], Any] = dataset.__getitem__
-        return one if bulk is None else lambda key: bulk([key])[0]
+        return dataset.__getitem__ if bulk is None else lambda key: bulk([key])[0]
 
     def _fetches(self, dataset: Any) -> Iterator[tuple[Any, Callable[[], Any], bool]]:
         """Yield the index of a sample, what makes it, and whether it was chosen."""
