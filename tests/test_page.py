@@ -58,9 +58,7 @@ def test_without_matplotlib_there_is_no_page_and_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("charts", "page"):
         monkeypatch.delitem(sys.modules, f"dataloaders.bottleneck.outputs.{name}", raising=False)
-    with pytest.raises(
-        MissingDependency, match=r"with: pip install 'gpu-.*\[check\]'"
-    ):
+    with pytest.raises(MissingDependency, match=r"with: pip install 'gpu-.*\[check\]'"):
         a_report().to_html()
 
 
