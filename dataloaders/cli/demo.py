@@ -91,17 +91,10 @@ def _part(
     backend = "DATALOADERS_BACKEND=h5 " if variables else ""
     shown = " ".join([command[0], _EXAMPLE, "--", *words])
     print(f"\n=== {title}\n$ {backend}dataloaders {shown}\n", flush=True)
+    start = [sys.executable, "-m", "dataloaders", *command, "--json", str(result)]
     # From our own folder: a folder of the user's called dataloaders cannot come first there.
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dataloaders", *command, "--json", result),
-            _EXAMPLE,
-            "--",
-            *words,
-        ],
-        cwd=_ROOT,
-        env={**os.environ, **variables},
-        check=False,
+        [*start, _EXAMPLE, "--", *words], cwd=_ROOT, env={**os.environ, **variables}, check=False
     )
     if done.returncode == 130 or done.returncode < 0:
         raise KeyboardInterrupt

@@ -165,8 +165,8 @@ def _execute(code: CodeType, main: ModuleType) -> Outcome:
         if isinstance(error.__context__, KeyboardInterrupt):
             # Lightning catches Ctrl-C, tears down and calls sys.exit().
             return Outcome("interrupted", 130, None)
-        code = error.code or 0
-        return Outcome("exited", code if isinstance(code, int) else 1, error)
+        given = error.code or 0
+        return Outcome("exited", given if isinstance(given, int) else 1, error)
     except BaseException as error:
         return Outcome("raised", 1, _from_script(error))
     finally:

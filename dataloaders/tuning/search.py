@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from dataloaders.batches.tree import Batch
@@ -125,12 +126,8 @@ class Search:
             # In this process a trial of its options would open the dataset.
             yield from self._try(self._at(1), "the backend's options are tried with a worker")
         for name, values in self.options.items() if self._rates else ():
-            base: Any = self.choice
-
-            def at(value: int, base: Any = base, name: str = name) -> Settings:
-                return replace(base, backend=replace(base.backend, **{name: value}))
-
-            yield from self._climb(values[0], lambda values=values: values, at, f" {name}")
+            at = partial(_with_option, self.choice, name)
+            yield from self._climb(values[0], partial(list, values), at, f" {name}")
         choice = self.choice
         if self.pinning and 0 < choice.num_workers <= self.most:
             # Without workers pinning is a copy more in the loop itself.
@@ -234,3 +231,8 @@ class Search:
         """Return the prefetch factors with which so many workers fit into shared memory."""
         caps = {depth: self.shm_cap(depth) for depth in _PREFETCH}
         return [depth for depth, cap in caps.items() if cap is None or workers <= cap]
+
+
+def _with_option(settings: Settings, name: str, value: int) -> Settings:
+    backend: Any = settings.backend
+    return replace(settings, backend=replace(backend, **{name: value}))
