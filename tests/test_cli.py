@@ -256,8 +256,8 @@ def test_ctrl_c_before_anything_was_tried_prints_what_the_check_knows(command, t
     )
     done = command("tune", "--backends", "--budget", 60, write(tmp_path, text))
     assert done.status == 130
-    assert "interrupted after 49 steps, before anything was tried" in done.err
-    assert done.out.startswith("INCONCLUSIVE")
+    assert "interrupted after 50 steps, before anything was tried" in done.err
+    assert "loader  DataLoader over Slow, 400 batches an epoch" in done.out
 
 
 LIGHTNING = (

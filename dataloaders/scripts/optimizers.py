@@ -15,7 +15,10 @@ import sys
 import sysconfig
 import threading
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _NAMES_ONE = re.compile(rb"optim|Trainer")
@@ -32,23 +35,32 @@ class Optimizers:
         self.steps = 0
         self.thread: threading.Thread | None = None  # of the last one
         self._modules: set[str] = set()
-        self._expected = False
+        self._made = False
+        made = torch.optim.Optimizer.__init__
+
+        def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
+            self._made = True
+            made(optimizer, *args, **options)
+
+        self._noting = mock.patch.object(torch.optim.Optimizer, "__init__", __init__)
 
     def __enter__(self) -> Optimizers:
         self._modules = set(sys.modules)
         self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._noting.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._hook.remove()
+        self._noting.stop()
 
     def expected(self) -> bool:
-        """Return whether an optimizer stepped, or the program's own source speaks of one."""
-        if not self._expected:
+        """Return whether an optimizer was made, or the program's own source speaks of one."""
+        if not self._made:
             # Modules that come later count too, so only a find is kept.
             new = [name for name in list(sys.modules) if name not in self._modules]
-            self._expected = self.steps > 0 or any(map(_names_optimizer, ("__main__", *new)))
-        return self._expected
+            self._made = any(map(_names_optimizer, ("__main__", *new)))
+        return self._made
 
     def _after_step(self, *_: object) -> None:
         self.steps += 1
